@@ -63,7 +63,7 @@ def _capital_html(text: str) -> str:
 
 def backwards(texts: Sequence[str], kind: UnitKind) -> list[str]:
     """Return the texts with their words, and the elements around words, in reverse order."""
-    if kind == "html":
+    if kind in ("html", "message"):
         return capitals(texts, kind)
     return [_reversed(text) if kind == "xml" else " ".join(reversed(text.split(" "))) for text in texts]
 
@@ -73,7 +73,7 @@ _SIGNS = ["*", "_x_", "1.", "#", "-", "`", "<b>", "[a](b)", "&amp;", "|", '"', "
 
 def signs(texts: Sequence[str], kind: UnitKind) -> list[str]:
     """Return the texts with each word replaced by signs that mean something in one of the formats."""
-    if kind == "html":
+    if kind in ("html", "message"):
         return capitals(texts, kind)
     waiting = itertools.cycle(_SIGNS)
 

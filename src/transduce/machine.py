@@ -143,7 +143,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return Machine(
         device=device_name,
-        threads=threads or _openmp_threads() or usable_cores(),
+        threads=threads or openmp_threads() or usable_cores(),
         amx=has_amx and isa not in _WITHOUT_AMX,
         avx512_bf16=isa not in (_WITHOUT_AMX if has_amx else _WITHOUT_BF16) and _has_avx512_bf16(),
         gpu_bf16=device_name.startswith("cuda") and torch.cuda.get_device_capability(device_name) >= (8, 0),
@@ -173,7 +173,7 @@ def _has_avx512_bf16() -> bool:
     return bool(probe()) if probe is not None else False
 
 
-def _openmp_threads() -> int | None:
+def openmp_threads() -> int | None:
     """Return $OMP_NUM_THREADS (the first number of a list).
 
     The result is None if it is no positive number, or under torchrun, which sets it to 1.

@@ -7,8 +7,9 @@ Machine-readable output, exceptions' types and the server's answers stay English
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,31 +135,44 @@ class Template(NamedTuple):
     names: tuple[str, ...]
     translation: str
 
-    def fields(self, text: str) -> dict[str, str] | None:
-        """Match a text against the fixed parts, and return what stands between them as fields by name.
+    def fields(self, text: str) -> Iterator[dict[str, str]]:
+        """Match a text against the fixed parts, and yield what stands between them as fields by name.
 
-        The result is None if the text does not match, or if the field `n` is not a number.
+        A fixed part between two fields may occur more than once in the text, so that there are several matches; at
+        most 16 are yielded, the one with the shortest first fields first. The field `n` is always a number.
         """
         first, *middle, last = self.parts
         end = len(text) - len(last)
         if not (text.startswith(first) and text.endswith(last)) or end < len(first):
-            return None
-        values, position = [], len(first)
-        for part in middle:
-            found = text.find(part, position, end)
-            if found < 0:
-                return None
-            values.append(text[position:found])
-            position = found + len(part)
-        fields = dict(zip(self.names, [*values, text[position:end]], strict=True))
-        return fields if fields.get(NUMBER, "0").replace(",", "").replace(".", "").isdigit() else None
+            return
+        for values in islice(_divisions(text, middle, len(first), end), _MAX_MATCHES):
+            fields = dict(zip(self.names, values, strict=True))
+            if fields.get(NUMBER, "0").replace(",", "").replace(".", "").isdigit():
+                yield fields
 
     def is_case_of(self, other: "Template") -> bool:
         """Return whether the other template matches each text that this one matches: this one is more specific."""
-        return self.parts != other.parts and other.fields(_ANY.join(self.parts)) is not None
+        return self.parts != other.parts and any(other.fields(_ANY.join(self.parts)))
 
 
 _ANY = "\ue000"  # stands for a field
+_MAX_MATCHES = 16
+
+
+def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterator[list[str]]:
+    """Yield the ways to divide `text[start:end]` at these parts, in their order, as the strings between them."""
+    last = end  # the last place at which the first part leaves the others theirs
+    for part in reversed(parts):
+        last = text.rfind(part, start, last)
+        if last < 0:
+            return
+    if not parts:
+        yield [text[start:end]]
+    found = text.find(parts[0], start, last + len(parts[0])) if parts else -1
+    while found >= 0:
+        for rest in _divisions(text, parts[1:], found + len(parts[0]), end):
+            yield [text[start:found], *rest]
+        found = text.find(parts[0], found + 1, last + len(parts[0]))
 
 
 def parse_template(text: str, translation: str) -> Template:
@@ -210,7 +224,7 @@ class Catalog:
         """Return the translation of a whole message; None if neither a fixed text nor a template matches it."""
         if text in self._texts:
             return self._texts[text]
-        matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
+        matches = [(template, fields) for template in self._templates for fields in template.fields(text)]
         matches = [(template, fields) for template, fields in matches if self._is_plausible(template, text, fields)]
         found = [
             self._fill(template.translation, fields)
@@ -261,15 +275,21 @@ class Catalog:
 
         result = ""
         for literal, name, _, conversion in Formatter().parse(translation):
-            result += " " + literal if _MEETING.fullmatch(result[-1:] + literal[:1]) else literal
+            result = _joined(result, literal)
             if name is not None:
                 value = self.translate(fields[name]) if conversion == "t" else fields[name]
                 if conversion == "w" and re.fullmatch(r"[\d,]+(?:\.\d+)?", value):
                     value = f"{100.0 * float(value.replace(',', '')):,.0f}"
                 if _NAMES.fullmatch(value) and not result.endswith(("`", '"')):
                     value = value.replace(", ", "、")
-                result += " " + value if _MEETING.fullmatch(result[-1:] + value[:1]) else value
+                result = _joined(result, value)
         return result
+
+
+def _joined(before: str, after: str) -> str:
+    """Return both texts as one, with a space where a Chinese character meets a Latin letter, but not in backticks."""
+    is_quoted = before.count("`") % 2 == 1
+    return f"{before} {after}" if not is_quoted and _MEETING.fullmatch(before[-1:] + after[:1]) else before + after
 
 
 def read_translations(language: str) -> dict[str, str]:

@@ -380,10 +380,34 @@ def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
         ),
         ("Expected `int`, got `str` - at `$.d_model`", "`$.d_model` 应当是 `int`，而不是 `str`"),
         ("bleu: difference", "bleu：差别"),
+        (
+            (
+                "No pair of a is left: of 9 read, the filters dropped 9 for source and target identical (first a:2) "
+                "and 0 are held out; check the files or change `data.filters`."
+            ),
+            (
+                "a 没有剩下任何句对：读了 9 个，过滤去掉了 9 个因为源和目标相同（第一个在 a:2），留出 0 个；"
+                "请检查文件，或修改 `data.filters`。"
+            ),
+        ),
     ],
 )
 def test_messages_in_messages_are_translated_whole(message: str, shown: str) -> None:
     assert localized(message) == shown
+
+
+def test_a_value_in_backticks_stays_as_it_is() -> None:
+    catalog = Catalog({"no column `{name}` in {path}": "{path} 里没有列 `{name}`", "{a} of {b}": "{b}的{a}"})
+    assert catalog.translate("no column `日期` in a.csv") == "a.csv 里没有列 `日期`"
+    assert catalog.translate("词 of x") == "x 的词"
+
+
+def test_of_several_ways_to_match_the_one_that_translates_most_is_taken() -> None:
+    catalog = Catalog({"dropped {what} and kept {n}": "去掉{what!t}，留下 {n} 个", "salt and pepper": "盐和胡椒"})
+    assert catalog.translate("dropped salt and pepper and kept 3") == "去掉盐和胡椒，留下 3 个"
+    endless = Catalog({f"{'{a} and ' * 20}{{z}}!{'{b} or ' * 20}": "无"})
+    text = "x and " * 3000
+    assert endless.translate(text) == text  # found at once, though there are many ways to try
 
 
 @pytest.mark.usefixtures("chinese")

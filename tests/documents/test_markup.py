@@ -38,6 +38,30 @@ def translate(
 
 
 @pytest.mark.parametrize(
+    ("document", "sentences"),
+    [
+        ("I read <link>a book</link> today.", ["I read a book today."]),
+        ('I read <Link to="/a">a <section>book</section></Link> today.', ["I read a book today."]),
+        ("<b>I <title>read</title></b> it.", ["I read it."]),
+        ("<p>Press <button>here</button> to buy.</p><p>Thanks.</p>", ["Press here to buy.", "Thanks."]),
+        ("<p>Name: <input> <button>Send</button></p>", ["Name: \ufffc", "Send"]),
+        ("<div>Menu <button>Open</button> now</div>", ["Menu", "Open", "now"]),
+        ("<link rel=x>Read <b>it</b>.", ["Read it."]),
+        ("<section>One.</section><section>Two.</section>", ["One.", "Two."]),
+        ("One <p>two</p> three", ["One", "two", "three"]),
+    ],
+)
+def test_components_within_a_sentence_do_not_end_it(document: str, sentences: list[str]) -> None:
+    assert markup_plan(document, spaced=True).sentences == sentences
+    assert translate(document) == re.sub(r"(?<![<\w/])[\w.]+(?![^<]*>)", lambda word: word[0].upper(), document)
+
+
+def test_numbered_tags_do_not_make_a_row() -> None:
+    assert markup_plan("<n-0>I read</n-0> <n-1>books</n-1>", spaced=True).sentences == ["I read books"]
+    assert markup_plan("<a>I read</a> <a>books</a>", spaced=True).sentences == ["I read", "books"]
+
+
+@pytest.mark.parametrize(
     ("document", "translated"),
     [
         ("plain", "PLAIN"),

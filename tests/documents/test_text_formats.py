@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 
 
 def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:
-    assert kind in ("text", "html")
+    assert kind in ("text", "message")
     return [text.upper() for text in texts]
 
 
@@ -92,6 +92,30 @@ def test_markup_in_json_is_html() -> None:
     assert translated('{"a": "x <b>y</b>"}', "a.json") == '{"a": "X <B>Y</B>"}'
 
 
+_TAGGED = [
+    ("cp <file> <dir>", "cp <file> <dir>", "text"),
+    ("a < b & c", "a < b & c", "text"),
+    ("x <0>y</0> & <1/>", "x <n-0>y</n-0> & <n-1/>", "message"),
+    ("x <n-0>y</n-0> <1>z</1>", "x <n-0>y</n-0> <1>z</1>", "text"),
+    ("x<br>y", "x<br>y", "message"),
+    ("<Link to='a'>x</Link>", "<Link to='a'>x</Link>", "message"),
+]
+
+
+@pytest.mark.parametrize(("text", "unit", "kind"), _TAGGED)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.po"])
+def test_texts_with_tags_are_messages(name: str, text: str, unit: str, kind: UnitKind) -> None:
+    quoted = json.dumps(text)
+    contents = {"json": f'{{"a": {quoted}}}', "csv": f"t\n{text}\n", "po": f'msgid {quoted}\nmsgstr ""\n'}
+    content = contents.get(name[2:], contents["csv" if name == "a.tsv" else "json"])
+    settings = DocumentSettings(columns=("t",) if name in ("a.csv", "a.tsv") else ())
+    document = read_document(name, content.encode(), settings, Limits())
+    assert document.units == [(unit, kind)]
+    new = (unit + " &lt; 3 &amp; 4" if kind == "message" else unit).replace("x", "X")
+    written = document.write([new]).decode()
+    assert text.replace("x", "X") + (" < 3 & 4" if kind == "message" else "") in written.replace('\\"', '"')
+
+
 def test_values_of_json_lines_are_translated() -> None:
     assert translated('{"a": "b"}\n\n{"a": "c d"}\n', "a.jsonl") == '{"a": "B"}\n\n{"a": "C D"}\n'
 
@@ -123,11 +147,11 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
         ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
         ("a.csv", "id,text\n1,a\n2,b, c\n", {"columns": ("text",)}, "Line 3 has 3 cells, but the header has 2 names"),
         ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),
-        ("a.arb", "كتاب\n", {}, "or pass --format txt to translate its lines"),
+        ("a.arb", "كتاب\n", {}, "or set `format` to txt to translate its lines"),
         ("a.json", '{"a": "b"}', {"fields": ("c",)}, "`fields` must match texts of the document"),
         ("a.json", '{"a": "b"}', {"columns": ("c",)}, "`columns` applies to csv, tsv"),
         ("a.srt", "some text", {}, "has no time code"),
-        ("a.txt", '{"a": "b"}', {}, "a.txt looks like JSON, not plain text: pass --format json"),
+        ("a.txt", '{"a": "b"}', {}, "a.txt looks like JSON, not plain text: set `format` to json"),
         ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\na\n", {}, "looks like SubRip subtitles, not plain text"),
         ("a.pdf", "%PDF-1.7", {}, "a.pdf is PDF, which cannot be translated"),
         ("a.foo", "a", {}, "a.foo has a suffix of no known format"),
@@ -146,7 +170,7 @@ def test_files_in_other_encodings_keep_their_encoding() -> None:
     latin = "schön\n".encode("latin-1")
     assert translate_upload(latin, "a.txt", upper, DocumentSettings(encoding="latin-1")) == "SCHÖN\n".encode("latin-1")
     assert translate_upload("a\n".encode("utf-16"), "a.txt", upper) == "A\n".encode("utf-16")
-    with pytest.raises(TransduceError, match="byte 3 is not: convert it to UTF-8, or name its encoding"):
+    with pytest.raises(TransduceError, match="byte 3 is not: convert it to UTF-8, or set `encoding`"):
         translate_upload(latin, "a.txt", upper)
     with pytest.raises(TransduceError, match="which has no '中'"):
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
@@ -189,7 +213,8 @@ def test_a_text_whose_translation_is_empty_stays() -> None:
             "<b>C</b> <n-1>A</n-1><n-2/>",
             "<b>C</b> <1>A</1><2/>",
         ),
-        ("a <1>b</1>", "a <1>b</1>", "<1>B</1> A", "<1>B</1> A"),
+        ("a <1>b</1>", "a <n-1>b</n-1>", "<n-1>B</n-1> A", "<1>B</1> A"),
+        ("a <1>b</n-1>", "a <1>b</n-1>", "<1>B</n-1> A", "<1>B</n-1> A"),
         # Signs stay as the text writes them, unless they would become markup.
         ("a & b <b>1 < 2</b>", "a & b <b>1 < 2</b>", "<b>1 &lt; 2</b> A &amp; B", "<b>1 < 2</b> A & B"),
         ("a &amp; <b>b</b>", "a &amp; <b>b</b>", "<b>B</b> &amp; A", "<b>B</b> &amp; A"),

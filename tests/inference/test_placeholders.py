@@ -1,6 +1,7 @@
 """Test that protected spans occur exactly once in the translation, with and without placeholder tokens."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -143,6 +144,30 @@ def test_pairs_of_tags_stay_nested(each_translator: Translator, search: SearchSe
         assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in translation.protected)
         assert "<b>{other}</b>" in translation.text or "{other}" not in source
         assert "<sup>1</sup>" in translation.text or "<sup>" not in source
+
+
+def test_tags_go_around_the_translation_of_their_words(translator: Translator) -> None:
+    text = "I <0>like</0> red <1>tea {x}</1>"
+    part = Part(text, 0, 0, [1, 2], protected=tuple(find_protected(text)))
+
+    def translate(parts: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        assert [each.text for each in parts] == ["I like red tea {x}"]
+        texts = ("{x} tea red like I", "tea {x} red like I")
+        alternatives = tuple(Translation.of(parts[0].text, each).alternatives[0] for each in texts)
+        copies = ((Span(15, 18), Span(0, 3)),)
+        return {(0, 0): Translation(parts[0].text, alternatives, protected=copies)}
+
+    def locate(translations: Sequence[Translation], spans: Sequence[Sequence[Span]]) -> list[list[Span]]:
+        words = [[each.source[slice(*span)] for span in own] for each, own in zip(translations, spans, strict=True)]
+        assert words == [["like", "tea {x}"]] * 2
+        assert [each.protected[0][1] for each in translations] == [Span(0, 3), Span(4, 7)]
+        return [[Span(12, 16), Span(0, 7)]] * 2
+
+    found = Placeholders(translator.tokenizer, "en").with_tag_pairs([part], translate, locate)[0, 0]
+    texts = [each.text for each in found.alternatives]
+    assert texts == ["<1>{x} tea</1> red <0>like</0> I", "<1>tea {x}</1> red <0>like</0> I"]
+    assert all(text[slice(*own)] == found.text[slice(*copy)] for own, copy in found.protected)
+    assert len(found.protected) == 5
 
 
 def test_streams_and_prefixes_keep_pairs_of_tags(each_translator: Translator) -> None:

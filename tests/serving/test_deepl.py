@@ -286,6 +286,13 @@ def test_a_document_is_translated_downloaded_and_gone(serve: Any, gated_model: A
         assert live.ask("POST", f"{path}/result", key).status == 404  # it was deleted
 
 
+def test_the_columns_of_a_table_are_fields_of_the_form(live: Any, wait_until: Any) -> None:
+    handle = upload(live, b"a,b\none,two\n", "a.csv", columns="b").json
+    path, key = f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}
+    wait_until(lambda: live.ask("POST", path, key).json["status"] == "done")
+    assert live.ask("POST", f"{path}/result", key).body == b"a,b\none,TWO\n"
+
+
 def test_a_document_that_cannot_be_translated_has_the_state_error(live: Any, wait_until: Any) -> None:
     handle = upload(live, b"%PDF-1.7").json
     path, key = f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}

@@ -141,7 +141,7 @@ def test_frontend_settings_report_limits_and_default_languages(live: Any) -> Non
         "keyRequired": False,
         "suggestions": False,
         "filesTranslation": True,
-        "supportedFilesFormat": [each for each in known_suffixes().split() if each not in (".csv", ".tsv")],
+        "supportedFilesFormat": [each for each in known_suffixes().split() if each not in (".csv", ".tsv", ".tab")],
         "language": {"source": {"code": "de", "name": "German"}, "target": {"code": "en", "name": "English"}},
     }
 
@@ -152,8 +152,9 @@ def test_health_answers_ok(live: Any) -> None:
 
 
 def form(fields: dict[str, str], name: str, content: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return the body and the header of a multipart form with a file."""
-    parts = [f'--mark\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+    """Return the body and the header of a multipart form with a file; a field with lines occurs once for each."""
+    values = [(n, line) for n, value in fields.items() for line in value.split("\n")]
+    parts = [f'--mark\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in values]
     file = f'--mark\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
     body = "".join(parts).encode() + file.encode() + content + b"\r\n--mark--\r\n"
     return body, {"Content-Type": "multipart/form-data; boundary=mark"}
@@ -199,6 +200,8 @@ def test_a_file_in_another_language_is_translated_with_a_warning(live: Any) -> N
         ({"source": "de", "target": "zz"}, "a.txt", b"eins", "zz is not supported"),
         ({"source": "de", "target": "en"}, "a.txt", b"", "Invalid request: empty file"),
         ({"source": "de", "target": "en"}, "", b"eins", "Invalid request: empty file"),
+        ({"source": "de", "target": "en"}, "a.csv", b"a,b\none,two", "Name the columns to translate by `columns`"),
+        ({"source": "de", "target": "en", "format": "x"}, "a.txt", b"eins", "`format` must be one of txt, md"),
         ({"source": "de", "target": "en"}, "a.exe", b"eins", "a.exe has a suffix of no known format"),
         ({"source": "de", "target": "en"}, "a.txt", b"\xff\xfea\x00\x00", "The document should be text"),
         ({"source": "de", "target": "en"}, "a.txt", b"%PDF-1.7", "a.txt is PDF, which cannot be translated"),
@@ -210,6 +213,24 @@ def test_a_file_that_cannot_be_translated_is_refused(
     reply = live.ask("POST", "/translate_file", *form(fields, name, content))
     assert reply.status == 400
     assert reply.error.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "content", "expected"),
+    [
+        ({"columns": "b"}, "a.csv", b"a,b,c\none,two,three\n", b"a,b,c\none,TWO,three\n"),
+        ({"columns": "b\n3", "format": ""}, "a.csv", b"a,b,c\none,two,three\n", b"a,b,c\none,TWO,THREE\n"),
+        ({"fields": "a"}, "a.json", b'{"a": "one", "b": "two"}', b'{"a": "ONE", "b": "two"}'),
+        ({"format": "txt"}, "a.json", b"{one}", b"{ONE}"),
+        ({"encoding": "latin-1"}, "a.txt", b"\xe4", b"\xc4"),
+    ],
+)
+def test_fields_of_the_form_choose_the_texts_of_a_file(
+    fields: dict[str, str], name: str, content: bytes, expected: bytes, live: Any
+) -> None:
+    languages = {"source": "de", "target": "en"}
+    reply = live.ask("POST", "/translate_file", *form(languages | fields, name, content))
+    assert live.ask("GET", reply.json["translatedFileUrl"].removeprefix(live.url)).body == expected
 
 
 def test_files_beyond_limits_are_refused(serve: Any, gated_model: Any) -> None:

@@ -278,6 +278,7 @@ def test_standard_input_is_not_read_on_resume(
         ({"pairs": []}, r"`pairs` has no rows"),
         ({"pairs": [{"a": "x", "b": "y", "c": "z"}]}, r"`pairs` has the columns 'a', 'b', 'c': .* by `data.columns`"),
         ({"pairs": [{"a": "x", "b": "y"}], "columns": ("a", "d")}, r"`pairs` has no column 'd', but 'a', 'b'"),
+        ({"pairs": [{"a": "x", "b": "y"}], "columns": ("a", "a")}, r"names 'a' twice: `pairs` has 'a', 'b'"),
         ({"pairs": [("a", "b")], "source": "x.tsv"}, r"`source` names files and `pairs` holds pairs: pass only one"),
     ],
 )

@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -404,7 +406,9 @@ def test_a_deleted_folder_is_trained_and_tested_again(
 ) -> None:
     start, commands = start_experiment
     run = start(files["dev"])
-    with pytest.raises(TransduceError, match=r"The settings of variant `a`.* delete that folder, or set another"):
+    with pytest.raises(
+        TransduceError, match=r"Variant `a` has .* \(preset: tiny, which was not set\): .* delete that folder, or set"
+    ):
         start(files["dev"], preset="tiny")
     shutil.rmtree(run.folder)
     assert run.result() is None
@@ -422,6 +426,54 @@ def test_an_experiment_continued_with_another_training_text_is_refused(
     files["train"].write_text("a\tA\n", "utf-8")
     with pytest.raises(TransduceError, match=r"train\.conll has changed since .*seed-1 was trained on it, .* restore"):
         start(files["dev"])
+
+
+def test_a_dry_run_reports_what_has_changed_since_a_run_was_started(
+    files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
+) -> None:
+    start, _ = start_experiment
+    run = start(files["dev"])
+    changed = msgspec.structs.replace(run, content=run.content | {"model": {"d_model": 32}})
+    experiment = make_experiment({"out": str(run.folder.parent), "variants": [{"name": "a"}]})
+    assert not find_problems(experiment, [run], "cpu")
+    (problem,) = find_problems(experiment, [changed], "cpu")
+    assert problem == (
+        f"Variant `a` has changed since {run.folder} was started (model.d_model: 32, which was not set): restore it, "
+        "delete that folder, or set another `out`."
+    )
+    files["train"].write_text("a\tA\n", "utf-8")
+    (problem,) = find_problems(experiment, [run], "cpu")
+    assert "train.conll has changed since" in problem
+
+
+@pytest.mark.parametrize(("variable", "threads", "used"), [("3", None, "3"), ("3", 2, "2"), ("", None, "4")])
+def test_runs_have_the_threads_of_the_option_of_the_variable_or_of_the_cores(
+    tmp_path: Path,
+    files: dict[str, Path],
+    plugin: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    threads: int | None,
+    used: str,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr("transduce.tasks.experiments.usable_cores", lambda: 8)
+    commands = list[list[str]]()
+
+    class Recorded:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            commands.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr("subprocess.Popen", Recorded)
+    experiment = make_experiment(content(tmp_path, files, plugin))
+    runs = expand(experiment)
+    runs[0].log_path.parent.mkdir(parents=True)
+    options = ExperimentOptions(jobs=2, threads=threads)
+    assert experiments._Runner(experiment, runs, options, lambda _: None)._execute(runs[0], ["train"], "a")
+    assert commands[0][commands[0].index("--threads") + 1] == used
 
 
 def test_an_interrupted_translation_of_the_test_set_is_resumed(
@@ -484,6 +536,20 @@ def test_a_failed_run_is_reported_with_its_own_error_only(
     assert [failure.reason for failure in runner._failures] == ["transduce: Another process is training."]
 
 
+def test_a_killed_run_is_reported_with_the_signal(
+    tmp_path: Path, files: dict[str, Path], plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make_experiment(content(tmp_path, files, plugin))
+    run = expand(experiment)[0]
+    run.log_path.parent.mkdir(parents=True, exist_ok=True)
+    killed = [sys.executable, "-c", "import os; print('step 30/60', flush=True); os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr("transduce.tasks.experiments.module_command", lambda _: killed)
+    runner = experiments._Runner(experiment, [run], experiments.ExperimentOptions(), lambda _: None)
+    assert not runner._execute(run, ["train"], "a")
+    (failure,) = runner._failures
+    assert failure.reason == "killed by signal 9 (SIGKILL), perhaps for lack of memory"
+
+
 def test_a_run_uses_this_package_where_the_folder_has_another(
     tmp_path: Path, files: dict[str, Path], plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,8 +606,9 @@ def test_a_changed_plugin_is_noticed(tmp_path: Path, files: dict[str, Path], plu
     (run.folder / "settings.toml").write_text("", "utf-8")
     _write_settings(run, experiment.plugins)
     plugin.write_text(plugin.read_text("utf-8") + "# another line\n", "utf-8")
-    with pytest.raises(TransduceError, match="The settings of variant `gated`, or the plugin"):
+    with pytest.raises(TransduceError, match=r"Variant `gated` has .* \(the plugin that its model needs\): restore"):
         _write_settings(run, experiment.plugins)
+    assert "the plugin that its model needs" in find_problems(experiment, [run], "cpu")[0]
 
 
 def test_an_own_component_keeps_its_initial_weights(tmp_path: Path, plugin: Path) -> None:  # noqa: ARG001 -- cleans up

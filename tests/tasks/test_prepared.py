@@ -100,12 +100,17 @@ def test_the_dev_set_of_prepared_text_has_the_filters_it_was_prepared_with(
     train(out=tmp_path / "out", settings={"training.steps": 2}, resume=True, device="cpu", threads=1)
     assert (tmp_path / "out" / "model.safetensors").exists()
 
-    assert main([*command[:2], str(tmp_path / "whole"), *command[3:], "--no-hold-out"]) == 0
-    capsys.readouterr()
-    with pytest.raises(
-        TransduceError, match=r"Nothing was held out as a dev set when .*whole was prepared: set `data.dev"
+    for name, options in (
+        ("whole", ["--no-hold-out"]),
+        ("named", ["--dev-source", "dev.de", "--dev-target", "dev.en"]),
     ):
-        train(out=tmp_path / "none", settings=settings | {"data.prepared": str(tmp_path / "whole")}, device="cpu")
+        assert main([*command[:2], str(tmp_path / name), *command[3:], *options]) == 0
+        capsys.readouterr()
+        with pytest.raises(
+            TransduceError,
+            match=rf"{name} holds no dev set, .* named then are not copied: set `data.dev_source` .* \(again\)",
+        ):
+            train(out=tmp_path / "none", settings=settings | {"data.prepared": str(tmp_path / name)}, device="cpu")
 
 
 def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: dict[str, Any], tmp_path: Path) -> None:

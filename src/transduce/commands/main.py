@@ -402,8 +402,6 @@ def _run(arguments: list[str], owns_process: bool) -> int:
             + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
-    if owns_process and verb not in _WITHOUT_TORCH:
-        _import_torch()
     if options.plugin:
         from transduce.model.build import load_plugin
 
@@ -412,6 +410,8 @@ def _run(arguments: list[str], owns_process: bool) -> int:
     _, run = _functions_of(verb)
     # Training, experiments and the server handle SIGTERM in their own way.
     with handle_sigterm(lambda *_: sys.exit(143)), use_common_options(("--plugin", path) for path in options.plugin):
+        if owns_process and verb not in _WITHOUT_TORCH:
+            _import_torch()
         return run(options)
 
 

@@ -250,7 +250,7 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
                 f"{shown} is {other}, which cannot be translated: convert it to one of {known_suffixes()}."
             )
     by_name, by_content = format_of_name(name), format_of_content(content)
-    hint = "" if by_content is None else f" It looks like {by_content.title}: pass --format {by_content.name}."
+    hint = "" if by_content is None else f" It looks like {by_content.title}: set `format` to {by_content.name}."
     if by_name is None:
         raise TransduceError(f"{shown} has a suffix of no known format (known are {known_suffixes()}).{hint}")
     if by_name.is_archive != content.startswith(b"PK\x03\x04"):
@@ -258,8 +258,8 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
         raise TransduceError(f"{shown} should be {by_name.title} by its name, but its content is {content_is}.{hint}")
     if by_content is not None and by_content is not by_name and _is_contradiction(by_name, by_content):
         raise TransduceError(
-            f"{shown} looks like {by_content.title}, not {by_name.title}: pass --format {by_content.name}, or "
-            f"--format {by_name.name} to translate it as it is named."
+            f"{shown} looks like {by_content.title}, not {by_name.title}: set `format` to {by_content.name}, or to "
+            f"{by_name.name} to translate it as it is named."
         )
     return by_name
 
@@ -294,7 +294,7 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
-    document = with_divided_messages(document, has_html=found.name in ("json", "jsonl"))
+    document = with_divided_messages(document)
     if found.is_archive and not document.units:
         raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)

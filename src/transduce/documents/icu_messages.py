@@ -295,23 +295,19 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
     return "".join(f"{key}{_written(each, texts, inside)}}}" for key, (each, inside) in pairs) + choice.end
 
 
-def with_divided_messages(document: Document, *, has_html: bool) -> Document:
+def with_divided_messages(document: Document) -> Document:
     """Return a document in which ICU messages with branches are divided into the sentences of these branches.
 
-    Messages that cannot be divided exactly are left out, or stay a part of their unit if translation copies them.
-
-    Args:
-        document: the document.
-        has_html: units of HTML are single messages, not pages or parts of pages.
+    Messages that cannot be divided exactly are left out, or stay a part of their unit if translation copies them. Those
+    in units of HTML, which are pages or parts of pages, are left out.
     """
     record, units = MessageRecord(), list[Unit]()
     found: list[list[Unit] | _Message] = []
     for unit in document.units:
         own: list[Unit] | _Message = [unit]
         if MESSAGE_BRANCHES.search(unit.text):
-            is_page = unit.kind == "html" and not has_html
             try:
-                own = own if is_page else _Message(unit.text)
+                own = own if unit.kind == "html" else _Message(unit.text)
             except ValueError:
                 # What surrounds a message that can be told from it is translated.
                 own = [unit] if unit.kind == "text" and _is_protected(unit.text) else []

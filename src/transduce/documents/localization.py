@@ -10,7 +10,7 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
 from transduce.documents.markup_tokens import Kind, Token, code_kind
-from transduce.documents.text_formats import Line, lines_of
+from transduce.documents.text_formats import Line, Message, lines_of
 from transduce.documents.units import (
     Document,
     DocumentSettings,
@@ -19,7 +19,6 @@ from transduce.documents.units import (
     Part,
     Tag,
     TextFile,
-    Unit,
     has_letters,
 )
 from transduce.errors import TransduceError
@@ -234,16 +233,15 @@ def _edit_entry(
             written += file.text[position : line.start] + (note + line.break_ if note else "")
             position = line.end + len(line.break_)
         written, position = written + file.text[position : entry.start], entry.start
-        for (string, id_text), translation in zip(open_strings, translations, strict=True):
+        for (string, id_text), message, new in zip(open_strings, messages, translations, strict=True):
             before, after = _outer_breaks(id_text)
-            written += file.text[position : string.start] + _quoted(
-                before + translation.strip("\n") + after, file.newline
-            )
+            translation = message.written(new).strip("\n")
+            written += file.text[position : string.start] + _quoted(before + translation + after, file.newline)
             position = string.end
         return written + file.text[position:end]
 
-    units = [Unit(text.strip("\n")) for _, text in open_strings]
-    return Edit(start, end, units, render, is_in_place=False)
+    messages = [Message(text.strip("\n")) for _, text in open_strings]
+    return Edit(start, end, [message.unit for message in messages], render, is_in_place=False)
 
 
 def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:

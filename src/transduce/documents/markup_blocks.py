@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from transduce.documents.markup_tokens import (
     CLOSING_CODES,
     FORMATTING,
+    NUMBERED,
     OPENING_CODES,
     MarkupSettings,
     Side,
@@ -439,7 +440,7 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
     XLIFF.
     """
     elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
-    names = {node.opening.name for node in elements}
+    names = {node.opening.name for node in elements if not node.opening.name.startswith(NUMBERED)}
     if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
         return False
     edges = [0, *(edge for node in elements for edge in (node.start, node.end)), len(block.text)]

@@ -56,6 +56,11 @@ _BLOCK = _names(
     legend li link main map menu meta nav noframes noscript object ol optgroup option p param pre search section select
     slot source summary table tbody td template textarea tfoot th thead title tr track ul video audio"""
 )
+_COMPONENTS = _names(
+    """address area article aside base button caption details dialog figcaption figure footer header hgroup legend link
+    main map menu meta nav param search section slot source summary title track"""
+)
+"""Names of elements that end a text in pages, but which components within a sentence have, too, as in messages."""
 _XML_BLOCK = _names(
     "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
 )
@@ -67,6 +72,8 @@ _INLINE = _names(
     strike strong sub sup time tt u var wbr"""
 )
 """Inline elements of HTML; if empty, such an element stands for no word."""
+NUMBERED = "n-"
+"""The start of the names that numbered tags of messages, such as `<1>`, have during translation."""
 FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub sup u")
 """Elements that format words within a sentence, even if several of them contain all its words."""
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
@@ -286,8 +293,10 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
     The content of HTML's `script` and `style` is other markup, not text.
     """
     position, is_html = 0, settings.kind == "html"
-    # XML that is written like HTML leaves line breaks and images open.
-    voids = _VOID if is_html else {name for name in ("br", "img", "wbr") if f"</{name}" not in document}
+    # XML that is written like HTML leaves line breaks and images open. Messages have components such as <link>.
+    names = _VOID & _COMPONENTS if is_html else {"br", "img", "wbr"}
+    closed = document.lower() if is_html else document
+    voids = {n for n in names if f"</{n}" not in closed} | (_VOID - names if is_html else set())
     last_instruction = document.rfind("?>")  # behind it, searching for the end of another one would take long
     while match := (_MARKUP_OR_INSTRUCTION if position < last_instruction else _MARKUP).search(document, position):
         if match.start() > position:
@@ -704,7 +713,7 @@ class _Reader:
         if name in settings.non_splitting_tags or settings.kind == "xliff":
             return True
         if settings.kind == "html":
-            return name not in _BLOCK
+            return name not in _BLOCK or (name in _COMPONENTS and self._is_in_sentence(index))
         if not settings.outline_detection:
             return True
         if name in _XML_BLOCK:
@@ -715,6 +724,15 @@ class _Reader:
         # Names of inline elements may be those of records, too, unless the element around them is known to be a text.
         is_in_text = self.items[parent].name in _XML_TEXTS if parent >= 0 else self._is_fragment
         return is_in_text and (name in _INLINE or name in _XLIFF_INLINE)
+
+    def _is_in_sentence(self, index: int) -> bool:
+        """Return whether the element with this tag stands in a text without paragraphs, or before words in one."""
+        outer = self.outline.parent[index]
+        for _ in range(16):  # levels of inline elements
+            outer = self.outline.parent[outer] if self._inline.get(outer, False) else outer
+        end = self.outline.partner.get(index, index) + 1
+        is_followed = any(item.role == "text" and has_words(item.source) for item in self.items[end : end + 1])
+        return outer in self.outline.has_text and (outer < 0 or (self.items[outer].name == "p" and is_followed))
 
 
 def _side(name: str) -> Side:

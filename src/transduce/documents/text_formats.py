@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, xml_encoding
+from transduce.documents.markup_tokens import NUMBERED
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
 from transduce.text.languages import base_code, is_unspaced_or_punctuation
@@ -120,6 +121,43 @@ def _edit_paragraph(file: TextFile, paragraph: Sequence[Line], *, keep_source: b
     return Edit(start, end, [Unit(text)], render)
 
 
+# --- texts of programs ---
+
+_MARKUP_TAG = re.compile(
+    r"</[A-Za-z\d][\w.:-]*\s*>|<[A-Za-z\d][\w.:-]*(?:\s[^<>]*)?/>|<(?:br|hr|img|input|li|p|wbr)(?:\s[^<>]*)?>",
+    re.IGNORECASE,
+)
+# Tags such as <1>, which stand for components, and the names that they have during translation.
+_NUMBERED_TAG, _NAMED_NUMBER = re.compile(r"<(/?)(\d{1,4})(\s*/?)>"), re.compile(rf"<(/?){NUMBERED}(\d{{1,4}})(\s*/?)>")
+
+
+class Message(NamedTuple):
+    """A text of a program, as in JSON, PO and tables, which may have tags, and signs such as `&` that are no markup."""
+
+    source: str
+
+    @property
+    def has_tags(self) -> bool:
+        """True if the text has an end tag or a tag without content; start tags alone, as in `cp <file>`, are words."""
+        return _MARKUP_TAG.search(self.source) is not None and _NAMED_NUMBER.search(self.source) is None
+
+    @property
+    def unit(self) -> Unit:
+        """The unit to translate: of the kind `message` if the text has tags, otherwise plain text."""
+        if self.has_tags:
+            return Unit(_NUMBERED_TAG.sub(rf"<\1{NUMBERED}\2\3>", self.source), "message")
+        return Unit(self.source)
+
+    def written(self, translation: str) -> str:
+        """Return a translation of the unit as the program writes it: signs stay signs, since it may not read HTML."""
+        if not self.has_tags:
+            return translation
+        for sign, entity in (("<", "&lt;"), (">", "&gt;"), ("&", "&amp;")):
+            if entity not in self.source:
+                translation = re.sub(rf"{entity}(?![\w#/!?])", sign, translation)
+        return _NAMED_NUMBER.sub(r"<\1\2\3>", translation)
+
+
 # --- JSON ---
 
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -134,9 +172,6 @@ _SKIPPED_KEYS = re.compile(
 _IDENTIFIER = re.compile(
     r"(?=.*[\W\d_])[#@./\\]?[A-Za-z0-9]+(?:[-_./:\\#@]+[A-Za-z0-9]+)*/?|(?:https?|ftp|mailto|data):\S+|[a-z]+(?:[A-Z][a-z0-9]*)+"
 )
-_HTML_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9-]*(?:\s[^<>]*)?/?>")
-# Tags such as <1>, which stand for components, and the names that they have during translation.
-_NUMBERED_TAG, _NAMED_NUMBER = re.compile(r"<(/?)(\d{1,4})(\s*/?)>"), re.compile(r"<(/?)n-(\d{1,4})(\s*/?)>")
 Path = tuple[str, ...]
 
 
@@ -186,8 +221,8 @@ def _check_json(text: str, line: int) -> None:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise TransduceError(
-            f"The document is not JSON: line {line or error.lineno}, {error.msg}. Repair it, or pass --format txt to "
-            "translate its lines as they are."
+            f"The document is not JSON: line {line or error.lineno}, {error.msg}. Repair it, or set `format` to "
+            "txt to translate its lines as they are."
         ) from None
     except RecursionError:
         raise TransduceError("The document is JSON that is nested too deeply: flatten it.") from None
@@ -219,20 +254,8 @@ def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
 
 
 def _edit_value(value: str, start: int, end: int, *, is_ascii: bool) -> Edit:
-    """Return the edit that replaces a string value of a JSON file, which may have tags and signs such as `&` in it."""
-    has_tags = _HTML_TAG.search(value) is not None and _NAMED_NUMBER.search(value) is None
-    text = _NUMBERED_TAG.sub(r"<\1n-\2\3>", value) if has_tags else value
-
-    def render(translations: Sequence[str]) -> str:
-        new = translations[0]
-        if has_tags:
-            # Signs that are no markup stay signs, since the texts of programs are often not parsed as HTML.
-            for sign, entity in (("<", "&lt;"), (">", "&gt;"), ("&", "&amp;")):
-                new = new if entity in value else re.sub(rf"{entity}(?![\w#/!?])", sign, new)
-            new = _NAMED_NUMBER.sub(r"<\1\2\3>", new)
-        return json.dumps(new, ensure_ascii=is_ascii)
-
-    return Edit(start, end, [Unit(text, "html" if has_tags else "text")], render)
+    message = Message(value)
+    return Edit(start, end, [message.unit], lambda new: json.dumps(message.written(new[0]), ensure_ascii=is_ascii))
 
 
 def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:
@@ -430,13 +453,15 @@ def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:
 
 
 def _edit_cell(cell: _Cell, delimiter: str) -> Edit:
+    message = Message(cell.text)
+
     def render(translations: Sequence[str]) -> str:
-        text = translations[0]
+        text = message.written(translations[0])
         if cell.is_quoted or text.startswith('"') or re.search(rf"[{re.escape(delimiter)}\r\n]", text):
             return '"' + text.replace('"', '""') + '"'
         return text
 
-    return Edit(cell.start, cell.end, [Unit(cell.text)], render)
+    return Edit(cell.start, cell.end, [message.unit], render)
 
 
 def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[list[int], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, get_args
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ _ATTRIBUTES = (
 UNIT_MARKUP = {
     "xml": MarkupSettings(kind="xliff"),
     "html": MarkupSettings(attributes=_ATTRIBUTES),
+    "message": MarkupSettings(attributes=_ATTRIBUTES, split_lines=True),
 }
 """Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
 
@@ -39,14 +40,14 @@ _PORTION_CHARACTERS = 20_000  # characters that are translated together, and aft
 
 
 class TranslateTexts(Protocol):
-    """A function that translates texts which are all plain, all XML or all HTML, by a model or a server's queue."""
+    """A function that translates texts which are all of one kind, by a model or a server's queue."""
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> Sequence[str]:
         """Return the translation of each text, in order.
 
         Args:
             texts: the texts.
-            kind: what all of them are: plain text, or text with XML or HTML tags, which the translations keep.
+            kind: what all of them are, such as plain text or HTML; the translations keep tags.
         """
 
 
@@ -150,7 +151,7 @@ def _translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[s
             for text in translate([unit.text for unit in group], kind)
         ]
     translations: dict[Unit, str] = {}
-    for kind in ("text", "xml", "html"):
+    for kind in get_args(UnitKind):
         chosen = list(dict.fromkeys(unit for unit in units if unit.kind == kind))
         if chosen:
             texts = translate([unit.text for unit in chosen], kind)
@@ -212,7 +213,7 @@ class ModelTexts(ContextTexts):
 
         Args:
             texts: the texts, which follow those of the call before if the model reads earlier sentences.
-            kind: what all of them are: plain text, or text with XML or HTML tags, which the translations keep.
+            kind: what all of them are, such as plain text or HTML; the translations keep tags.
         """
         if kind == "text":
             found = self.translator.translate(

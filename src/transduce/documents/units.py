@@ -41,8 +41,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 # --- units ---
 
-UnitKind = Literal["text", "xml", "html"]
-"""Plain text; text with inline tags of XLIFF (`<g id="1">…</g>`, `<x id="2"/>`); or HTML with any tags."""
+UnitKind = Literal["text", "xml", "html", "message"]
+"""Plain text; text with XLIFF's inline tags (`<g id="1">…</g>`, `<x id="2"/>`); HTML; or a program's text with tags."""
 
 
 class Unit(NamedTuple):
@@ -376,8 +376,7 @@ class TextFile:
         encoding_16 = utf16_name(content) if encoding == "utf-8" else None
         if encoding_16 and not content.startswith(tuple(mark for mark, _ in _MARKS)):
             raise TransduceError(
-                f"The document is {encoding_16} without a byte order mark: name the encoding on the command line by "
-                f"`--encoding {encoding_16}`."
+                f"The document is {encoding_16} without a byte order mark: set `encoding` to {encoding_16}."
             )
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
@@ -387,7 +386,7 @@ class TextFile:
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
-                "convert it to UTF-8, or name its encoding on the command line, such as `--encoding gb18030`."
+                "convert it to UTF-8, or set `encoding` to its encoding, such as gb18030."
             ) from None
         self._is_markup = is_markup
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")

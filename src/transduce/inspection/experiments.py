@@ -430,7 +430,7 @@ def experiment(
         settings: the experiment's file, or its content (docs/experiments.md).
         jobs: number of runs at once, which share the cores.
         device: "cpu", "cuda" or "auto".
-        threads: number of threads of a run; None: its share of the cores.
+        threads: number of threads of a run; None: $OMP_NUM_THREADS, or its share of the cores.
         precision: "fp32", "bf16" or "auto".
         say: called with each line of progress; None: standard error.
 

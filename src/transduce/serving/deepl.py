@@ -28,7 +28,7 @@ from transduce.serving.service import (
     warning_headers,
     watching_disconnect,
 )
-from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
+from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore, document_settings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
@@ -173,6 +173,10 @@ class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
     translation_memory_threshold: Annotated[float | None, Meta(description="Accepted without effect.")] = None
     enable_beta_languages: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
     enable_document_minification: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
+    format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
+    columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
+    fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
+    encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
     auth_key: str | None = None
 
 
@@ -406,6 +410,7 @@ class DeepLHandlers:
             message.source_lang or AUTO,
             message.target_lang,
             self._glossary(message, owner),
+            document_settings(message.format, message.columns, message.fields, message.encoding),
         )
         translation = self.documents.start(order)
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))

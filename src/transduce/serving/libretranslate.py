@@ -44,11 +44,11 @@ from transduce.serving.service import (
     watch_disconnect,
     watching_disconnect,
 )
-from transduce.serving.uploads import DocumentOrder, DocumentStore
+from transduce.serving.uploads import DocumentOrder, DocumentStore, document_settings
 from transduce.text.glossary import Glossary
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
-_TABLES = (".csv", ".tsv")  # the client cannot name the columns to translate
+_TABLES = (".csv", ".tsv", ".tab")  # the web page has no field for the columns to translate
 _MAX_SUGGESTIONS_BYTES = 64 << 20
 
 
@@ -178,7 +178,8 @@ class LibreTranslateHandlers:
         _check_set(message, ("source", "target"))
         if not message.file.name:
             raise invalid_request("empty file")
-        translation = self.documents.start(DocumentOrder(message.file, message.source, message.target))
+        settings = document_settings(message.format, message.columns, message.fields, message.encoding)
+        translation = self.documents.start(DocumentOrder(message.file, message.source, message.target, None, settings))
         with watching_disconnect(request) as disconnected:
             await self.documents.wait(translation, disconnected)
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"

@@ -128,6 +128,10 @@ class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
     file: Annotated[UploadedFile, Meta(description="The document; its suffix names the format.")]
     source: Annotated[str, Meta(description="A language code, or `auto`.")]
     target: str
+    format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
+    columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
+    fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
+    encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
     api_key: str | None = None
 
 

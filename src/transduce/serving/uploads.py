@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
@@ -37,6 +39,17 @@ class DocumentOrder(NamedTuple):
     """A language code."""
     glossary: Glossary | None = None
     """The terms to use; None: the model's own glossary."""
+    settings: DocumentSettings = DocumentSettings()
+    """The document's format and encoding, and which of its texts are translated."""
+
+
+def document_settings(
+    format: str | None, columns: Sequence[str] | None, fields: Sequence[str] | None, encoding: str | None
+) -> DocumentSettings:
+    """Return the settings of an uploaded document by the fields of its form, of which None or "" is not set."""
+    return DocumentSettings(
+        format=format or None, columns=tuple(columns or ()), fields=tuple(fields or ()), encoding=encoding or None
+    )
 
 
 class DocumentTranslation:
@@ -118,7 +131,7 @@ class DocumentTranslation:
             max_expanded_bytes=settings.max_expanded_bytes,
             max_characters=settings.max_document_characters,
         )
-        names = DocumentSettings(target_language=self.order.target)
+        names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
         if (note := describe_kept_units(document)) is not None:
             self.warnings.append(note)

@@ -503,8 +503,9 @@ def _task_corpus(
             "The corpus has too few different sources to hold a dev set out of it: set `data.dev_source` "
             "and `data.dev_target`."
             if data.prepared is None
-            else f"Nothing was held out as a dev set when {data.prepared} was prepared: set `data.dev_source` "
-            "and `data.dev_target`, or prepare it again."
+            else f"{data.prepared} holds no dev set, because none was held out when it was prepared, and the files of "
+            "one that was named then are not copied: set `data.dev_source` and `data.dev_target` (again), or prepare "
+            "it again so that one is held out."
         )
     pairs, groups = _read_dev(dev)
     prepared_dev = None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER)

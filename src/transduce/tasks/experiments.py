@@ -6,6 +6,7 @@ An experiment's folder has a folder for each variant, with the settings, the log
 import itertools
 import os
 import re
+import signal
 import subprocess
 import threading
 import tomllib
@@ -19,7 +20,7 @@ import msgspec
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError, common_words, decode_utf8
 from transduce.evaluation.scores import choose_tokenizer
-from transduce.machine import available_memory, detect_machine, format_bytes, usable_cores
+from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
@@ -27,6 +28,7 @@ from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import least_memory_of, preflight
+from transduce.tasks.run.run_folder import changes_between
 from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
@@ -276,7 +278,9 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each reason that a variant cannot be trained or tested; the training text is not read.
+    """Return a sentence for each reason that a variant cannot be trained or tested.
+
+    Of variants whose runs have started, the training text is read, to see whether it has changed.
 
     Args:
         experiment: the experiment.
@@ -295,7 +299,8 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
             # A missing base model is among the missing files already.
             missing += [] if settings.init_from and not Path(settings.init_from).exists() else [str(error)]
         problems += [f"Variant `{run.variant}`: {problem}" for problem in missing]
-    return problems + _test_problems(experiment.test)
+    changes = filter(None, (_change_since_start(run, experiment.plugins) for run in runs))
+    return [*problems, *changes, *_test_problems(experiment.test)]
 
 
 def _test_problems(test: TestSettings | None) -> list[str]:
@@ -358,7 +363,7 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
-    """Number of threads of a run; None: its share of the cores."""
+    """Number of threads of a run; None: $OMP_NUM_THREADS, or its share of the cores."""
     precision: str = "auto"
     """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
@@ -369,7 +374,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The path of the run's folder."""
     reason: str
-    """The last error message in the run's log, or else the log's last line."""
+    """The last error message in the run's log, or the signal that killed the run, or else the log's last line."""
 
 
 def run_all(
@@ -450,27 +455,47 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     Raises:
         TransduceError: the settings, a plugin or a training file differ from those that the run was started with.
     """
-    text = to_toml(run.content)
-    model = run.content.get("model", {})
-    if any(model.get(name) in own for name, own in OWN_NAMES.items()):
-        text += "".join(f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}\n" for path in plugins)
     if run.settings_path.exists() and run.has_started:
-        if run.settings_path.read_text("utf-8") != text:
-            raise TransduceError(
-                f"The settings of variant `{run.variant}`, or the plugin that its model needs, have changed since "
-                f"{run.folder} was started: delete that folder, or set another `out`."
-            )
-        if changed := StoredTextFiles(run.folder).changed_training_files(make_settings(run.content).data):
-            raise TransduceError(
-                f"{changed[0]} has changed since {run.folder} was trained on it, but variants are compared by the same "
-                "text: restore the file, delete that folder, or set another `out`."
-            )
+        if problem := _change_since_start(run, plugins):
+            raise TransduceError(problem)
         return
     # Results of a run whose folder was deleted describe another model.
     run.result_path.unlink(missing_ok=True)
     run.remove_output()
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    write_file(run.settings_path, text.encode())
+    lines = "".join(f"{line}\n" for line in _plugin_lines(run, plugins))
+    write_file(run.settings_path, (to_toml(run.content) + lines).encode())
+
+
+def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
+    """Return a comment of a run's settings file for each plugin, with its digest, if the run's model may need it."""
+    model = run.content.get("model", {})
+    is_own = any(model.get(name) in own for name, own in OWN_NAMES.items())
+    return [f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}" for path in plugins] if is_own else []
+
+
+def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | None:
+    """Return a sentence about what has changed since a run was started, which keeps it from going on; None: nothing."""
+    if not run.settings_path.exists() or not run.has_started:
+        return None
+    text = run.settings_path.read_text("utf-8")
+    former, settings = make_settings(tomllib.loads(text)), make_settings(run.content)
+    changes = changes_between(former, settings)
+    lines = [line for line in text.splitlines() if line.startswith("# SHA-256 of the plugin ")]
+    new_lines = _plugin_lines(run, plugins)
+    if lines != new_lines:
+        changes.append("the plugin that its model needs")
+    if changes:
+        return (
+            f"Variant `{run.variant}` has changed since {run.folder} was started ({'; '.join(changes)}): restore it, "
+            "delete that folder, or set another `out`."
+        )
+    if changed := StoredTextFiles(run.folder).changed_training_files(settings.data):
+        return (
+            f"{changed[0]} has changed since {run.folder} was trained on it, but variants are compared by the same "
+            "text: restore the file, delete that folder, or set another `out`."
+        )
+    return None
 
 
 def _interrupt(*_: object) -> None:
@@ -488,7 +513,8 @@ class _Runner:
         say: Callable[[str], None],
     ) -> None:
         self._experiment, self._runs, self._options, self._say = experiment, runs, options, say
-        self._threads = options.threads or max(1, usable_cores() // min(options.jobs, max(1, len(runs))))
+        share = max(1, usable_cores() // min(options.jobs, max(1, len(runs))))
+        self._threads = options.threads or openmp_threads() or share
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._is_stopping = False
@@ -574,6 +600,8 @@ class _Runner:
         # A process that outlived an experiment that was killed may write to the log, too.
         errors = [line for line in lines if line.startswith("transduce: ")] or lines
         reason = errors[-1] if errors else f"exit code {code}"
+        if code < 0 and not reason.startswith("transduce: "):
+            reason = f"killed by signal {-code} ({signal.Signals(-code).name}), perhaps for lack of memory"
         self._failures.append(Failure(str(run.folder), reason))
         self._say(f"{label}: failed: {reason}")
         return False

@@ -202,12 +202,18 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     names of the languages, or else the only two.
 
     Raises:
-        TransduceError: the specified columns do not exist, or none are specified and none of the known names fit.
+        TransduceError: the specified columns do not exist or are the same, or none are specified and none of the known
+            names fit.
     """
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
         if missing:
             raise TransduceError(f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct `data.columns`.")
+        if columns.names[0] == columns.names[1]:
+            raise TransduceError(
+                f"`data.columns` must name the column of the source and that of the target, but names "
+                f"{columns.names[0]!r} twice: {where} has {_listed(names)}."
+            )
         return columns.names
     names = [name for name in names if name not in (columns.weight, columns.document)]
     for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
