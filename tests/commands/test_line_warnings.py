@@ -151,3 +151,10 @@ def test_words_that_a_word_list_lacks_are_reported_whole() -> None:
     warnings.add(1, "我 爱 你", "I love you")
     warnings.add(2, "我爱你", "I")
     assert str(warnings).startswith("warning: line 2 has words that the vocabulary lacks (我爱你): ")
+
+
+def test_empty_translations_are_counted() -> None:
+    warnings = LineWarnings(None, None)
+    for number, source in enumerate(("a b", "", "…", "c", "d"), 1):
+        warnings.add(number, source, "" if number < 5 else "D")
+    assert str(warnings).startswith("warning: the translation of 2 lines (1, 4) is empty: the model has")

@@ -154,6 +154,18 @@ def test_tags_of_a_page_are_no_glossary_terms(capsys: Capture, trained: Path, tm
     assert "glossary: 1 term in the sources, 1 of them in the translations" in capsys.readouterr().err
 
 
+def test_warnings_about_a_document_quote_its_texts(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.po"
+    source.write_text(
+        'msgid ""\nmsgstr ""\n\nmsgid "我吃鱼"\nmsgstr ""\n\nmsgid "Wie geht es dir?"\nmsgstr ""\n',
+        "utf-8",
+    )
+    assert main(["translate", str(trained), str(source), "--output", str(tmp_path / "b.po"), *QUICK]) == 0
+    err = capsys.readouterr().err
+    assert "warning: text 2 looks German, not Chinese" in err
+    assert "\n  text 2 of the document: Wie geht es dir?\n" in err
+
+
 def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source = tmp_path / "film.srt"

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from transduce.commands.evaluation import _with_scores
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.placeholders import (
@@ -18,10 +19,11 @@ from transduce.inference.placeholders import (
     _Request,
     _with_brackets,
     find_unknown,
+    mask_pair,
     mask_part,
     remove_placeholders,
 )
-from transduce.inference.quality_estimation import find_quality_warnings
+from transduce.inference.quality_estimation import find_quality_warnings, nats_per_token
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
@@ -341,3 +343,51 @@ def test_copied_spans_give_no_quality_warnings() -> None:
     known: Any = {"source_language": "zh", "target_language": "en", "unknown_characters": "龘"}
     assert {each.kind for each in find_quality_warnings(both, **known)} <= {"unlikely"}
     assert find_quality_warnings(copied, **known) == ()
+
+
+# --- given translations ---
+
+
+def _latin_tokenizer() -> Tokenizer:
+    """Return a tokenizer for German and English whose vocabulary has all letters and punctuation of the tests."""
+    pairs = [Pair("„Er“ (mag) kommt. Ich habe und wohnt in:", 'He "lives" (comes) in.', n, "") for n in range(40)]
+    return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=80), adjust=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "masked_source", "masked_target"),
+    [
+        ("{name} wohnt in {city}.", "{name} lives in {city}.", "wohnt in .", "lives in."),
+        ("Er („%s“) kommt.", 'He ("%s") comes.', "Er () kommt.", "He () comes."),
+        ("Ich <b>habe</b> {a} und {b}.", "I have <b>{a}</b> and.", "Ich habe und {b}.", "I have and."),
+        ("{a} mag {a}.", "{a} likes {a} and {a}.", "mag .", "likes and {a}."),
+        ("Er kommt.", "He comes.", None, None),
+        ("{name} kommt.", "He comes.", None, None),
+    ],
+)
+def test_copied_spans_are_left_out_of_a_given_translation(
+    source: str, target: str, masked_source: str | None, masked_target: str | None
+) -> None:
+    pair = mask_pair(source, target, _latin_tokenizer(), ())
+    assert (pair and pair.source, pair and pair.target) == (masked_source, masked_target)
+    for span, copy in pair.protected if pair else ():
+        assert source[slice(*span)] == target[slice(*copy)]
+
+
+def test_placeholder_tokens_replace_copied_spans_on_both_sides(translator_with_placeholders: Translator) -> None:
+    tokenizer = translator_with_placeholders.tokenizer
+    pair = mask_pair("{a}{b} 喜欢 {c}。", "{c} likes {a}{b}.", tokenizer, placeholder_tokens(tokenizer))
+    assert pair is not None
+    assert pair.source == "<placeholder-1>喜欢<placeholder-2>。"
+    assert pair.target == "<placeholder-2> likes<placeholder-1>."
+    score = translator_with_placeholders.score([pair.source], [pair.target])[0]
+    assert score.tokens[0] == "<placeholder-2>"
+
+
+def test_given_translations_are_scored_like_those_of_a_search(translator: Translator) -> None:
+    sources = ["{name}喜欢苹果。", "我喜欢 %s。", "老师看见https://example.org/a_b?c=1。", "我吃鱼😆", "我吃鱼"]
+    own = translator.translate(sources, SearchSettings(beam_size=1))
+    given = _with_scores(translator, sources, [each.text for each in own])
+    for one, other in zip(own, given, strict=True):
+        assert nats_per_token(other) == pytest.approx(nats_per_token(one), abs=1e-3)
+        assert other.protected == one.protected

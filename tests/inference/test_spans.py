@@ -1,5 +1,6 @@
 """Test locating marked parts in a translation: by loss of word probability, nested and separate."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span
+from transduce.text.word_spans import Span, encode_with_spans
 
 # For words of the toy corpus: the source word of each, and the nats that it loses without that.
 CAUSES = {
@@ -118,6 +119,23 @@ def test_a_sentence_too_long_to_score_is_located_by_position(vocabulary: Vocabul
 
     ((place,),) = align_marked([asked], vocabulary, score)
     assert asked.text[place.start : place.end] == "two"
+
+
+def test_tokens_of_scripts_without_spaces_are_not_cut(translator: Translator) -> None:
+    """A token is cut only if there are fewer tokens than spans with words."""
+    vocabulary, text = translator.tokenizer.source, "老师喜欢吃鱼"
+    tokens = {text[start:end] for start, end in encode_with_spans(vocabulary, text)[1]}
+    assert tokens == {"老师喜欢", "吃", "鱼"}
+
+    def located(source: str, text: str) -> list[str]:
+        words = [Span(word.start(), word.end()) for word in re.finditer(r"\w+", source)]
+        asked = MarkedSentence(source, text, words, is_scored=False)
+        (places,) = align_marked([asked], vocabulary, lambda _, __: [])
+        return [text[slice(*place)] for place in places]
+
+    assert located("teachers eat fish", text) == ["老师喜欢", "吃", "鱼"]
+    assert located("teachers", "老师喜欢") == ["老师喜欢"]
+    assert located("the teachers", "老师喜欢") == ["老", "喜"]
 
 
 def test_spans_in_an_empty_translation_are_empty(vocabulary: Vocabulary) -> None:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from transduce.errors import WrongLanguageWarning
-from transduce.inference.quality_estimation import warn_wrong_language
+from transduce.inference.quality_estimation import describe_wrong_language, warn_wrong_language
 from transduce.inference.translator import Translator
 
 
@@ -19,6 +19,14 @@ def test_a_text_in_another_language_gets_a_warning(translator: Translator) -> No
             translator(["我喜欢苹果。", "OK"])
     finally:
         translator.source_language = before
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [("{name} wohnt in {city}.", "de"), ("{a} wohnt in {b}.", "de"), ("It costs 36 yuan (NASA).", "en")],
+)
+def test_placeholders_and_abbreviations_are_in_no_language(text: str, language: str) -> None:
+    assert describe_wrong_language(text, language) is None
 
 
 def test_several_texts_get_one_warning() -> None:

@@ -23,6 +23,7 @@ from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.norms import NORMS
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder, Transformer
+from transduce.model_folder.write import write_model_folder
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
@@ -235,6 +236,29 @@ def test_a_model_other_than_its_configuration_describes_is_refused_and_a_saved_o
     transduce.load(tmp_path)
 
 
+@pytest.mark.parametrize("fault", ["missing", "unexpected", "of other shapes"])
+def test_every_writer_refuses_weights_that_the_folder_could_not_be_read_with(
+    fault: str, translator: Translator, tmp_path: Path
+) -> None:
+    model = make(translator)
+    weights = dict(model.state_dict())
+    if fault == "missing":
+        del weights["encoder_norm.weight"]
+    else:
+        weights["gate" if fault == "unexpected" else "encoder_norm.weight"] = torch.ones(3)
+    named = "gate" if fault == "unexpected" else "encoder_norm.weight"
+    with pytest.raises(TransduceError, match=f"nothing was written: .*{fault} {named}"):
+        write_model_folder(
+            tmp_path / "out",
+            weights=weights,
+            config=model.config,
+            tokenizer=translator.tokenizer,
+            languages=(None, None),
+            documents={},
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_method_replaced_on_a_class_is_refused(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +337,17 @@ def test_a_registered_component_is_saved_unless_it_was_changed(translator: Trans
     norm.shift = lambda x: x + 1.0
     with pytest.raises(TransduceError, match="`encoder_norm` has `shift`"):
         transduce.save(model, tmp_path, tokenizer=translator.tokenizer)
+
+
+@pytest.mark.usefixtures("own_norm")
+def test_a_registered_component_that_decodes_otherwise_than_it_trains_is_refused(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnNorm, "forward", lambda _self, x: x - x.mean(dim=1, keepdim=True))
+    model = make(translator, norm="own-norm")
+    with pytest.raises(TransduceError, match=r"`model\.norm` = own-norm decodes something else than it trains"):
+        transduce.save(model, tmp_path / "out", tokenizer=translator.tokenizer)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_class_that_was_registered_anew_since_is_refused(translator: Translator, tmp_path: Path) -> None:

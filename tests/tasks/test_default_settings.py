@@ -28,6 +28,7 @@ from transduce.training.choices import (
     choose_dropout,
     choose_epochs,
     choose_language_model_batch_tokens,
+    choose_language_model_steps,
     choose_learning_rate,
     choose_optimizer,
     choose_patience,
@@ -315,6 +316,11 @@ def test_every_default_has_a_reason(pairs: int) -> None:
     assert f"{pairs:,}" in choose_preset(pairs).reason
     assert f"70 × {size.pairs:,}^0.4 = " in choose_vocabulary_size(size).reason
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
+
+
+def test_the_least_number_of_steps_has_a_reason() -> None:
+    assert choose_steps(300, 3_000, 4_096).reason == "at least 300; 150 epochs are 110"
+    assert choose_language_model_steps(1_000, 512).reason == "at least 300; 40 epochs of 1,000 tokens are 78"
 
 
 def test_the_best_model_is_chosen_by_bleu_where_anything_is_translated() -> None:

@@ -476,6 +476,9 @@ def test_models_that_are_no_better_than_a_baseline_say_so(tmp_path: Path, capsys
         said = capsys.readouterr().err
         for part in (*expected, "The run has taken 1 step ("):
             assert part in said, (kind, part)
+        events = map(json.loads, (tmp_path / kind / "metrics.jsonl").read_text("utf-8").splitlines())
+        epochs = [event["epoch"] for event in events if "epoch" in event]
+        assert f"The run has taken 1 step ({epochs[-1]:,.2f} epochs): train longer" in said, kind
 
 
 def test_a_time_limit_keeps_a_parser_time_for_one_search_of_the_dev_set() -> None:

@@ -446,6 +446,33 @@ def test_a_dry_run_reports_what_has_changed_since_a_run_was_started(
     assert "train.conll has changed since" in problem
 
 
+def test_other_search_settings_need_only_another_test(
+    files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
+) -> None:
+    start, commands = start_experiment
+    run = start(files["test"], "translation")
+    start(files["test"], "translation", **{"search.beam_size": 8, "search.no_repeated_ngrams": 3})
+    beam = ["--beam-size", "8", "--no-repeated-ngrams", "3"]
+    assert commands == [["translate", "--format", "txt", *beam]]
+    start(files["test"], "translation", **{"search.beam_size": 8, "search.no_repeated_ngrams": 3})
+    assert not commands
+    # Training chose a coverage penalty, which a run with search settings of its own would not have.
+    (run.folder / "settings.toml").write_text("format_version = 1\n[search]\ncoverage_penalty = 0.2\n", "utf-8")
+    start(files["test"], "translation", **{"search.beam_size": 1})
+    assert commands == [["translate", "--format", "txt", "--beam-size", "1", "--coverage-penalty", "0.0"]]
+    start(files["test"], "translation")
+    assert commands == [["translate", "--format", "txt"]]
+    for settings in ({"search.max_length_factor": 2.0}, {"search.beam_size": 1, "search.length_penalty": 0.5}):
+        with pytest.raises(TransduceError, match=r"Variant `a` has changed since .* \(search\..*, which was "):
+            start(files["test"], "translation", **settings)
+    with pytest.raises(
+        TransduceError, match=r"training.label_smoothing: 0.3, which was not set; search.beam_size: 8, which was 4"
+    ):
+        start(
+            files["test"], "translation", **{"search.beam_size": 8, "training.label_smoothing": 0.3, "init_from": "no"}
+        )
+
+
 @pytest.mark.parametrize(("variable", "threads", "used"), [("3", None, "3"), ("3", 2, "2"), ("", None, "4")])
 def test_runs_have_the_threads_of_the_option_of_the_variable_or_of_the_cores(
     tmp_path: Path,

@@ -29,14 +29,14 @@ from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kinds.kind import RunPlacement
 from transduce.tasks.kinds.translation import DevSet
 from transduce.tasks.run import run as run_module
-from transduce.tasks.run.run import Run, RunRequest
+from transduce.tasks.run.run import Run, RunRequest, advice
 from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
 from transduce.text.languages import LanguageProfiles
 from transduce.training.checkpoint import Environment, load_newest
 from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import Processes
-from transduce.training.loop import Trainer
+from transduce.training.loop import Trainer, TrainResult
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -537,6 +537,16 @@ def test_a_model_that_cannot_translate_yet_is_reported(
         r"\(0\.\d\d epochs\): train longer \(--resume --steps M\), or with more data\.\nThe model of step 2 is in ",
         said,
     )
+
+
+def test_training_longer_is_not_advised_to_a_run_that_was_best_long_before() -> None:
+    result = TrainResult(
+        step=300, epochs=150.0, steps=300, best_step=60, best_value=1.0, elapsed_seconds=1.0, reason="finished"
+    )
+    taken = "It is weak. The run has taken 300 steps (150.00 epochs)"
+    assert advice("It is weak.", result) == f"{taken} and was best after 60: train with more data."
+    late = msgspec.structs.replace(result, best_step=280)
+    assert advice("It is weak.", late) == f"{taken}: train longer (--resume --steps M), or with more data."
 
 
 def test_more_steps_set_on_resume_are_kept(toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path) -> None:

@@ -644,34 +644,52 @@ def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
 def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
     """Return existing translations with the probabilities that the model gives to their tokens.
 
-    A translation has none if the model would not translate its source as a whole, or if a side is too long.
+    Copied protected spans are masked, as in a search: left out, or replaced by placeholder tokens if that is more
+    likely. A translation has no probabilities if the model would not translate its source as a whole, or if a side is
+    too long.
 
     Args:
         translator: the model.
         sources: the source of each translation.
         targets: the translations, of any origin.
     """
+    from transduce.inference.placeholders import MaskedPair, mask_pair
     from transduce.inference.scoring import as_translation, score_translations
     from transduce.inference.spans import can_score
     from transduce.inference.translation import Translation
+    from transduce.text.tokenizer import placeholder_tokens
 
-    pairs = list(zip(sources, targets, strict=True))
+    candidates: list[tuple[int, MaskedPair]] = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        masks = {(): None, placeholder_tokens(translator.tokenizer): None}
+        found = [mask_pair(source, target, translator.tokenizer, each, translator.text.protect) for each in masks]
+        candidates += ((number, each or MaskedPair(source, target, ())) for each in (found if found[0] else found[:1]))
+    texts = translator.tokenizer.source.encode_batch([each.source for _, each in candidates])
     scored = [
-        number
-        for number, ids in enumerate(translator.tokenizer.source.encode_batch(sources))
-        if len(ids) <= translator.longest_source and can_score(translator, *pairs[number])
+        (number, pair)
+        for (number, pair), ids in zip(candidates, texts, strict=True)
+        if len(ids) <= translator.longest_source and can_score(translator, pair.source, pair.target)
     ]
     histories = translator.histories(sources, targets)
     scores = score_translations(
         translator.models,
         translator.tokenizer,
-        [sources[number] for number in scored],
-        [targets[number] for number in scored],
+        [pair.source for _, pair in scored],
+        [pair.target for _, pair in scored],
         generate=translator.search.generate,
-        histories=None if histories is None else [histories[number] for number in scored],
+        histories=None if histories is None else [histories[number] for number, _ in scored],
     )
-    scored_translations = dict(zip(scored, map(as_translation, scores), strict=True))
-    return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
+    translations = list(map(Translation.of, sources, targets))
+    for number, pair in candidates:
+        translations[number] = msgspec.structs.replace(translations[number], protected=pair.protected)
+    best: dict[int, float] = {}
+    for (number, pair), score in zip(scored, scores, strict=True):
+        mean = score.log_probability / len(score.token_log_probabilities)
+        if number not in best or mean > best[number]:
+            best[number] = mean
+            given = msgspec.structs.replace(score, source=sources[number], target=targets[number])
+            translations[number] = msgspec.structs.replace(as_translation(given), protected=pair.protected)
+    return translations
 
 
 def _reviewed(

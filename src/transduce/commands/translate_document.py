@@ -293,6 +293,7 @@ class _UnitWarnings:
         )
         self._tally = None if glossary is None else TermTally(glossary, of_document=True)
         self._kept = frozenset() if document.messages is None else frozenset(document.messages.kept)
+        self._units = document.units
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -311,7 +312,12 @@ class _UnitWarnings:
                 self._warnings.add(self._count, *(plain_text(each, unit.kind) for each in (unit.text, translation)))
 
     def __str__(self) -> str:
-        return str(self._warnings) + ("" if self._tally is None else f"{self._tally}\n")
+        texts = ((number, self._units[number - 1]) for number in self._warnings.shown_numbers)
+        shown = "".join(
+            f"  text {number:,} of the document: {_shortened(plain_text(unit.text, unit.kind))}\n"
+            for number, unit in texts
+        )
+        return str(self._warnings) + shown + ("" if self._tally is None else f"{self._tally}\n")
 
 
 @contextlib.contextmanager

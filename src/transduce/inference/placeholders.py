@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -25,17 +24,17 @@ from transduce.text.languages import is_unspaced_character, is_unspaced_language
 from transduce.text.protected import (
     PLACEHOLDER_TOKENS,
     BareText,
+    find_protected,
     is_half_of_pair,
     is_inline_tag,
     merge_spans,
     without_tag_pairs,
 )
-from transduce.text.tokenizer import Tokenizer, placeholder_tokens
+from transduce.text.tokenizer import Tokenizer, placeholder_tokens, without_bare_spaces
 from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.text.word_spans import Span, encode_with_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
-_SPACE = "▁"
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 # Brackets and quotation marks by pairs, and those that other scripts write for them.
 _BRACKETS = frozenset(
@@ -212,10 +211,10 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
             skips = _begins_unspaced(text[position:])
             position += len(text[position:]) - len(text[position:].lstrip(" ")) if skips else 0
     written = _join(written, text[position:]).strip()
-    ids = tokenizer.source.with_special_tokens(_without_bare_spaces(tokenizer.source.encode(written), tokenizer.source))
+    ids = tokenizer.source.with_special_tokens(without_bare_spaces(tokenizer.source.encode(written), tokenizer.source))
     prefix_ids = part.prefix
     if tokens and part.prefix:
-        prefix_ids = _without_bare_spaces(tokenizer.target.encode(prefix), tokenizer.target)
+        prefix_ids = without_bare_spaces(tokenizer.target.encode(prefix), tokenizer.target)
     literals = {text[slice(*span)] for span in spans}
     phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in literals)
     masked = part._replace(text=written, ids=ids, prefix=prefix_ids, phrases=phrases, protected=())
@@ -248,18 +247,73 @@ def _join(before: str, after: str) -> str:
     return before + after
 
 
-def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return token ids without single-space tokens before placeholder tokens, which training data never have there."""
-    space = vocabulary.id(_SPACE)
-    placeholders = _placeholder_ids(vocabulary)
-    if not placeholders or vocabulary.token(space) != _SPACE:
-        return list(ids)
-    return [id for id, after in pairwise([*ids, vocabulary.eos_id]) if not (id == space and after in placeholders)]
+class MaskedPair(NamedTuple):
+    """A source and a given translation of it, in which placeholders replace copied spans or these are left out."""
+
+    source: str
+    target: str
+    protected: tuple[tuple[Span, Span], ...]
+    """The character spans of each copied span in the original source and in the given translation, in order."""
 
 
-@lru_cache(maxsize=16)
-def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    return frozenset(vocabulary.id(token) for token in PLACEHOLDER_TOKENS if vocabulary.has_special_token(token))
+def mask_pair(
+    source: str, target: str, tokenizer: Tokenizer, tokens: Sequence[str], patterns: Iterable[str] = ()
+) -> MaskedPair | None:
+    """Return a pair whose protected spans are masked on both sides as in a search; None if the target copies none.
+
+    A span that the given translation lacks stays in the source.
+
+    Args:
+        source: the source sentence.
+        target: a given translation of it.
+        tokenizer: the model's tokenizer.
+        tokens: placeholder tokens, as for `mask_part`.
+        patterns: regular expressions of further protected spans.
+    """
+    ids = tokenizer.source.encode(tokenizer.source.readable(source))
+    part = Part(source, 0, 0, ids, protected=tuple(find_protected(source, patterns)))
+    pairs = _find_copies(source, target, _spans_of(part, tokenizer))
+    if not pairs:
+        return None
+    part = part._replace(protected=tuple(span for span, _ in pairs))
+    bare = without_tag_pairs(source, part.protected)
+    if bare is not None:
+        tags = {tag for pair in bare.pairs for tag in pair[:2]}
+        target = _without_copies(target, {copy: "" for span, copy in pairs if span in tags})
+        part = _bare_part(part, bare, tokenizer)
+    copies = dict(_find_copies(part.text, target, part.protected))
+    masked = mask_part(part._replace(protected=tuple(copies)), tokenizer, tokens)
+    if masked is not None:
+        part, placeholders = masked.masked, {run.spans[0]: run.placeholder for run in masked.runs}
+        target = _without_copies(target, {copy: placeholders.get(span, "") for span, copy in copies.items()})
+    return MaskedPair(part.text, target, tuple(pairs))
+
+
+def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Span, Span]]:
+    """Return the spans of a source that a translation copies, each with its copy; equal ones keep their order."""
+    pairs, position = list[tuple[Span, Span]](), dict[str, int]()
+    for span in spans:
+        literal = source[slice(*span)]
+        start = text.find(literal, position.get(literal, 0))
+        if start >= 0:
+            position[literal] = start + len(literal)
+            pairs.append((span, Span(start, position[literal])))
+    return pairs
+
+
+def _without_copies(text: str, copies: Mapping[Span, str]) -> str:
+    """Return a translation with its copies of protected spans, and brackets around these, replaced by placeholders.
+
+    An empty placeholder leaves a span out, with the space before a mark that ends a sentence or clause.
+    """
+    written, position = "", 0
+    for span in sorted(copies):
+        around = _with_brackets(span, text)
+        written = _join(written, text[position : max(position, around.start)])
+        position = around.end
+        if copies[span] or text[position : position + 1] in _SENTENCE_MARKS:
+            written = written.rstrip(" ") + copies[span]
+    return _join(written, text[position:]).strip()
 
 
 # --- restoring ---
@@ -636,14 +690,9 @@ def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
 def _one_by_one(translation: Translation) -> Iterator[Translation]:
     """Yield each alternative of a translation as a translation, with the protected spans that are found in its text."""
     for number, alternative in enumerate(translation.alternatives):
-        pairs, position = list[tuple[Span, Span]](), dict[str, int]()
-        for span, _ in translation.protected if number else ():
-            literal = translation.source[slice(*span)]
-            start = alternative.text.find(literal, position.get(literal, 0))
-            if start >= 0:
-                position[literal] = start + len(literal)
-                pairs.append((span, Span(start, position[literal])))
-        own = tuple(pairs) if number else translation.protected
+        own = translation.protected
+        if number:
+            own = tuple(_find_copies(translation.source, alternative.text, (span for span, _ in own)))
         yield msgspec.structs.replace(translation, alternatives=(alternative,), protected=own)
 
 

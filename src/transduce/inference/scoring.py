@@ -21,7 +21,7 @@ from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.search.rules import GenerateSettings, ranking_of
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, without_bare_spaces
 from transduce.text.vocabulary import Vocabulary
 
 MAX_TOKENS = 1024  # maximum tokens of a side; attention over more would take too much memory
@@ -102,10 +102,10 @@ def score_translations(
     check_evaluation_mode(*models)
     open_ids = tokenizer.source.encode_batch(list(map(tokenizer.source.readable, sources)))
     _check_uncut(open_ids, longest)
-    source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]
+    source_ids = [tokenizer.source.with_special_tokens(without_bare_spaces(ids, tokenizer.source)) for ids in open_ids]
     forced = _forced_tokens(tokenizer.target, generate)
     target_ids = [
-        _with_forced(forced, tokenizer.target.with_special_tokens(ids))
+        _with_forced(forced, tokenizer.target.with_special_tokens(without_bare_spaces(ids, tokenizer.target)))
         for ids in tokenizer.target.encode_batch(targets)
     ]
     _check_lengths("source", source_ids)

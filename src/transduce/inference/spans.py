@@ -2,8 +2,8 @@
 
 import re
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from transduce.inference.scoring import Score
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
-from transduce.text.languages import is_word_character
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_full_text
@@ -66,10 +66,11 @@ def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]
     return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
 
 
-def word_spans(text: str) -> list[Span]:
+def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
     """Return the character spans of a text's words, without punctuation.
 
-    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word.
+    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word, except for those at the
+    offsets `continued`, which belong to the word before them.
     """
     within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
     spans: list[Span] = []
@@ -79,6 +80,7 @@ def word_spans(text: str) -> list[Span]:
         joins = {index - 1, index} & within or (
             index and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
         )
+        joins = joins or index in continued
         goes_on = joins and spans and spans[-1].end == index
         start = spans.pop().start if goes_on else index
         spans.append(Span(start, index + 1))
@@ -134,7 +136,8 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
     """Return, for each sentence, the character span of the translation for each marked span, nested as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
-    words becomes an empty span between words.
+    words becomes an empty span between words. In scripts without spaces, no token of the vocabulary is cut, unless a
+    span with words would be empty.
 
     Args:
         requests: sentences, translations and marked spans.
@@ -160,8 +163,25 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
     located = []
     for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
-        located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).positions())
+        own = [losses_by_span.get(span, []) for span in each.spans]
+        found = _Aligner(each, own, _within_tokens(each.text, vocabulary)).positions()
+        is_lacking = any(
+            target.start == target.end and _has_words(each, span)
+            for span, target in zip(each.spans, found, strict=True)
+        )
+        located.append(_Aligner(each, own).positions() if is_lacking else found)
     return located
+
+
+def _within_tokens(text: str, vocabulary: Vocabulary) -> frozenset[int]:
+    """Return the offsets of a text's characters that are not the first ones of a token, in scripts without spaces."""
+    if not any(map(is_unspaced_character, text)):
+        return frozenset()
+    _, spans = encode_with_spans(vocabulary, text)
+    unspaced = list(map(is_unspaced_character, text))
+    return frozenset(
+        each for start, end in spans for each in range(start + 1, end) if unspaced[each - 1] and unspaced[each]
+    )
 
 
 def _has_words(each: MarkedSentence, span: Span) -> bool:
@@ -185,15 +205,30 @@ def _question_losses(
 
 
 class _Aligner:
-    """A finder of the spans of a translation that correspond to marked spans of its source, outer spans first."""
+    """A finder of the spans of a translation that correspond to marked spans of its source, outer spans first.
 
-    def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
+    In scripts without spaces, a character is a word, or those at the offsets `continued` belong to the word before.
+    """
+
+    def __init__(
+        self, marked: MarkedSentence, losses: Sequence[Sequence[float]], continued: Collection[int] = ()
+    ) -> None:
         self.marked = marked
-        self.words = word_spans(marked.text)
-        self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
+        self.words = word_spans(marked.text, continued)
+        known = (self._of_words(own) if continued else own for own in losses)
+        self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, known, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
         """The indices of the translated words that are assigned to each aligned span, by the index of the span."""
+
+    def _of_words(self, losses: Sequence[float]) -> list[float]:
+        """Return the loss of each translated word, the highest one of its characters; none if these are unknown."""
+        starts = [word.start for word in self.words]
+        found = [0.0 for _ in self.words] if losses else []
+        for character, loss in zip(word_spans(self.marked.text) if losses else (), losses, strict=True):
+            number = bisect_right(starts, character.start) - 1
+            found[number] = max(found[number], loss)
+        return found
 
     def positions(self) -> list[Span]:
         """Return the character span of the translation that each marked span of the source corresponds to, in order."""

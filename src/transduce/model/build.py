@@ -304,6 +304,104 @@ def register(setting: str, name: str) -> Callable[[C], C]:
     return add
 
 
+_MORE_TOKENS, _ROUNDING = 40, 1e-3  # the latter in standard deviations of a logit
+
+
+def check_registered(config: ModelConfig) -> None:
+    """Check that components of the user's compute in decoding and in batches what they compute in training.
+
+    A small model of the configuration reads random input. One without registered components is not checked.
+
+    Raises:
+        TransduceError: decoding with a cache, or padding, changes the model's output; or stored weights are not all
+            that it needs.
+    """
+    own = [name for name, names in OWN_NAMES.items() if getattr(config, name) in names]
+    if not own:
+        return
+    named = ", ".join(f"`model.{name}` = {getattr(config, name)}" for name in own)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(1)
+        try:
+            model = build_any_model(_smaller(config)).eval()
+            difference = difference_from_config(model)
+            by_cache, by_padding = _largest_changes(model)
+        except TransduceError:
+            raise
+        except Exception as error:
+            raise TransduceError(f"A model with {named} fails in decoding: {type(error).__name__}: {error}.") from error
+    if difference is not None:
+        raise TransduceError(
+            f"A model with {named} cannot be stored, because built a second time {difference.what}: keep what is drawn "
+            "or counted in a parameter, or in a buffer that is stored."
+        )
+    if by_cache > _ROUNDING:
+        raise TransduceError(
+            f"A model with {named} decodes something else than it trains (an output changes by {by_cache:.2g}): in "
+            "decoding, a component gets the newest position of each hypothesis, not a sequence, so it must not read "
+            "neighbors."
+        )
+    if by_padding > _ROUNDING:
+        raise TransduceError(
+            f"A model with {named} depends on the padding of its batch (an output changes by {by_padding:.2g}): a "
+            "component must not read what the mask hides."
+        )
+
+
+def _smaller(config: ModelConfig) -> ModelConfig:
+    """Return the configuration of a model with at most two layers in each stack and a small vocabulary."""
+    size = max(config.pad_id, config.eos_id, config.start_id) + _MORE_TOKENS
+    return msgspec.structs.replace(
+        config,
+        source_vocabulary_size=min(size, config.source_vocabulary_size),
+        target_vocabulary_size=min(size, config.target_vocabulary_size),
+        num_encoder_layers=min(2, config.num_encoder_layers),
+        num_decoder_layers=min(2, config.num_decoder_layers),
+        d_ff=min(config.d_ff, config.d_model),
+    )
+
+
+def _largest_changes(model: AnyModel) -> tuple[float, float]:
+    """Return how much decoding with a cache, and padding, change an output of a model, in its standard deviations."""
+    for parameter in model.parameters():
+        if bool((parameter == parameter.flatten()[0]).all()):  # such as a gate that is closed at first
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    config = model.config
+    if isinstance(model, SeriesTransformer):
+        past = torch.randn(2, 5, config.num_series)
+        means = model.roll_out(past, 4).means
+        return _change(model(past, torch.cat([past[:, -1:], means[:, :-1]], dim=1)).means, means), 0.0
+    size = min(config.source_vocabulary_size, config.target_vocabulary_size)
+    ids = torch.randint(min(max(config.pad_id, config.eos_id, config.start_id), size - 2) + 1, size, (2, 8))
+    padded = ids.clone()
+    padded[:, -2:] = config.pad_id
+    if isinstance(model, Encoder):
+        return 0.0, _change(model.encode(ids[:, :-2])[0], model.encode(padded)[0][:, :-2])
+    if isinstance(model, Decoder):
+        whole, state, first = model(ids), model.start(ids[:, :3]), 2
+        by_padding = _change(whole[:, :-2], model(padded)[:, :-2])
+    else:
+        whole, state, first = model(padded, ids), model.start(padded), 0
+        by_padding = _change(model(ids[:, :-2], ids), whole)
+    # Another hypothesis is beside each text, and the two change places after every step.
+    steps = [state.step(ids[:, :1])[:, 0]]
+    swap = torch.tensor([[1, 0]]).expand(2, -1)
+    state.reorder(torch.zeros_like(swap))
+    for position in range(first + 1, ids.shape[1]):
+        row = (position - first + 1) % 2
+        rows = torch.stack([ids[:, position], ids.flip(1)[:, position]], dim=1)
+        steps.append(state.step(rows.flip(1) if row else rows)[:, row])
+        state.reorder(swap)
+    return _change(whole[:, first:], model.project(torch.stack(steps, dim=1))), by_padding
+
+
+def _change(expected: Tensor, found: Tensor) -> float:
+    """Return the largest difference of two outputs in standard deviations; 0 if the expected one is not finite."""
+    if not bool(expected.isfinite().all()):
+        return 0.0
+    return float((found - expected).abs().nan_to_num(torch.inf).max() / expected.std())
+
+
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers components; only a file that the user names is ever run.
 

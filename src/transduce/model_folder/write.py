@@ -17,7 +17,7 @@ from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_fi
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
-from transduce.model.build import build_any_model, difference_from_config, forward_hooks
+from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Transformer
@@ -347,8 +347,10 @@ def _check_saved_alone(model: Transformer | Recurrent | Decoder) -> None:
     """Check that a model computes what its configuration and weights say, and warn of forward hooks.
 
     Raises:
-        TransduceError: the model differs from the one that its configuration describes.
+        TransduceError: the model differs from the one that its configuration describes, or a registered component
+            decodes otherwise than it trains.
     """
+    check_registered(model.config)
     if (difference := difference_from_config(model)) is not None:
         raise TransduceError(
             f"A folder holds only what the model's configuration describes, but {difference.what}: {difference.remedy}."

@@ -44,7 +44,7 @@ from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_no
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import place_of
-from transduce.text.protected import PLACEHOLDER_TOKENS
+from transduce.text.protected import PLACEHOLDER_TOKENS, without_protected
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
@@ -96,7 +96,12 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
     found: list[tuple[str, str, str]] = []
     sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))
     for (side, lines), expected in zip(sides, languages, strict=True):
-        others = Counter(other for line in lines if expected and (other := detect_other_language(line, expected)))
+        others = Counter(
+            other
+            for line in lines
+            if expected and detect_other_language(line, expected)
+            if (other := detect_other_language(without_protected(line), expected))
+        )
         if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
             found.append((side, others.most_common(1)[0][0], english_name(expected)))
     if not found:

@@ -20,12 +20,14 @@ import msgspec
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError, common_words, decode_utf8
 from transduce.evaluation.scores import choose_tokenizer
+from transduce.inference.decoding import read_search_settings
 from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
+from transduce.search.settings import override_search
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import least_memory_of, preflight
 from transduce.tasks.run.run_folder import changes_between
@@ -480,6 +482,8 @@ def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | Non
         return None
     text = run.settings_path.read_text("utf-8")
     former, settings = make_settings(tomllib.loads(text)), make_settings(run.content)
+    if _changed_search(run) is not None:
+        former = msgspec.structs.replace(former, search=settings.search)
     changes = changes_between(former, settings)
     lines = [line for line in text.splitlines() if line.startswith("# SHA-256 of the plugin ")]
     new_lines = _plugin_lines(run, plugins)
@@ -496,6 +500,38 @@ def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | Non
             "text: restore the file, delete that folder, or set another `out`."
         )
     return None
+
+
+# Numbers among the search settings, which `translate` takes as options of the same names.
+_SEARCH_OPTIONS = (
+    *("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty"),
+    *("max_length", "min_length", "no_repeated_ngrams", "repetition_penalty"),
+)
+
+
+def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
+    """Return the search settings, by name, to test a run with if `search` has changed since the run was started.
+
+    They do not affect training, whose validations search greedily. The result is empty if `search` has not changed, and
+    None if the run must be trained again: if it starts from a base model, which has search settings too, or if options
+    of `translate` do not express the change.
+    """
+    former, settings = make_settings(tomllib.loads(run.settings_path.read_text("utf-8"))), make_settings(run.content)
+    search = settings.search
+    if former.search == search:
+        return {}
+    if settings.task.kind != "translation" or settings.init_from is not None:
+        return None
+    stored = read_search_settings(run.folder)
+    changes = {name: value for name in _SEARCH_OPTIONS if (value := getattr(search, name)) != getattr(stored, name)}
+    idle = (
+        {"length_penalty"} if search.beam_size == 1 else {"diversity_penalty"} if search.diverse_groups == 1 else set()
+    )
+    try:
+        is_exact = override_search(stored, changes) == search and idle.isdisjoint(changes)
+    except TransduceError:
+        return None
+    return changes if is_exact else None
 
 
 def _interrupt(*_: object) -> None:
@@ -650,6 +686,8 @@ def _test_command(run: ExperimentRun, test: TestSettings) -> tuple[list[str], li
         options = ["--format", "txt"]  # the lines of the file, as in training, whatever its name
         if not (data.context_before and data.context_sides == "both"):  # which `translate` cannot resume
             command.append("--resume")
+        for name, value in (_changed_search(run) or {}).items():
+            options += [f"--{name.replace('_', '-')}", str(value)]
     if verb == "tag" and (data.columns or not is_tagged_file(test.source)):
         options = ["--columns", *(data.columns or ("1",))[:1]]
     return command, options

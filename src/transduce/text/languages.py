@@ -667,9 +667,14 @@ def _count_letters(text: str) -> dict[str, int]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names."""
-    words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
-    return [word.lower() for word in words if _WORD.fullmatch(word)]
+    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names.
+
+    Abbreviations in capitals, such as NASA, are omitted too, unless most words are in capitals.
+    """
+    tokens = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
+    words = [token for token in tokens if _WORD.fullmatch(token)]
+    others = [word.lower() for word in words if len(word) == 1 or not word.isupper()]
+    return others if 2 * len(others) > len(words) else [word.lower() for word in words]
 
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:

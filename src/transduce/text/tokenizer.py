@@ -6,7 +6,9 @@ The vocabularies can also be written as Hugging Face's tokenizer files.
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,19 @@ def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
     """
     sides = {id(side): side for side in (tokenizer.source, tokenizer.target)}.values()
     return tuple(token for token in PLACEHOLDER_TOKENS if all(side.has_special_token(token) for side in sides))
+
+
+def without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """Return token ids without single-space tokens before placeholder tokens, which training data never have there."""
+    placeholders = _placeholder_ids(vocabulary)
+    if not placeholders or vocabulary.token(space := vocabulary.id(_SPACE)) != _SPACE:
+        return list(ids)
+    return [id for id, after in pairwise([*ids, vocabulary.eos_id]) if not (id == space and after in placeholders)]
+
+
+@lru_cache(maxsize=16)
+def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    return frozenset(vocabulary.id(token) for token in PLACEHOLDER_TOKENS if vocabulary.has_special_token(token))
 
 
 def _sample(pairs: Iterable[Pair], count: int, sample_size: int) -> Iterator[Pair]:

@@ -26,6 +26,7 @@ _PAPER_WARMUP_STEPS = 4_000
 _MICRO_BATCH_ELEMENTS = 2**20  # target tokens × d_model
 _SMALLEST_MICRO_BATCH = 2_048  # target tokens
 _EPOCHS_OF_USUAL_DROPOUT = 60
+MIN_STEPS = 300  # of a run whose steps are chosen by epochs
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
@@ -220,10 +221,17 @@ def choose_epochs(pairs: int, noun: str = "pair") -> Choice[float]:
     return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {count_noun(pairs, noun)})^0.6, between 5 and 150")
 
 
+def at_least(least: int, steps: int, reason: str) -> Choice[int]:
+    """Return the choice of a number of steps for this reason, or of the least number, if that is greater."""
+    return Choice(steps, reason) if steps >= least else Choice(least, f"at least {least}; {reason} are {steps:,}")
+
+
 def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int, noun: str = "pair") -> Choice[int]:
     """Choose the number of steps of the epochs that `choose_epochs` returns, but at least 300."""
     epochs = choose_epochs(pairs, noun)
-    steps = max(300, round(epochs.value * epoch_tokens / batch_tokens))
+    steps = round(epochs.value * epoch_tokens / batch_tokens)
+    if steps < MIN_STEPS:
+        return at_least(MIN_STEPS, steps, f"{epochs.value:.0f} epochs")
     return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
 
 
@@ -245,8 +253,8 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
     corpora must be repeated more often.
     """
     epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
-    steps = max(300, round(epochs * epoch_tokens / batch_tokens))
-    return Choice(steps, f"{epochs:.0f} epochs of {epoch_tokens:,} tokens")
+    steps = round(epochs * epoch_tokens / batch_tokens)
+    return at_least(MIN_STEPS, steps, f"{epochs:.0f} epochs of {epoch_tokens:,} tokens")
 
 
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:

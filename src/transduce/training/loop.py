@@ -104,6 +104,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     """Number of steps taken, including skipped ones."""
+    epochs: float
+    """Number of passes over the training examples."""
     steps: int | None
     """Number of steps planned; None: limited by time."""
     best_step: int | None
@@ -299,6 +301,7 @@ class Trainer:
             raise TransduceError(NO_FINITE_LOSS)
         return TrainResult(
             step=self.step,
+            epochs=self._epochs(),
             steps=self.steps,
             best_step=best.step,
             best_value=best.value,
@@ -569,9 +572,11 @@ class Trainer:
             )
         self.plan.add(decision)
 
+    def _epochs(self) -> float:
+        return self.step * self.settings.accumulate / len(self.batches)
+
     def _write_report(self, log: Log) -> None:
-        batches_done = self.step * self.settings.accumulate
-        event = self._report.event(self.step, batches_done / len(self.batches), self.elapsed_seconds)
+        event = self._report.event(self.step, self._epochs(), self.elapsed_seconds)
         self._report = StepSums()
         log.write(event)
         self._notify("on_report", event)

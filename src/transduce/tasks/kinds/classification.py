@@ -53,7 +53,7 @@ from transduce.text.filters import PairFilter
 from transduce.text.pair_files import place_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, special_tokens_of
-from transduce.training.choices import Choice, ChoiceLog
+from transduce.training.choices import MIN_STEPS, Choice, ChoiceLog, at_least
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
@@ -137,6 +137,7 @@ class ClassificationKind(LabelChoices, TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
+    reads_pairs = True
     example, counted = "text", "texts"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
@@ -204,7 +205,7 @@ class ClassificationKind(LabelChoices, TextKind):
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the steps of twenty epochs, but at least 300; `batch_tokens` is the number of texts in a batch."""
-        return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
+        return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by accuracy, which still rises when the loss has started to increase."""

@@ -87,6 +87,7 @@ class DenoisingKind(TextOnlyKind):
     model_kinds = ("transformer", "recurrent")
     task_settings = ("noise",)
     unused_filters = ("drop_identical",)
+    search_advice = "set it in the run that continues from this model"
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of texts, one text per line, and their filters; without dev files, a dev set is held out."""

@@ -323,7 +323,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         A step learns less here, because only about a sixth of the tokens are targets.
         """
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
-        return Choice(2 * choice.value, f"twice {choice.reason}")
+        return Choice(2 * choice.value, f"twice those of a language model: {choice.reason}")
 
     def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
         """Choose Adam for narrow models, which Muon teaches more slowly to use context; otherwise as for all tasks."""

@@ -62,7 +62,7 @@ from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of
-from transduce.training.choices import Choice
+from transduce.training.choices import MIN_STEPS, Choice, at_least
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
@@ -70,7 +70,7 @@ from transduce.training.settings import BestBy
 
 ACCURACY: Final = "accuracy"
 F1: Final = "f1"
-_DEV_ROWS, _ROWS, _EPOCHS, _MIN_STEPS = 64, 32, 10, 300
+_DEV_ROWS, _ROWS, _EPOCHS = 64, 32, 10
 
 # --- the corpus ---
 # The run's folder keeps the sentences, so that a run resumes without the user's files.
@@ -392,7 +392,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the steps of ten epochs, but at least 300; `pairs` and `batch_tokens` count sentences in this task."""
-        return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
+        return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} sentences")
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the metric that selects the best model: F1 of spans, or accuracy if the tags describe no spans."""

@@ -564,6 +564,7 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
     return resolved, corpus
 
 
+_LATE = 0.8  # of a run: if it was best before, more steps do not help
 _MIN_EVALUATION_SHARE = 0.1  # of a time budget, even if it is used up
 
 
@@ -756,10 +757,13 @@ def _finish(
         write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))
     display.say(outcome.measured)
     if outcome.weakness is not None:
-        epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
-        epochs = result.step * resolved.training.batch_tokens / max(1, epoch_tokens)
-        display.say(
-            f"{outcome.weakness} The run has taken {count_noun(result.step, 'step')} ({epochs:,.2f} epochs): train "
-            "longer (--resume --steps M), or with more data."
-        )
+        display.say(advice(outcome.weakness, result))
     display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
+
+
+def advice(weakness: str, result: TrainResult) -> str:
+    """Return a message with the weakness of a model that says how long it was trained, and what would improve it."""
+    taken = f"The run has taken {count_noun(result.step, 'step')} ({result.epochs:,.2f} epochs)"
+    if result.best_step is not None and result.best_step < _LATE * result.step:
+        return f"{weakness} {taken} and was best after {result.best_step:,}: train with more data."
+    return f"{weakness} {taken}: train longer (--resume --steps M), or with more data."

@@ -1,0 +1,149 @@
+"""Test that components of the user's which decode or are stored otherwise than they train are refused up front."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import transduce
+from transduce.errors import TransduceError
+from transduce.model.build import _REGISTRIES, check_registered
+from transduce.model.config import OWN_NAMES, ModelConfig
+
+SIZES: dict[str, Any] = {
+    "source_vocabulary_size": 90,
+    "target_vocabulary_size": 90,
+    "d_model": 32,
+    "d_ff": 64,
+    "num_heads": 4,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer": SIZES,
+    "decoder": SIZES | {"kind": "decoder"},
+    "encoder": SIZES | {"kind": "encoder", "masked_language_head": True},
+    "series": SIZES | {"kind": "series", "source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 2},
+}
+
+
+class Gated(transduce.MultiHeadAttention):
+    def __init__(self, *, d_model: int, **options: Any) -> None:
+        super().__init__(d_model=d_model, **options)
+        self.gate = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return torch.sigmoid(self.gate(x)) * super().forward(x, *args, **options)
+
+
+class Shifted(transduce.MultiHeadAttention):
+    """Attention whose input is mixed with that of the position before, by a factor that is 0 at first."""
+
+    def __init__(self, *, d_model: int, **options: Any) -> None:
+        super().__init__(d_model=d_model, **options)
+        self.factor = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return super().forward(x + self.factor * F.pad(x[:, :-1], (0, 0, 1, 0)), *args, **options)
+
+
+class Convolved(transduce.MultiHeadAttention):
+    """Attention over a convolution of its input, which also reads the position behind."""
+
+    def __init__(self, *, d_model: int, **options: Any) -> None:
+        super().__init__(d_model=d_model, **options)
+        self.convolution = nn.Conv1d(d_model, d_model, 3, padding=1)
+
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return super().forward(self.convolution(x.transpose(1, 2)).transpose(1, 2), *args, **options)
+
+
+class Failing(transduce.MultiHeadAttention):
+    """Attention that needs more than one position."""
+
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return super().forward(x - x[:, 2:3], *args, **options)
+
+
+class Distance(nn.Module):
+    """A penalty by distance, of the positions or, wrongly, of their indices."""
+
+    def __init__(self, *, by_index: bool) -> None:
+        super().__init__()
+        self.by_index = by_index
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        if self.by_index:
+            query_positions, key_positions = (torch.arange(each.shape[-1]) for each in (query_positions, key_positions))
+        bias = -0.5 * (key_positions[..., None, :] - query_positions[..., :, None]).abs().unsqueeze(-3)
+        return bias if bias.dim() == 4 else bias[None]
+
+
+class RandomNorm(nn.Module):
+    """A norm that draws numbers which a model folder holds if they are in a stored buffer."""
+
+    def __init__(self, width: int, *, persistent: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.register_buffer("drawn", torch.randn(width), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.weight + self.drawn  # type: ignore[operator]
+
+
+COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "attention": {"own-gate": Gated, "own-shift": Shifted, "own-convolution": Convolved, "own-failing": Failing},
+    "activation": {"own-cube": lambda x: x.relu() ** 3, "own-sum": lambda x: x.cumsum(dim=1)},
+    "positions": {
+        "own-distance": lambda _config, _causal: Distance(by_index=False),
+        "own-index": lambda _config, _causal: Distance(by_index=True),
+    },
+    "norm": {
+        "own-stored": lambda width, _epsilon: RandomNorm(width, persistent=True),
+        "own-drawn": lambda width, _epsilon: RandomNorm(width, persistent=False),
+    },
+}
+RIGHT = [("attention", "own-gate"), ("activation", "own-cube"), ("positions", "own-distance"), ("norm", "own-stored")]
+DECODES = "decodes something else than it trains"
+# What is wrong, by setting, name and kind of model.
+WRONG = [
+    *(("attention", "own-shift", kind, DECODES) for kind in ("transformer", "decoder", "series")),
+    *(("attention", "own-convolution", kind, DECODES) for kind in ("transformer", "decoder", "series")),
+    ("attention", "own-convolution", "encoder", "depends on the padding of its batch"),
+    ("attention", "own-failing", "transformer", "fails in decoding: RuntimeError"),
+    *(("activation", "own-sum", kind, DECODES) for kind in ("transformer", "decoder", "series")),
+    *(("positions", "own-index", kind, DECODES) for kind in ("transformer", "decoder", "series")),
+    *(("norm", "own-drawn", kind, "cannot be stored, because .* other values in `drawn`") for kind in KINDS),
+]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    for setting, components in COMPONENTS.items():
+        for name, component in components.items():
+            transduce.register(setting, name)(component)
+    yield
+    for setting, components in COMPONENTS.items():
+        for name in components:
+            _REGISTRIES[setting][0].pop(name)
+            OWN_NAMES[setting].discard(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("setting", "name"), RIGHT)
+def test_a_component_that_decodes_as_it_trains_is_accepted(setting: str, name: str, kind: str) -> None:
+    state = torch.get_rng_state()
+    check_registered(ModelConfig(**(KINDS[kind] | {setting: name})))
+    assert torch.equal(torch.get_rng_state(), state)  # the run draws its weights afterwards
+
+
+@pytest.mark.parametrize(("setting", "name", "kind", "reason"), WRONG)
+def test_a_component_that_decodes_otherwise_is_refused(setting: str, name: str, kind: str, reason: str) -> None:
+    with pytest.raises(TransduceError, match=f"A model with `model.{setting}` = {name} (?:{reason})"):
+        check_registered(ModelConfig(**(KINDS[kind] | {setting: name})))
+
+
+def test_a_model_of_known_components_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.model.build.build_any_model", lambda _config: pytest.fail("a model was built"))
+    check_registered(ModelConfig(**SIZES))
