@@ -1,6 +1,7 @@
 """Errors that a user can fix: their exception, imports of optional packages, and the commands that messages suggest."""
 
 import codecs
+import errno
 import os
 import re
 import shlex
@@ -43,6 +44,12 @@ def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
 
 
 # --- encodings ---
+
+
+def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
+    """Return what a user can do about an error of writing a file: raise the limit on its size, or the other remedy."""
+    is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
+    return "raise the limit on the size of a file (`ulimit -f`)" if is_limit else otherwise
 
 
 def utf16_name(content: bytes) -> str | None:

@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import stat
 import sys
 import time
 import warnings
@@ -323,9 +324,23 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
         location = f"{error.filename}: " if error.filename else ""
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            sys.stderr.write(localized("transduce: Free disk space, then run the command again.\n"))
+        sys.stderr.write(localized(_disk_remedy(error)))
         return 2
+
+
+def _disk_remedy(error: OSError) -> str:
+    """Return a line with the remedy for a full disk or a limit on the size of files; "" for other errors.
+
+    A device such as /dev/full has no disk space to free.
+    """
+    if error.errno == errno.EFBIG:
+        return "transduce: Raise the limit on the size of a file (`ulimit -f`), then run the command again.\n"
+    try:
+        is_device = stat.S_ISCHR(os.stat(1 if error.filename in (None, "standard output") else error.filename).st_mode)
+    except OSError:
+        is_device = False
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_device
+    return "transduce: Free disk space, then run the command again.\n" if is_full else ""
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
