@@ -57,6 +57,17 @@ def test_warnings_of_one_kind_are_merged_and_list_the_first_lines() -> None:
     assert str(others).startswith("warning: 2 lines (1, 2) are in Cyrillic letters, not in Chinese: ")
 
 
+def test_broken_characters_of_translations_are_reported() -> None:
+    warnings = LineWarnings("en", "zh")
+    warnings.add(1, "They can swim.", "他们能\ufffd\ufffd。")
+    warnings.add(2, "They can \ufffd.", "他们能\ufffd。")
+    warnings.add(3, "They can swim.", None)
+    assert str(warnings).startswith(
+        "warning: the model wrote bytes that are no UTF-8 characters (U+FFFD) in the translation of line 1: "
+    )
+    assert warnings.shown_numbers == [1]
+
+
 def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
     warnings = LineWarnings(
         "zh", "en", unknown_characters=lambda text: UnknownLetters([each for each in text if each in "量😆й"])
@@ -151,3 +162,10 @@ def test_words_that_a_word_list_lacks_are_reported_whole() -> None:
     warnings.add(1, "我 爱 你", "I love you")
     warnings.add(2, "我爱你", "I")
     assert str(warnings).startswith("warning: line 2 has words that the vocabulary lacks (我爱你): ")
+
+
+def test_empty_translations_are_counted() -> None:
+    warnings = LineWarnings(None, None)
+    for number, source in enumerate(("a b", "", "…", "c", "d"), 1):
+        warnings.add(number, source, "" if number < 5 else "D")
+    assert str(warnings).startswith("warning: the translation of 2 lines (1, 4) is empty: the model has")

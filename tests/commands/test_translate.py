@@ -215,7 +215,10 @@ def test_search_options_of_the_command_take_effect(
             ["--coverage-penalty", "1", "--beam-size", "1"],
             "`--coverage-penalty` ranks the hypotheses of a beam, but `--beam-size` is 1: raise it.",
         ),
-        (["--diversity-penalty", "1"], "`--diversity-penalty` applies to groups of a beam: set their number with"),
+        (
+            ["--diversity-penalty", "1"],
+            "`--diversity-penalty` applies between groups of a beam, but `--diverse-groups`",
+        ),
         (
             ["--sample", "--beam-size", "2"],
             "`--beam-size` sets how to search, but --sample does not search: leave one of them out",

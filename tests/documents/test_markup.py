@@ -88,7 +88,7 @@ def test_numbered_tags_do_not_make_a_row() -> None:
         ("<p class='notranslate a'>x</p>one", "<p class='notranslate a'>x</p>ONE"),
         ('<p id="class=x" class="a NoTranslate">x</p>one', '<p id="class=x" class="a NoTranslate">x</p>ONE'),
         ("<p class=notranslate>x</p>one", "<p class=notranslate>x</p>ONE"),
-        ("<p class=a title='notranslate' translate=yes>x</p>", "<p class=a title='notranslate' translate=yes>X</p>"),
+        ("<p class=a title='notranslate' translate=yes>xy</p>", "<p class=a title='notranslate' translate=yes>XY</p>"),
         ("<a href='x>y'>one</a>", "<a href='x>y'>ONE</a>"),
         ('<a title="x < y">one</a> two', '<a title="x < y">ONE</a> TWO'),
         ('<p onclick="if (a<b) f()">one</p>', '<p onclick="if (a<b) f()">ONE</p>'),
@@ -317,7 +317,7 @@ def test_an_empty_element_moves_with_its_neighboring_word(
         ("one<i></i> two", ["one two"]),
         ("<b>!</b> <i></i>", []),
         ("<b>" * 600 + "one" + "</b>" * 600, ["one"]),
-        ("x" + "<b>y</b>" * 65, ["x", *["y"] * 65]),  # no sentence
+        ("xx" + "<b>yy</b>" * 65, ["xx", *["yy"] * 65]),  # no sentence
         ("one\ntwo", ["one two"]),
         ("玛丽今天晚上会\n骑自行车", ["玛丽今天晚上会骑自行车"]),
         ("use <code>x</code> <code>y</code> now", [f"use {HOLE} {HOLE} now"]),
@@ -484,6 +484,11 @@ def test_attributes_are_translated_on_request() -> None:
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
     settings = MarkupSettings(attributes=("placeholder", "title", "value", "label"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
+
+
+def test_texts_of_one_letter_stay() -> None:
+    plan = markup_plan("<td>x</td><td>(B)</td><td>x²</td><td>茶</td><td>ab</td><td><code>c</code> d</td>", spaced=True)
+    assert plan.sentences == ["茶", "ab", f"{HOLE} d"]
 
 
 def test_texts_of_images_are_translated() -> None:

@@ -388,3 +388,20 @@ def test_the_plural_forms_that_a_language_needs_are_known() -> None:
     assert lacking_plural_forms(forms, "de") == lacking_plural_forms(forms, "zh") == lacking_plural_forms(forms, None)
     assert lacking_plural_forms({"other"}, "en") == {"one"}
     assert lacking_plural_forms({"=1", "other"}, "en") == frozenset()
+
+
+def test_formulas_and_errors_of_spreadsheets_stay() -> None:
+    cells = ("=SUMME(A1)", '"=WENN(A1>0;""ja"";""nein"")"', "+SUM(A1)", "@NOW()", "#NAME?", "#N/A", "#DIV/0!")
+    texts = ("= one", "== two ==", "- three", "+ four (five)", "#six")
+    table = "a,b\n" + "".join(f"x,{cell}\n" for cell in (*cells, *texts))
+    result = translate_upload(table.encode(), "a.csv", upper, DocumentSettings(columns=("b",))).decode()
+    assert result == "a,b\n" + "".join(f"x,{cell}\n" for cell in (*cells, *map(str.upper, texts)))
+
+
+@pytest.mark.parametrize(
+    ("language", "locale"), [("en", "en"), ("eng_Latn", "en"), ("pt-BR", "pt_BR"), ("zh", "zh"), (None, "de")]
+)
+def test_an_application_resource_bundle_gets_the_target_locale(language: str | None, locale: str) -> None:
+    bundle = '{\n  "@@locale": "de",\n  "a": "one two",\n  "@a": {"@@locale": "x"}\n}\n'
+    result = translate_upload(bundle.encode(), "a.arb", upper, DocumentSettings(target_language=language)).decode()
+    assert result == bundle.replace('"de"', f'"{locale}"').replace("one two", "ONE TWO")

@@ -10,6 +10,8 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from transduce.commands.line_warnings import resolve_languages
 from transduce.commands.main import main
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS
-from transduce.documents.translate import Observer, portions, target_path, write_translated
+from transduce.documents.translate import ModelTexts, Observer, count_texts, portions, target_path, write_translated
 from transduce.documents.units import Document, DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
@@ -350,3 +352,17 @@ def test_a_missing_package_is_one_sentence() -> None:
         "This needs the package markdown_it, which is not installed: pip install 'transduce[documents]'.",
         'b\'{"a": "b"}\'',
     ]
+
+
+def test_texts_of_one_letter_stay_and_the_texts_of_a_page_are_counted() -> None:
+    seen: list[str] = []
+
+    def translate(texts: Sequence[str], *_: Any, **__: Any) -> list[Any]:
+        seen.extend(texts)
+        return [SimpleNamespace(text=text.upper()) for text in texts]
+
+    translator: Any = SimpleNamespace(context=None, search=None, translate=translate)
+    assert ModelTexts(translator)(["x", "ab", "(b)", "茶"], "text") == ["x", "AB", "(b)", "茶"]
+    assert seen == ["ab", "茶"]
+    for name, content, count in (("a.html", b"<p>One two.</p><p>x</p><p>three</p>", 2), ("a.txt", b"one\ntwo\n", 2)):
+        assert count_texts(read_document(name, content, DocumentSettings(), LOCAL_LIMITS)) == count

@@ -391,3 +391,21 @@ def test_given_translations_are_scored_like_those_of_a_search(translator: Transl
     for one, other in zip(own, given, strict=True):
         assert nats_per_token(other) == pytest.approx(nats_per_token(one), abs=1e-3)
         assert other.protected == one.protected
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (" 's there.", "{name}'s there."),
+        ("'ll come.", "{name}'ll come."),
+        ("’re here.", "{name}’re here."),
+        ("is here.", "{name} is here."),
+        ("'s' is a letter.", "{name} 's' is a letter."),
+        ("'salt' is here.", "{name} 'salt' is here."),
+    ],
+)
+def test_no_space_separates_an_english_clitic_from_a_span(translator: Translator, text: str, written: str) -> None:
+    run = ProtectedRun(Span(0, 6), (Span(0, 6),), "")
+    found, pairs = Placeholders(translator.tokenizer, "en")._write("{name} ist da.", text, [_InsertedRun(0, run)])
+    assert found == written
+    assert pairs == ((Span(0, 6), Span(0, 6)),)

@@ -297,3 +297,17 @@ def test_unknown_characters_in_protected_spans_cause_no_warning() -> None:
     """Characters that were copied unchanged need no place in the vocabulary."""
     found = Translation("☃☃ 很 ☂", translation("", "☃☃ is ☂").alternatives, protected=((Span(0, 2), Span(0, 2)),))
     assert find_quality_warnings(found, unknown_characters="☃☂") == (QualityWarning("unread", "☂"),)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
+        ("{a} mag {a} und :bo.", "{a} likes :co.", "{a}, :bo"),
+        ("Er mag %%name.", "He likes % name.", "%%name"),
+        ("Er mag <b>Tee</b>.", "He likes <b>tea</b>.", None),
+        ("Er hat 5 km.", "He has five kilometers.", None),
+    ],
+)
+def test_missing_placeholders_get_a_warning(source: str, target: str, missing: str | None) -> None:
+    found = {each.kind: each.found for each in find_quality_warnings(Translation.of(source, target))}
+    assert found.get("placeholders") == missing

@@ -19,7 +19,14 @@ BEAM = {"beam_size": 8, "length_penalty": 1.0}
     [
         ({"sampling": SAMPLES, "n_best": 8}, {"beam_size": 3}, {}, {"beam_size": 3, "n_best": 3}),
         ({"sampling": SAMPLES}, {"length_penalty": 1.0}, {}, {"length_penalty": 1.0}),
-        ({"sampling": SAMPLES}, {"diversity_penalty": 1.0}, {}, {"diversity_penalty": 1.0}),
+        (
+            {"sampling": SAMPLES},
+            {"diversity_penalty": 1.0, "diverse_groups": 2},
+            {},
+            {"diversity_penalty": 1.0, "diverse_groups": 2},
+        ),
+        ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"beam_size": 3}, {}, {"beam_size": 3}),
+        ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"diverse_groups": 1}, {}, {}),
         ({"sampling": SAMPLES}, {"coverage_penalty": 0.2}, {}, {"coverage_penalty": 0.2}),
         ({"sampling": SAMPLES}, {"n_best": 7}, {}, {"n_best": 7, "sampling": SAMPLES}),
         ({"n_best": 4}, {"beam_size": 2}, {}, {"n_best": 2, "beam_size": 2}),
@@ -63,6 +70,9 @@ def test_what_the_user_sets_has_its_effect(
         ({}, {"max_length": 9, "max_length_extra": 5}, {}, "`max_length_extra` has no effect beside `max_length`"),
         ({}, {"min_length": 9, "max_length": 9}, {}, r"`min_length` must be less than `max_length` \(9\)"),
         ({}, {"beam_size": 0}, {}, "`beam_size` must be at least 1, but is 0"),
+        ({}, {}, {"temperature": 0, "top_k": 5}, "`top_k` sets how to sample, but with `temperature` 0 search is"),
+        ({}, {}, {"temperature": 0.0, "seed": 9}, "`seed` sets how to sample, but with `temperature` 0 search is"),
+        ({}, {"diversity_penalty": 1.0}, {}, "`diversity_penalty` applies between groups of a beam, but"),
     ],
 )
 def test_a_setting_without_effect_is_refused(
@@ -78,20 +88,27 @@ def test_a_setting_without_effect_is_refused(
         {"beam_size": 1, "coverage_penalty": 0.1},
         {"sampling": SAMPLES, "coverage_penalty": 0.1},
         {"sampling": SAMPLES, "diverse_groups": 2},
+        {"diversity_penalty": 3.0},
     ],
 )
 def test_settings_of_a_beam_need_one(changes: dict[str, Any]) -> None:
     with pytest.raises(
-        TransduceError, match=r"hypotheses of a beam, but `beam_size` is 1|is for a beam, but `sampling`"
+        TransduceError, match=r"a beam, but `beam_size` is 1|is for a beam, but `sampling`|but `diverse_groups` is 1"
     ):
         SearchSettings(**changes)
 
 
 @pytest.mark.parametrize(
-    "table", ["beam_size = 1\ncoverage_penalty = 0.2", "coverage_penalty = 0.2\n[search.sampling]"]
+    "table",
+    [
+        "beam_size = 1\ncoverage_penalty = 0.2",
+        "coverage_penalty = 0.2\n[search.sampling]",
+        "diversity_penalty = 3.0",
+        "diverse_groups = 2\ndiversity_penalty = 3.0\n[search.sampling]",
+    ],
 )
 def test_a_stored_penalty_without_effect_is_ignored(tmp_path: Path, table: str) -> None:
     (tmp_path / "settings.toml").write_text(f"[search]\n{table}\n")
     search = read_search_settings(tmp_path)
-    assert search.coverage_penalty == 0.0
+    assert (search.coverage_penalty, search.diversity_penalty) == (0.0, 0.5)
     assert msgspec.structs.replace(search, n_best=1) == search

@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_translated_is_refused(
         ({"columns": "b\n3", "format": ""}, "a.csv", b"a,b,c\none,two,three\n", b"a,b,c\none,TWO,THREE\n"),
         ({"fields": "a"}, "a.json", b'{"a": "one", "b": "two"}', b'{"a": "ONE", "b": "two"}'),
         ({"format": "txt"}, "a.json", b"{one}", b"{ONE}"),
-        ({"encoding": "latin-1"}, "a.txt", b"\xe4", b"\xc4"),
+        ({"encoding": "latin-1"}, "a.txt", b"\xe4b", b"\xc4B"),
     ],
 )
 def test_fields_of_the_form_choose_the_texts_of_a_file(

@@ -543,10 +543,10 @@ def test_training_longer_is_not_advised_to_a_run_that_was_best_long_before() -> 
     result = TrainResult(
         step=300, epochs=150.0, steps=300, best_step=60, best_value=1.0, elapsed_seconds=1.0, reason="finished"
     )
-    taken = "The run has taken 300 steps (150.00 epochs)"
-    assert advice(result) == f"{taken} and was best after 60: train with more data."
+    taken = "It is weak. The run has taken 300 steps (150.00 epochs)"
+    assert advice("It is weak.", result) == f"{taken} and was best after 60: train with more data."
     late = msgspec.structs.replace(result, best_step=280)
-    assert advice(late) == f"{taken}: train longer (--resume --steps M), or with more data."
+    assert advice("It is weak.", late) == f"{taken}: train longer (--resume --steps M), or with more data."
 
 
 def test_more_steps_set_on_resume_are_kept(toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path) -> None:

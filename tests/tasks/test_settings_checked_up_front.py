@@ -57,6 +57,20 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             r"`search\.beam_size` does nothing .*: leave it out",
         ),
         ({"model.norm_order": "post", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
+        ({"data.temperature": 5.0}, r"`data\.temperature` sets how often .* is sampled, but there are none"),
+        ({"search.diversity_penalty": 3.0}, r"`diversity_penalty` applies .*, but `diverse_groups` is 1"),
+        (
+            {"task.kind": "denoising", "data.target": [], "search.beam_size": 2},
+            r"`search\.beam_size` does nothing .* denoising: set it in the run that continues from this model",
+        ),
+        (
+            {"task.kind": "language-model", "data.target": [], "data.strict_format": True},
+            r"`data\.strict_format` means nothing where `task\.kind` is language-model",
+        ),
+        (
+            {"task.kind": "classification", "training.placeholder_rate": 0.2},
+            r"`training\.placeholder_rate` means nothing where `task\.kind` is classification",
+        ),
     ],
 )
 def test_contradictory_settings_are_refused_before_the_corpus_is_read(
@@ -197,6 +211,17 @@ def test_settings_without_effect_in_a_recurrent_model_are_reported(
     assert re.search(r"model.d_ff +64  has no effect: a recurrent model has none", told)
     assert re.search(r"model.attention_score +general  has no effect: this model has no attention", told)
     assert "model.num_heads" not in told
+
+
+def test_translations_that_a_task_does_not_write_are_reported(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {name: value for name, value in toy_settings.items() if "target" not in name and "encoder" not in name}
+    for translated, is_reported in ((7, True), (0, False)):
+        changed = own | {"task.kind": "language-model", "training.translate_dev": translated}
+        train(out=tmp_path, settings=changed, dry_run=True, device="cpu", threads=1)
+        told = capsys.readouterr().err
+        assert ("has no effect: a run of language-model writes no translations" in told) == is_reported
 
 
 def test_the_choice_log_lists_every_setting_of_the_model_that_was_set(

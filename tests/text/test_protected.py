@@ -336,3 +336,23 @@ def test_a_pair_without_words_in_the_translation_gets_the_nearest_one() -> None:
     text, spans = bare.written(source, "one two three.", [Span(0, 0), Span(0, 14)], [])
     assert text == "<i>one</i> <b>two three."
     assert [source[slice(*own)] for own, _ in spans] == ["<i>", "</i>", "<b>"]
+
+
+@pytest.mark.parametrize(
+    "placeholder",
+    [
+        ":name", "%name%", "%%name%%", "<%= name %>", "@:nav.home", "@:(nav.home)", "[[name]]", "[NAME]", "[USER_NAME]",
+        "~name~", "\\1", "\\12",
+    ],
+)  # fmt: skip
+def test_placeholders_of_frameworks_are_protected(placeholder: str) -> None:
+    for text in (f"{placeholder} wohnt in Berlin.", f"Er kennt {placeholder} gut.", f"Da ist ({placeholder})!"):
+        assert [text[slice(*span)] for span in find_protected(text)] == [placeholder]
+    assert not is_inline_tag(placeholder)
+
+
+@pytest.mark.parametrize(
+    "text", ["Er sagte: ja", "um 12:30", "Na ja :D :p", "x [sic] [Berlin] [[Zu Hause]]", "a ~ b", "50%ige 20%"]
+)
+def test_signs_of_ordinary_texts_are_no_placeholders(text: str) -> None:
+    assert not [each for span in find_protected(text) if not (each := text[slice(*span)])[0].isdecimal()]

@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
     translator = load_translator(options.model, options)
     if options.learn is not None and references is None:
         write_file(Path(options.learn), msgspec.json.encode(learn_word_statistics(translator, pairs)) + b"\n")
-        sys.stderr.write(localized(f"The word statistics of {len(pairs):,} pairs are in {options.learn}.\n"))
+        counted = count_noun(len(pairs), "pair")
+        sys.stderr.write(localized(f"The word statistics of {counted} are in {options.learn}.\n"))
         return 0
     if options.learn is not None and references is not None:
         examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]

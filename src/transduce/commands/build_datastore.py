@@ -128,6 +128,6 @@ def _progress_printer(pairs: int) -> Callable[[int], None]:
 
     def print_progress(done: int) -> None:
         if clock.is_due():
-            sys.stderr.write(localized(f"{done:,} of {pairs:,} pairs\n"))
+            sys.stderr.write(localized(f"{done:,} of {count_noun(pairs, 'pair')}\n"))
 
     return print_progress

@@ -122,7 +122,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         for number, pair in enumerate(zip(sources, hypotheses, strict=True), 1):
             tally.add(number, *pair)
         sys.stderr.write(localized(f"{tally}\n"))
-    sys.stderr.write(localized(f"{report.sentences:,} sentences in {elapsed_seconds:.1f} s\n"))
+    sys.stderr.write(localized(f"{count_noun(report.sentences, 'sentence')} in {elapsed_seconds:.1f} s\n"))
     return 0
 
 

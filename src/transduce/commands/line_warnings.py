@@ -64,20 +64,26 @@ class LineWarnings:
         self._finds_lost = known and source_language != target_language
         self._other_language: dict[str, list[int]] = {}
         self._lost: list[int] = []
+        self._broken: list[int] = []
+        self._empty: list[int] = []
 
     def add(self, number: int, source: str, translation: str | None) -> None:
         """Check one line, and record its number (from 1) for each problem that it has.
 
-        Problems are a wrong source language, letters that the vocabulary lacks, and sentences lost in the translation.
-        A line in a wrong language is not checked for others. If `translation` is None, lost sentences are not looked
-        for.
+        Problems are a wrong source language, letters that the vocabulary lacks, an empty translation, and sentences
+        lost or characters broken in the translation. A line in a wrong language is only checked for the latter. If
+        `translation` is None, only the source is checked.
         """
+        if translation is not None and "\ufffd" in translation and "\ufffd" not in source:
+            self._broken.append(number)
         reason = describe_wrong_language(source, self._source_language)
         if reason is not None:
             self._other_language.setdefault(reason, []).append(number)
             return
         self._add_letters(number, source)
-        if translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
+        if translation is not None and not translation.strip() and any(map(str.isalnum, source)):
+            self._empty.append(number)
+        elif translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
             self._lost.append(number)
 
     def _add_letters(self, number: int, source: str) -> None:
@@ -135,18 +141,37 @@ class LineWarnings:
                 "learned: convert the text to Unicode's composed form (NFC), and translate it again, as "
                 f"the translation of {where} cannot be relied on.\n"
             )
+        if self._empty:
+            warnings.append(
+                f"warning: the translation of {self._lines(self._empty)} is empty: the model has learned too little, "
+                "or from pairs with empty translations.\n"
+            )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
             warnings.append(
                 f"warning: {self._lines(self._lost)} {verb} fewer sentences in the translation than in the source: use "
                 "--split-sentences always, or put each sentence on a line of its own.\n"
             )
+        if self._broken:
+            where = self._lines(self._broken)
+            warnings.append(
+                f"warning: the model wrote bytes that are no UTF-8 characters (U+FFFD) in the translation of {where}: "
+                "write the missing characters by hand, or try another beam size.\n"
+            )
         return "".join(warnings)
 
     @property
     def shown_numbers(self) -> list[int]:
         """The numbers of the lines that the warnings name, in order."""
-        kinds = (*self._other_language.values(), self._unknown, self._in_bytes, self._decomposed, self._lost)
+        kinds = (
+            *self._other_language.values(),
+            self._unknown,
+            self._in_bytes,
+            self._decomposed,
+            self._empty,
+            self._lost,
+            self._broken,
+        )
         return sorted({number for kind in kinds for number in islice(kind, MAX_SHOWN)})
 
     def _lines(self, numbers: list[int]) -> str:

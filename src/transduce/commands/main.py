@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import stat
 import sys
 import time
 import warnings
@@ -14,7 +15,12 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
+from transduce.errors import (
+    TransduceError,
+    WrongLanguageWarning,
+    option_with_other_dashes,
+    use_common_options,
+)
 from transduce.process_environment import handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
@@ -138,6 +144,9 @@ class Parser(argparse.ArgumentParser):
             option = argument.partition("=")[0]
             if option == "--":
                 break
+            intended = option_with_other_dashes(argument)
+            if intended in self._option_string_actions:
+                self.error(f"`{option}` begins with another dash than `-`: type {intended}")
             if option.startswith("--") and " " not in option and option not in self._option_string_actions:
                 from difflib import get_close_matches  # imported only for a mistake, as it takes a while
 
@@ -323,9 +332,23 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
         location = f"{error.filename}: " if error.filename else ""
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            sys.stderr.write(localized("transduce: Free disk space, then run the command again.\n"))
+        sys.stderr.write(localized(_disk_remedy(error)))
         return 2
+
+
+def _disk_remedy(error: OSError) -> str:
+    """Return a line with the remedy for a full disk or a limit on the size of files; "" for other errors.
+
+    A device such as /dev/full has no disk space to free.
+    """
+    if error.errno == errno.EFBIG:
+        return "transduce: Raise the limit on the size of a file (`ulimit -f`), then run the command again.\n"
+    try:
+        is_device = stat.S_ISCHR(os.stat(1 if error.filename in (None, "standard output") else error.filename).st_mode)
+    except OSError:
+        is_device = False
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_device
+    return "transduce: Free disk space, then run the command again.\n" if is_full else ""
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:

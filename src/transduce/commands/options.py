@@ -381,10 +381,6 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     if options.length_penalty is not None and search.beam_size == 1:
         raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     report_overridden(base, search, overrides, folder)
-    if options.diversity_penalty is not None and search.diverse_groups == 1:
-        raise TransduceError(
-            "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."
-        )
     if search.batch_invariant and getattr(options, "datastore", None) is not None:
         raise TransduceError(
             "--batch-invariant cannot be combined with --datastore, whose retrieval depends on the batch: leave one of "

@@ -143,7 +143,7 @@ def translate_file(
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
     """
-    from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
+    from transduce.documents.translate import ModelTexts, count_texts, target_path, translate_content, write_translated
 
     for name, unset in _LINE_OPTIONS.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
@@ -192,7 +192,7 @@ def translate_file(
     sys.stderr.write(localized(str(warnings)))
     if output is not None:
         seconds = time.monotonic() - started_at
-        sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
+        sys.stderr.write(localized(f"{count_noun(count_texts(document), 'text')} in {output}, {seconds:.1f} s\n"))
     for note in (*_message_notes(document, translator.target_language), *_unit_notes(document)):
         sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:

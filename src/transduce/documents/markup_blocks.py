@@ -24,7 +24,7 @@ from transduce.documents.markup_tokens import (
     split_white_space,
     unescape,
 )
-from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
+from transduce.text.languages import is_sign, is_unspaced_character, is_unspaced_or_punctuation
 from transduce.text.word_spans import Span
 
 STAND_IN = "\ufffc"
@@ -142,7 +142,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     for token in inner:
         builder.add(token)
     root, text = builder.root, builder.text
-    if not has_words(text):
+    if not has_words(text) or (is_sign(text) and STAND_IN not in text):
         return None
     before, after = _outer_space(inner), _outer_space(inner, from_end=True)
     root.end = len(text)

@@ -13,7 +13,7 @@ from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.markup_tokens import NUMBERED
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
-from transduce.text.languages import base_code, is_unspaced_or_punctuation
+from transduce.text.languages import base_code, canonical, is_unspaced_or_punctuation, short_code
 from transduce.ui_language import columns_of, wrap
 
 # --- lines ---
@@ -186,8 +186,20 @@ def read_json(source: Source) -> Document:
     """
     file = source.text_file()
     _check_json(file.text, 0)
-    edits = _json_edits(file.text, 0, source.settings.fields)
-    return file.document(_checked_fields(edits, source.settings.fields))
+    edits = _checked_fields(_json_edits(file.text, 0, source.settings.fields), source.settings.fields)
+    if edits and source.settings.target_language is not None:
+        edits += _locale_edits(file.text, source.settings.target_language)
+        edits.sort(key=lambda edit: edit.start)
+    return file.document(edits)
+
+
+def _locale_edits(text: str, language: str) -> Iterator[Edit]:
+    """Yield the edit that writes the target language into the locale of an Application Resource Bundle (ARB)."""
+    code = canonical(language) if len(base_code(language)) == 2 else short_code(language)
+    code = language if canonical(language) == canonical(code) and "_" not in language else code
+    for path, start, end in _json_strings(text):
+        if path == ("@@locale",):
+            yield Edit(start, end, [], lambda _: json.dumps(code.replace("-", "_")), is_in_place=False)
 
 
 def read_json_lines(source: Source) -> Document:
@@ -350,6 +362,12 @@ def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozen
 # --- tables ---
 
 
+# Formulas and error values, as spreadsheets write them.
+_FORMULA = re.compile(
+    r"\s*(?:=(?![=\s])|[-+@][A-Za-z][\w.]*\(.*\)\s*\Z|#(?:[A-Z]{2,6}[!?]|N/A|DIV/0!)\s*\Z)", re.DOTALL
+)
+
+
 class _Cell(NamedTuple):
     start: int
     end: int
@@ -430,7 +448,8 @@ def _read_table(file: TextFile, delimiter: str, columns: Sequence[str]) -> Docum
     if has_header:
         _check_widths(file.text, rows)
     chosen = [row[index] for row in rows[1 if has_header else 0 :] for index in indices if index < len(row)]
-    return file.document([_edit_cell(cell, delimiter) for cell in chosen if has_letters(cell.text)])
+    texts = [cell for cell in chosen if has_letters(cell.text) and not _FORMULA.match(cell.text)]
+    return file.document([_edit_cell(cell, delimiter) for cell in texts])
 
 
 def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:

@@ -23,6 +23,7 @@ from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.files import count_noun
+from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
 _ATTRIBUTES = (
@@ -216,14 +217,16 @@ class ModelTexts(ContextTexts):
             kind: what all of them are, such as plain text or HTML; the translations keep tags.
         """
         if kind == "text":
+            chosen = [text for text in texts if not is_sign(text)]
             found = self.translator.translate(
-                texts,
+                chosen,
                 self.search,
                 glossary=self.glossary,
                 text_settings=self.text_settings,
-                documents=Documents([bool(self.before), *(True for _ in texts[1:])][: len(texts)], self.before),
+                documents=Documents([bool(self.before), *(True for _ in chosen[1:])][: len(chosen)], self.before),
             )
-            translations = [each.text for each in found]
+            new = (each.text for each in found)
+            translations = [text if is_sign(text) else next(new) for text in texts]
         else:
             translations = translate_markup(
                 self.translator,
@@ -241,6 +244,12 @@ class ModelTexts(ContextTexts):
 def _plain_text(text: str, kind: UnitKind) -> str:
     """Return a document's text or its translation without XML or HTML tags; plain text stays as it is."""
     return text if kind == "text" else " ".join(markup_plan(text, UNIT_MARKUP[kind], spaced=True).sentences)
+
+
+def count_texts(document: Document) -> int:
+    """Return the number of texts of a document that are translated; a page of HTML has several."""
+    pages = (markup_plan(unit.text, UNIT_MARKUP["html"], spaced=True) for unit in document.units if unit.kind == "html")
+    return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
 
 Progress = Callable[[int, int], None]

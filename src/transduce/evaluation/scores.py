@@ -477,7 +477,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
 
     def __str__(self) -> str:
-        accuracy = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts)"
+        accuracy = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.texts, 'text')})"
         return f"{accuracy}, macro F1 {self.macro_f1:.2f} %"
 
     def table(self) -> str:
@@ -571,7 +571,7 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
     """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
 
     def __str__(self) -> str:
-        line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.words:,} words)"
+        line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.words, 'word')})"
         if self.f1 is None:
             return line
         kinds = "".join(f"\n  {kind}  F1 {f1:.2f} %" for kind, f1 in self.f1_of_kinds.items())

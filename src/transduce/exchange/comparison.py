@@ -31,6 +31,7 @@ from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.read import ModelFolder
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings
+from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SpecialTokens, Vocabulary, encode_masked, find_special_tokens, text_token_ids
 
@@ -736,7 +737,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
     long: list[str] = []
     while len(vocabulary.encode(" ".join(long))) < _LONG_TEXT_TOKENS:
         long.append(real[len(long) % len(real)])
-    count = "1 sentence" if len(real) == 1 else f"{len(real):,} sentences"
+    count = count_noun(len(real), "sentence")
     return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
 
 

@@ -27,6 +27,7 @@ from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, Term
 from transduce.text.text_settings import TextSettings
 
@@ -324,8 +325,8 @@ class ResumableFile:
         if not resume:
             self._hold_lock().close()  # an unfinished file may be one that another process writes just now
             raise TransduceError(
-                f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
-                f"continue, or delete {self.side} to start again."
+                f"{self.partial} has {count_noun(progress.lines, 'line')} of an interrupted translation: pass --resume "
+                f"to continue, or delete {self.side} to start again."
             )
         if progress.options_sha256 != self.options_sha256 or progress.format_version != _FORMAT_VERSION:
             raise TransduceError(
@@ -349,8 +350,8 @@ class ResumableFile:
         self._add(lines)
         if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
             raise TransduceError(
-                f"{self.partial} holds translations of {self.progress.lines:,} lines, but the input begins with "
-                f"other lines: use the same input, or delete {self.side} to start again."
+                f"{self.partial} holds translations of {count_noun(self.progress.lines, 'line')}, but the input begins "
+                f"with other lines: use the same input, or delete {self.side} to start again."
             )
 
     def open(self) -> None:

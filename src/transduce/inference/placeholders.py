@@ -35,6 +35,7 @@ from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.text.word_spans import Span, encode_with_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
+_CLITIC = re.compile(r"['’](?:s|ll|re|ve|d|m)\b(?!['’])")  # of English, which no space separates from its word
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 # Brackets and quotation marks by pairs, and those that other scripts write for them.
 _BRACKETS = frozenset(
@@ -492,6 +493,7 @@ class Placeholders:
             has_space = written.endswith(" ") or after.startswith(" ")
             written, rest = written.rstrip(" "), after.lstrip(" ")
             left, right = self._spaces(source, run.source, (written[-1:], rest[:1]), has_space=has_space)
+            right = "" if _CLITIC.match(rest) else right
             written += left
             moved = len(written) - run.source.start
             pairs += [(span, Span(span.start + moved, span.end + moved)) for span in run.spans]

@@ -27,7 +27,7 @@ from transduce.text.languages import (
     main_script,
     script_of,
 )
-from transduce.text.protected import without_protected
+from transduce.text.protected import find_protected, without_protected
 from transduce.text.sentences import find_lost_sentences
 
 # --- missing numbers ---
@@ -180,6 +180,26 @@ def _digits(number: str) -> str:
     return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
 
 
+# --- missing placeholders ---
+
+
+# What looks like a placeholder of some framework, whether translation copies it or not.
+_PLACEHOLDER_LIKE = re.compile(r"(?<![^\s(\[])[%$@#~|^\\]{1,3}[.:]?[A-Za-z_]\w*+[%$@#~|^]{0,3}", re.ASCII)
+_STARTS_OF_PLACEHOLDERS = ("{", "<", "%", "$", "\\", "@", "#{", "~", "[", ":", "&", "http")
+
+
+def missing_placeholders(source: str, target: str) -> list[str]:
+    """Return the placeholders, tags and URLs of a source that its translation lacks, or has less often."""
+    spans = find_protected(source)
+    literals = [each for span in spans if (each := source[slice(*span)]).startswith(_STARTS_OF_PLACEHOLDERS)]
+    literals += [
+        match[0]
+        for match in _PLACEHOLDER_LIKE.finditer(source)
+        if not any(span.start < match.end() and match.start() < span.end for span in spans)
+    ]
+    return [literal for literal, count in Counter(literals).items() if target.count(literal) < count]
+
+
 # --- warnings ---
 
 
@@ -193,6 +213,7 @@ WarningKind = Literal[
     "copied",
     "untranslated",
     "numbers",
+    "placeholders",
     "terms",
     "unknown",
     "unlikely",
@@ -223,6 +244,7 @@ class QualityWarning(msgspec.Struct, frozen=True):
     * copied: the translation equals the source.
     * untranslated: the translation has letters of the source's script.
     * numbers: a number of the source is missing.
+    * placeholders: a placeholder, tag or URL of the source is missing.
     * terms: a glossary term is missing.
     * unknown: the translation has a placeholder for an unknown token.
     * unlikely: the model's own log-probability of the translation is low.
@@ -281,6 +303,7 @@ def find_quality_warnings(
     if translation.text.strip():
         forms = _forms(translation, glossary)
         warnings |= _text_warnings(translation, source_language, target_language)
+        warnings["placeholders"] = ", ".join(missing_placeholders(translation.source, translation.text)) or None
         warnings["unlikely"] = _unlikely(translation, forms)
     else:
         warnings["empty"] = ""

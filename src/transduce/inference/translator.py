@@ -257,7 +257,8 @@ class Translator:
         Args:
             text: a text of any length, or a list of texts; an empty text gives an empty translation.
             beam_size: number of beam hypotheses; 1: greedy search.
-            length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
+            length_penalty: exponent alpha of the length penalty; higher values favor longer translations. With
+                `beam_size` 1, it only changes the reported scores.
             n_best: number of alternatives returned for each text, best first.
             max_length: maximum number of new tokens in the translation of each sentence.
             temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.

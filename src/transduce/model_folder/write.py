@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, shown_names, writing_remedy
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
@@ -237,8 +237,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
         )
     except OSError as error:
         raise TransduceError(
-            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then run the command "
-            "again (a training with --resume)."
+            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): {writing_remedy(error)}, then run the "
+            "command again."
         ) from error
 
 

@@ -28,6 +28,7 @@ _MAX_VALUES = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_pe
 _MAX_VALUES |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
+_DIVERSITY_PENALTY = 0.5  # the default
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
@@ -62,6 +63,11 @@ def _check_beam(settings: "SearchSettings") -> None:
     """Raise an error if a setting of a beam would have no effect, because there is none."""
     if settings.coverage_penalty > 0.0 and settings.sampling is None and settings.beam_size == 1:
         raise TransduceError("`coverage_penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    if settings.diverse_groups == 1 and settings.diversity_penalty != _DIVERSITY_PENALTY:
+        raise TransduceError(
+            "`diversity_penalty` applies between groups of a beam, but `diverse_groups` is 1: raise it, or leave the "
+            "penalty out."
+        )
     for name, is_set in (
         ("coverage_penalty", settings.coverage_penalty > 0.0),
         ("diverse_groups", settings.diverse_groups > 1),
@@ -137,7 +143,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     beam_size: int = 4
     """Number of hypotheses kept at each step; 1 is greedy search."""
     length_penalty: float = 0.6
-    """Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone."""
+    """Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone. With
+    `beam_size` 1, it only changes the reported scores.
+    """
     n_best: int = 1
     """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
@@ -164,7 +172,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Beta of the coverage penalty on hypotheses that leave source tokens untranslated (Wu et al. 2016)."""
     diverse_groups: int = 1
     """Number of groups of the beam, which avoid each other's choices (Vijayakumar et al. 2016)."""
-    diversity_penalty: float = 0.5
+    diversity_penalty: float = _DIVERSITY_PENALTY
     """Cost in nats of a token for each earlier group that chose it at the same position."""
     forbidden: tuple[str, ...] = ()
     """Texts that no translation may contain: words, matched as whole words, and `<unk>` for the unknown token."""
@@ -272,6 +280,11 @@ def override_search(
             " out."
         )
     if draws.get("temperature") == 0 and not isinstance(draws["temperature"], bool):
+        if len(draws) > 1:
+            idle = next(name for name in draws if name != "temperature")
+            raise TransduceError(
+                f"`{idle}` sets how to sample, but with `temperature` 0 search is greedy: leave one of them out."
+            )
         changes |= {"beam_size": 1, "sampling": None}
     elif draws:
         changes["sampling"] = msgspec.structs.replace(search.sampling or SamplingSettings(), **draws)
@@ -291,9 +304,14 @@ def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         table: fields of `SearchSettings` by name, as a folder's file has them.
     """
+    neutral = dict[str, Any]()
     if table.get("sampling") is not None:
-        return {**table, "coverage_penalty": 0.0, "diverse_groups": 1}
-    return {**table, "coverage_penalty": 0.0} if table.get("beam_size") == 1 else dict(table)
+        neutral = {"coverage_penalty": 0.0, "diverse_groups": 1}
+    elif table.get("beam_size") == 1:
+        neutral = {"coverage_penalty": 0.0}
+    if {**table, **neutral}.get("diverse_groups", 1) == 1:
+        neutral["diversity_penalty"] = _DIVERSITY_PENALTY
+    return {**table, **neutral}
 
 
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,6 +325,8 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
+    if {**changes, **neutral}.get("diverse_groups", search.diverse_groups) == 1:
+        neutral["diversity_penalty"] = _DIVERSITY_PENALTY
     max_length = changes.get("max_length")
     if isinstance(max_length, int) and search.min_length >= max_length:
         neutral["min_length"] = max(0, max_length - 1)

@@ -23,6 +23,7 @@ from transduce.serving.messages import RequestError, UploadedFile, invalid_reque
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
+from transduce.text.languages import is_sign
 
 DocumentState = Literal["queued", "translating", "done", "error"]
 _RETRY_SECONDS = 0.5  # while the queue is full
@@ -220,7 +221,9 @@ class _QueuedTexts(ContextTexts):
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the translation of each text, in order; the texts of all calls are one document."""
-        translations = self._document.translate_texts(texts, kind, self.before)
+        chosen = [text for text in texts if kind != "text" or not is_sign(text)]
+        found = iter(self._document.translate_texts(chosen, kind, self.before))
+        translations = [text if kind == "text" and is_sign(text) else next(found) for text in texts]
         self.remember(texts, translations, kind)
         return translations
 

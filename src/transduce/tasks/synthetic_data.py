@@ -23,7 +23,7 @@ from transduce.tasks.settings.presets import setting_value
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.training.choices import ChoiceLog
 from transduce.training.display import ProgressDisplay, format_duration
@@ -142,11 +142,11 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
         lines, left_out = lines + len(written), left_out + written.count("")
         file.append(portion.lines, "".join(f"{line}\n" for line in written))
         if clock.is_due():
-            display.say(f"{file.progress.lines:,} lines, {format_duration(clock.elapsed_seconds)}")
+            display.say(f"{count_noun(file.progress.lines, 'line')}, {format_duration(clock.elapsed_seconds)}")
     file.finish()
     display.say(
-        f"{lines:,} lines translated in {format_duration(clock.elapsed_seconds)}; {left_out:,} of them "
-        "empty or with quality warnings, and left out."
+        f"{count_noun(lines, 'line')} translated in {format_duration(clock.elapsed_seconds)}. Left out as empty or "
+        f"with quality warnings: {left_out:,}."
     )
     if 2 * left_out > lines:
         display.say(f"warning: These are most of them: the model in {model} is not suited to such text.")

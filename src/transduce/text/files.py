@@ -36,6 +36,9 @@ def spreadsheet_error(path: str | Path) -> TransduceError:
 # --- counts with nouns ---
 
 
+_DOCTOR_SHOWS = "`transduce doctor` shows them and looks for swapped and misaligned pairs."
+
+
 def count_noun(count: int, noun: str) -> str:
     """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -168,12 +171,13 @@ class LineNotes:
                 f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
                 f"them, so the model {'writes' if writes_text else 'reads'} single ones."
             )
-        if writes_text and self.marked_up + self.damaged + self.invisible:
-            notices.append(
-                f"{count_noun(self.marked_up, 'text')} with tags or entities, {self.damaged:,} with damaged and "
-                f"{self.invisible:,} with invisible characters stay as they are: `transduce doctor` shows them and "
-                "looks for swapped and misaligned pairs."
-            )
+        if writes_text and self.marked_up:
+            notices.append(f"Unchanged: {count_noun(self.marked_up, 'text')} with tags or entities. {_DOCTOR_SHOWS}")
+        if writes_text and self.damaged:
+            notices.append(f"Unchanged: {count_noun(self.damaged, 'text')} with damaged characters. {_DOCTOR_SHOWS}")
+        if writes_text and self.invisible:
+            counted = count_noun(self.invisible, "text")
+            notices.append(f"Unchanged: {counted} with invisible characters. {_DOCTOR_SHOWS}")
         if self.decomposed:
             notices.append(
                 f"{count_noun(self.decomposed, 'text')} with letters and accents as separate characters: a vocabulary "
@@ -365,6 +369,14 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
             yield raw
 
 
+def missing_file(path: str | Path) -> TransduceError:
+    """Return the error that a file does not exist; it says so if the path is several files with full-width marks."""
+    names = re.split("[\uff0c\u3001\uff1b]\\s*", str(path))
+    if len(names) > 1 and all(Path(name).exists() for name in names):
+        return TransduceError(f"{path} does not exist: pass several files with a space between them: {' '.join(names)}")
+    return TransduceError(f"{path} does not exist: check the file's name.")
+
+
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
     """Convert errors raised while a file is read to TransduceErrors that name the file and, if it is broken, the line.
@@ -374,7 +386,7 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
     try:
         yield
     except FileNotFoundError:
-        raise TransduceError(f"{path} does not exist: check the file's name.") from None
+        raise missing_file(path) from None
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError):

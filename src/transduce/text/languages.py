@@ -160,6 +160,12 @@ def is_unspaced_character(character: str) -> bool:
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
+def is_sign(text: str) -> bool:
+    """Return whether a text is a sign that every language writes alike: one letter of an alphabet, or none."""
+    letters = [character for character in text if character.isalpha()]
+    return not letters or (len(letters) == 1 and not is_unspaced_character(letters[0]))
+
+
 def is_unspaced_or_punctuation(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"

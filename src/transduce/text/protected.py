@@ -76,12 +76,18 @@ _KINDS = {
     rf"{_ADDRESS}|{_BEGINS}data:[a-z]{{1,20}}+/[A-Za-z0-9.+-]{{1,80}}+[;,]{_URL_PART}++",
     "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
+    # of Laravel, Symfony, ERB, vue-i18n and others: :name, %name%, <%= name %>, @:menu.home, [[name]], [NAME], ~name~
+    "template variable": r"(?<![^\s(\[（]):[a-z][A-Za-z0-9_]++(?!:)"
+    r"|(?<![\w%])%{1,2}[A-Za-z_][A-Za-z0-9_.]++%{1,2}(?![\w%])|<%[^<>%\n]{1,200}+%>"
+    r"|(?<![A-Za-z0-9_])@(?:\.[a-z]{1,20}+)?+:(?:\([A-Za-z0-9_.-]{1,100}+\)|[A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z0-9_]++)*+)"
+    r"|\[\[ ?+[A-Za-z_][A-Za-z0-9_.]*+ ?+\]\]|\[[A-Z][A-Z0-9]++(?:_[A-Z0-9]++)*+\](?!\()"
+    r"|(?<![\w~])~[A-Za-z_][A-Za-z0-9_]*+~(?![\w~])",
     "format": r"%\([A-Za-z0-9_.]{1,100}\)[#0+-]?+\d*+(?:\.\d++)?+[A-Za-z]"
     rf"|%(?:\d++\$)?+[#0+-]?+\d*+(?:\.\d++)?+(?:hh|ll|[hlzjt])?+[sdifgeuxXcpo@]{_ENDS}|%%{_ENDS}",
     "variable": r"(?<![A-Za-z0-9_$])\$[A-Za-z_][A-Za-z0-9_]*+(?:\([\w.:'\"{}, -]{1,100}+\))?+"
     r"|\$\([A-Za-z_][A-Za-z0-9_]*+\)",
     "windows path": rf"{_BEGINS}[A-Za-z]:\\(?:{_NO_LATER_SCRIPT}[^\s<>:\"|?*,;])++",
-    "escape": r"\\(?:[nrtbfav0\"'\\]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})",
+    "escape": r"\\(?:[nrtbfav0\"'\\]|[1-9]\d?+(?!\d)|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})",
     "path": rf"(?<![A-Za-z0-9_./~])(?:~|\.{{1,2}})?+(?:/(?:{_NO_LATER_SCRIPT}[\w.@+-])++){{2,}}+/?+"
     rf"|(?<![A-Za-z0-9_./~])(?:~|\.{{1,2}})/(?:{_NO_LATER_SCRIPT}[\w.@+-])++",
     "file": rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9_-]++[./])+(?<=\.)(?:{_any_of(_EXTENSIONS)})(?![A-Za-z0-9_@])"
@@ -104,7 +110,7 @@ _KINDS = {
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
 }
 # Texts without any of these characters have no protected span, so that most sentences are not searched.
-_TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\w\(")
+_TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\w\(|\[[A-Z\[]")
 
 
 @cache
@@ -443,7 +449,7 @@ def _end_without_trailing(text: str, start: int, end: int) -> int:
 
 def is_inline_tag(text: str) -> bool:
     """Return whether a protected span is markup between words, such as `<0>` or `</b>`, which replaces no word."""
-    return text.startswith("<") and text.endswith(">")
+    return text.startswith("<") and text.endswith(">") and not text.startswith("<%")
 
 
 # --- pairs of tags ---

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, sync_file, sync_folder
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, writing_remedy
 from transduce.training.distributed import Processes
 from transduce.training.events import StepSums, ValidationEvent
 from transduce.training.loss_spikes import LossWindow
@@ -239,8 +239,8 @@ def save_checkpoint(
         if together.is_first:
             shutil.rmtree(partial, ignore_errors=True)
         raise TransduceError(
-            f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: free space "
-            "or repair the folder, then continue with --resume."
+            f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: "
+            f"{writing_remedy(error, 'free space or repair the folder')}, then continue with --resume."
         ) from error
     if together.is_first:
         kept = {checkpoint_path(folder, step) for step in averaged}

@@ -16,7 +16,7 @@ from transduce.inspection.corpus_doctor.alignment import Stretch
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.text_files import STANDARD_INPUT, format_to_convert, store_standard_input
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
-from transduce.text.files import LineNotes, read_lines
+from transduce.text.files import LineNotes, count_noun, read_lines
 from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import column, localized, noted, ui_language
 
@@ -76,14 +76,14 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
-        sides = f"{' '.join(self.source)} ({self.source_lines:,} lines) and {' '.join(self.target)}"
+        sides = f"{' '.join(self.source)} ({count_noun(self.source_lines, 'line')}) and {' '.join(self.target)}"
         order = {"problem": 0, "look": 1, "fine": 2}
         findings = sorted(self.findings, key=lambda finding: order[finding.severity])
         problems = sum(finding.severity == "problem" for finding in findings)
         looks = sum(finding.severity == "look" for finding in findings)
         verdict = f"{problems} to fix, {looks} to check, {len(findings) - problems - looks} in order"
         return "\n".join([
-            localized(f"The doctor on {sides} ({self.target_lines:,} lines)"),
+            localized(f"The doctor on {sides} ({count_noun(self.target_lines, 'line')})"),
             *map(str, findings),
             noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s")),
         ])  # fmt: skip
@@ -123,7 +123,7 @@ def html_page(report: CorpusReport) -> str:
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
     heading = localized("The doctor on a corpus")
-    sides = localized(f"{title}: {report.source_lines:,} and {report.target_lines:,} lines.")
+    sides = localized(f"{title}: {report.source_lines:,} and {count_noun(report.target_lines, 'line')}.")
     return (
         f'<!DOCTYPE html>\n<html lang="{ui_language()}"><head><meta charset="utf-8">'
         f"<title>{escape(localized(title))}</title><style>{_STYLE}</style></head>\n"

@@ -137,6 +137,7 @@ class ClassificationKind(LabelChoices, TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
+    reads_pairs = True
     example, counted = "text", "texts"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
@@ -285,8 +286,8 @@ class ClassificationKind(LabelChoices, TextKind):
         texts = 0 if corpus.dev is None else corpus.dev.pairs
         accuracy, majority = event.scores[ACCURACY], majority_accuracy(corpus)
         summary = (
-            f"Dev set: accuracy {accuracy:.2f} % of {texts:,} texts (majority class {majority:.2f} %), macro F1 "
-            f"{event.scores[MACRO_F1]:.2f} %, {event.loss:.3f} nats a text."
+            f"Dev set: accuracy {accuracy:.2f} % of {count_noun(texts, 'text')} (majority class {majority:.2f} %), "
+            f"macro F1 {event.scores[MACRO_F1]:.2f} %, {event.loss:.3f} nats a text."
         )
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(

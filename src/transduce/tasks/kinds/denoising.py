@@ -88,6 +88,7 @@ class DenoisingKind(TextKind):
     model_kinds = ("transformer", "recurrent")
     task_settings = ("noise",)
     unused_filters = ("drop_identical",)
+    search_advice = "set it in the run that continues from this model"
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to files with one text per line, and return settings that name these files.

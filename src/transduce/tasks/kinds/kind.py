@@ -62,7 +62,7 @@ from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName
+from transduce.training.settings import BestBy, OptimizerName, TrainingSettings
 
 # --- model card ---
 # README.md of a model folder, with the front matter that Hugging Face reads.
@@ -317,6 +317,8 @@ class TaskKind(ABC, Generic[C]):
     """True if the vocabulary may have the user's symbols (`tokenizer.user_symbols`)."""
     samples_tokens: ClassVar[bool] = False
     """True if training sentences may be tokenized anew in each epoch (`training.bpe_dropout`)."""
+    reads_pairs: ClassVar[bool] = False
+    """True if files may have pairs of texts in columns (`data.strict_format`)."""
     uses_placeholders: ClassVar[bool] = False
     """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
@@ -333,7 +335,7 @@ class TaskKind(ABC, Generic[C]):
             TransduceError: a setting is for another task, or the model's kind cannot do this task.
         """
         defaults = TaskSettings()
-        data = settings.data
+        data, training = settings.data, settings.training
         unused = {
             f"task.{name}": getattr(settings.task, name) != getattr(defaults, name)
             for name in TaskSettings.__struct_fields__
@@ -344,8 +346,16 @@ class TaskKind(ABC, Generic[C]):
             "data.context_before": data.context_before and not self.accepts_context,
             "data.weight_column": data.weight_column is not None and not self.accepts_weights,
             "data.back_translated": data.back_translated and not self.accepts_back_translations,
+            "data.strict_format": data.strict_format and not self.reads_pairs,
+            "training.placeholder_rate": training.placeholder_rate != TrainingSettings().placeholder_rate
+            and not self.uses_placeholders,
         }
         refuse_unused(self.name, unused)
+        if data.temperature != DataSettings().temperature and not data.corpora:
+            raise TransduceError(
+                "`data.temperature` sets how often each table of `data.corpora` is sampled, but there are none: leave "
+                "it out."
+            )
         self._check_vocabulary(settings)
         for name, first in (("monolingual", "has it translated back"), ("distill_from", "has it translate")):
             if getattr(settings.data, name):

@@ -309,6 +309,7 @@ class SequenceToSequenceKind(TextKind):
 
     may_be_recorded = True
     writes_translations = True
+    reads_pairs = True
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the function from a batch to its loss: teacher-forced cross-entropy with label smoothing."""

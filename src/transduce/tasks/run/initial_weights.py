@@ -354,6 +354,7 @@ def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_
     changes = {name: getattr(settings.search, name) for name in specified}
     # A run's settings.toml also has default values that would have no effect beside others.
     idle = [*(BEAM_SETTINGS if changes.get("sampling") else ()), *(BY_SOURCE if changes.get("max_length") else ())]
+    idle.append("diversity_penalty")
     for name in idle:
         if name in changes and changes[name] == getattr(defaults, name):
             del changes[name]

@@ -657,7 +657,7 @@ def preflight(
     """
     kind.check(settings)
     _refuse_idle_search(kind, settings)
-    _log_unused(settings, choice_log)
+    _log_unused(kind, settings, choice_log)
     check_adaptation(settings)
     base_model = read_base_model(settings)
     base_config = None if base_model is None else base_model.model.config
@@ -684,12 +684,15 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
             )
 
 
-def _log_unused(settings: Settings, choice_log: ChoiceLog) -> None:
-    """Log settings that a recurrent model does not use; they are no error.
+def _log_unused(kind: TaskKind[C], settings: Settings, choice_log: ChoiceLog) -> None:
+    """Log settings that the task or a recurrent model does not use; they are no error.
 
-    A settings file may serve several kinds of model.
+    A settings file may serve several tasks and kinds of model.
     """
-    model = settings.model
+    model, translated = settings.model, settings.training.translate_dev
+    if not kind.writes_translations and translated not in (0, TrainingSettings().translate_dev):
+        reason = f"has no effect: a run of {kind.name} writes no translations"
+        choice_log.record("training.translate_dev", None, Choice(translated, reason))
     if model.kind != "recurrent":
         return
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}

@@ -756,13 +756,13 @@ def _finish(
         write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))
     display.say(outcome.measured)
     if outcome.weakness is not None:
-        display.say(f"{outcome.weakness} {advice(result)}")
+        display.say(advice(outcome.weakness, result))
     display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
 
 
-def advice(result: TrainResult) -> str:
-    """Return a sentence that says how long a run with a weak model has trained, and what would improve it."""
+def advice(weakness: str, result: TrainResult) -> str:
+    """Return a message with the weakness of a model that says how long it was trained, and what would improve it."""
     taken = f"The run has taken {count_noun(result.step, 'step')} ({result.epochs:,.2f} epochs)"
     if result.best_step is not None and result.best_step < _LATE * result.step:
-        return f"{taken} and was best after {result.best_step:,}: train with more data."
-    return f"{taken}: train longer (--resume --steps M), or with more data."
+        return f"{weakness} {taken} and was best after {result.best_step:,}: train with more data."
+    return f"{weakness} {taken}: train longer (--resume --steps M), or with more data."

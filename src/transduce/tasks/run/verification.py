@@ -15,6 +15,7 @@ from transduce.errors import TransduceError, common_words
 from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
+from transduce.text.files import count_noun
 from transduce.training.checkpoint import Environment, load_checkpoint
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import read_events
@@ -142,7 +143,8 @@ class _Verification:
         compared = min(self.last, resumed + 2 * self.every)
         if compared == resumed:
             raise TransduceError(
-                f"The run ended after {self.last} steps, before it could be killed: set more `training.steps`."
+                f"The run ended after {count_noun(self.last, 'step')}, before it could be killed: set more "
+                "`training.steps`."
             )
         self.display.say(f"Killed after step {killed}; resuming from step {resumed} to step {compared}.")
         self._train_until("stopped", lambda run: _has_checkpoint(run, compared))
