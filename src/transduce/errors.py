@@ -1,4 +1,4 @@
-"""Errors that a user can fix: their exception, imports of optional packages, and the commands that messages suggest."""
+"""Errors that a user can fix: their exception, imports of optional packages, and what messages suggest."""
 
 import codecs
 import errno
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from transduce.ui_language import localized
 
@@ -41,6 +42,57 @@ def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
     texts = list(map(str, names))
     others = len(texts) - most
     return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
+
+
+# --- full-width characters ---
+
+_HALF_WIDTH = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | str.maketrans("　“”‘’", " \"\"''")
+_DASHES = "-－‐‑‒–—―−"
+
+
+def half_width(text: str) -> str:
+    """Return a text whose full-width letters, digits, marks and spaces, and curly quotes, are replaced by ASCII."""
+    return text.translate(_HALF_WIDTH)
+
+
+def with_half_width_hint(message: str, wrong: str) -> str:
+    """Return an error message, which also says what to type if the wrong text has full-width characters."""
+    wide = "".join(dict.fromkeys(letter for letter in wrong if ord(letter) in _HALF_WIDTH))
+    narrow = half_width(wide)
+    return f"{message} Type the half-width `{narrow}` for the full-width `{wide}`." if wide else message
+
+
+def near_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of several names that a wrong name probably stands for; None if none is similar.
+
+    Full-width characters and symbols such as ℃ equal their usual forms.
+    """
+    from difflib import get_close_matches  # imported only for a mistake, as it takes a while
+
+    by_form = {normalize("NFKC", each).casefold(): each for each in names}
+    near = get_close_matches(normalize("NFKC", name).casefold(), by_form, 1, 0.75)
+    return by_form[near[0]] if near else None
+
+
+def option_with_other_dashes(argument: str) -> str | None:
+    """Return the option that an argument with dashes other than ASCII ones stands for: --out for —out; else None."""
+    name = argument.lstrip(_DASHES)
+    dashes = argument[: len(argument) - len(name)]
+    return f"--{half_width(name).partition('=')[0]}" if dashes.strip("-") else None
+
+
+def toml_error(message: str, text: str, error: ValueError) -> TransduceError:
+    """Return the error that a file is not valid TOML, with a hint if its wrong line has full-width characters.
+
+    Args:
+        message: the error message.
+        text: the content of the file.
+        error: the error of the parser.
+    """
+    place = re.search(r"at line (\d+)", str(error))
+    line = text.split("\n")[int(place[1]) - 1] if place else text
+    outside = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'|#.*", "", line)  # strings and comments may have such characters
+    return TransduceError(with_half_width_hint(message, outside))
 
 
 # --- encodings ---

@@ -17,11 +17,13 @@ import transduce
 from transduce import ui_language
 from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main
+from transduce.data.series import read_table as read_series
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import _check_fits
 from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
-from transduce.tasks.settings.reading import _names, make_settings, setting_names, struct_of
+from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
+from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized, wrap
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
@@ -284,6 +286,17 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             ["train", "--out", "{folder}/m", "--set", "training.stepz=3"],
             "没有设置 `training.stepz`：是不是要用 `training.steps`？",
         ),
+        (
+            ["train", "--out", "{folder}/m", "--set", "model.dropout=０．１"],
+            "必须是数，但现在是 `０．１`。请把全角的 `０．１` 改为半角的 `0.1`。",
+        ),
+        (["train", "--set", "model.dropout：0.1", "--out", "m"], "请把全角的 `：` 改为半角的 `:`。"),
+        (["train", "—source", "a"], "`—source` 开头不是半角的 `-`：请输入 --source"),
+        (["train", "－－steps＝5"], "请输入 --steps"),
+        (
+            ["train", "--out", "{folder}/m", "--source", "{folder}，{folder}", "--target", "x"],
+            "多个文件之间请用空格分隔：",
+        ),
         (["translate", "{folder}/none"], "none 不存在：请指定模型的文件夹。"),
         (["generate", "{folder}"], "模型文件夹里应有 config.json，但"),
         (["evaluate", "{folder}", "--source", "x", "--reference", "y"], "不存在：请检查文件名。"),
@@ -303,6 +316,52 @@ def test_errors_that_learners_meet_are_in_chinese(
         code = end.code if isinstance(end.code, int) else 1
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[training]\nsteps = ５０", "不是有效的 TOML：第 2 行第 9 列：无效的值。请把全角的 `５０` 改为半角的 `50`。"),
+        ("[model]\nd_model：5", "请把全角的 `：` 改为半角的 `:`。"),
+        ("a = “x”  # 注：", '请把全角的 `“”` 改为半角的 `""`。'),
+        ('a = "，" b', "第 1 行第 9 列：语句之后应当换行或结束。"),
+        ("a = [1，2]", "数组缺少 ]。请把全角的 `，` 改为半角的 `,`。"),
+    ],
+)
+def test_an_error_of_toml_is_in_chinese_and_names_full_width_characters(
+    toml: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(toml, "utf-8")
+    with pytest.raises(TransduceError) as error:
+        read_settings(path)
+    assert str(error.value).endswith(message)
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(
+    ("header", "columns", "message"),
+    [
+        ("中文，英文", None, "请把全角的 `，` 改为半角的 `,`。"),
+        ("温度（℃）,湿度", ("温度(℃)", "湿度"), "是不是要用 '温度（℃）'？请改正 `data.columns`。"),
+    ],
+)
+def test_columns_with_full_width_characters_are_named(
+    header: str, columns: tuple[str, str] | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\n1,2\n", "utf-8")
+    with pytest.raises(TransduceError) as error:
+        list(read_table(str(path), "csv", Columns(columns)))
+    assert str(error.value).endswith(message)
+
+
+def test_a_series_is_suggested_for_a_name_with_half_width_marks(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("温度（℃）,湿度\n1,2\n", "utf-8")
+    with pytest.raises(TransduceError, match=r"Did you mean `温度（℃）`\?$"):
+        read_series(path, ["温度(℃)"])
 
 
 def test_machine_readable_output_is_the_same_in_every_language(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -15,7 +15,12 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
+from transduce.errors import (
+    TransduceError,
+    WrongLanguageWarning,
+    option_with_other_dashes,
+    use_common_options,
+)
 from transduce.process_environment import handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
@@ -59,7 +64,7 @@ VERBS = {
 }
 
 _SHARED_MODULES = {
-    **dict.fromkeys(("demo", "train"), "train"),
+    **dict.fromkeys(("demo", "prepare", "train"), "train"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
@@ -139,6 +144,9 @@ class Parser(argparse.ArgumentParser):
             option = argument.partition("=")[0]
             if option == "--":
                 break
+            intended = option_with_other_dashes(argument)
+            if intended in self._option_string_actions:
+                self.error(f"`{option}` begins with another dash than `-`: type {intended}")
             if option.startswith("--") and " " not in option and option not in self._option_string_actions:
                 from difflib import get_close_matches  # imported only for a mistake, as it takes a while
 

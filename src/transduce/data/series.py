@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Indices, permutation
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, near_name, shown_names
 from transduce.text.files import read_lines
 
 # --- scaling ---
@@ -166,10 +166,12 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
         raise TransduceError(f"{path}:1: a table begins with a line of column names, but this line has numbers.")
     for name in columns:
         if name not in names:
-            raise TransduceError(
+            near = near_name(name, names)
+            message = (
                 f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are "
                 f"{shown_names(names, 20)}."
             )
+            raise TransduceError(f"{message} Did you mean `{near}`?" if near else message)
 
 
 def _is_number(cell: str) -> bool:

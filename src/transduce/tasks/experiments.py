@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
-from transduce.errors import TransduceError, common_words, decode_utf8
+from transduce.errors import TransduceError, common_words, decode_utf8, toml_error
 from transduce.evaluation.scores import choose_tokenizer
 from transduce.inference.decoding import read_search_settings
 from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
@@ -103,11 +103,13 @@ def read_experiment(path: str | Path) -> ExperimentSettings:
         TransduceError: the file cannot be read, or a setting is wrong.
     """
     try:
-        content = tomllib.loads(decode_utf8(Path(path).read_bytes(), path))
+        text = decode_utf8(Path(path).read_bytes(), path)
     except OSError as error:
         raise TransduceError(f"The experiment's file {path} cannot be read: {error.strerror}.") from error
+    try:
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TransduceError(f"The experiment's file {path} is not valid TOML: {error}.") from error
+        raise toml_error(f"The experiment's file {path} is not valid TOML: {error}.", text, error) from error
     return make_experiment(content, str(path))
 
 

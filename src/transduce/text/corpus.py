@@ -18,6 +18,7 @@ from transduce.text.files import (
     count_noun,
     is_decodable,
     is_spreadsheet,
+    missing_file,
     read_lines,
     spreadsheet_error,
     uncompressed_name,
@@ -372,7 +373,7 @@ def _pair_format(path: str, chosen: Format) -> Format:
     chosen = format_of(path, chosen)
     if chosen == "lines":
         if path != "-" and not Path(path).exists():
-            raise TransduceError(f"{path} does not exist: check the file's name.")
+            raise missing_file(path)
         if is_spreadsheet(path):
             raise spreadsheet_error(path)
         raise TransduceError(

@@ -369,6 +369,14 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
             yield raw
 
 
+def missing_file(path: str | Path) -> TransduceError:
+    """Return the error that a file does not exist; it says so if the path is several files with full-width marks."""
+    names = re.split("[\uff0c\u3001\uff1b]\\s*", str(path))
+    if len(names) > 1 and all(Path(name).exists() for name in names):
+        return TransduceError(f"{path} does not exist: pass several files with a space between them: {' '.join(names)}")
+    return TransduceError(f"{path} does not exist: check the file's name.")
+
+
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
     """Convert errors raised while a file is read to TransduceErrors that name the file and, if it is broken, the line.
@@ -378,7 +386,7 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
     try:
         yield
     except FileNotFoundError:
-        raise TransduceError(f"{path} does not exist: check the file's name.") from None
+        raise missing_file(path) from None
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError):

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from transduce.errors import TransduceError, import_extra, not_utf8, shown_names
+from transduce.errors import TransduceError, import_extra, near_name, not_utf8, shown_names, with_half_width_hint
 from transduce.text.corpus import (
     Format,
     column_language,
@@ -23,7 +23,7 @@ from transduce.text.corpus import (
     parse_weight,
     read_record,
 )
-from transduce.text.files import is_decodable, open_uncompressed, read_lines, uncompressed_name
+from transduce.text.files import is_decodable, missing_file, open_uncompressed, read_lines, uncompressed_name
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
 _FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
@@ -208,7 +208,11 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
         if missing:
-            raise TransduceError(f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct `data.columns`.")
+            near = near_name(missing[0], names)
+            raise TransduceError(
+                f"{where} has no column {missing[0]!r}, but {_listed(names)}: "
+                + (f"did you mean {near!r}? Correct `data.columns`." if near else "correct `data.columns`.")
+            )
         if columns.names[0] == columns.names[1]:
             raise TransduceError(
                 f"`data.columns` must name the column of the source and that of the target, but names "
@@ -226,9 +230,9 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
             return found[0], found[1]
     if len(names) == 2:
         return names[0], names[1]
-    raise TransduceError(
-        f"{where} has the columns {_listed(names)}: name those of source and target by `data.columns`."
-    )
+    message = f"{where} has the columns {_listed(names)}: name those of source and target by `data.columns`."
+    is_divided = len(names) == 1 and any(mark in names[0] for mark in "\uff0c\uff1b")
+    raise TransduceError(with_half_width_hint(message, names[0] if is_divided else ""))
 
 
 def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: str) -> tuple[int, int] | None:
@@ -392,7 +396,7 @@ def _check_decodable(text: str, where: str) -> None:
 def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
     """Yield batches of rows, as mappings by column name, of a Parquet, Arrow or JSON-lines file or datasets folder."""
     if not Path(path).exists():
-        raise TransduceError(f"{path} does not exist: check the file's name.")
+        raise missing_file(path)
     try:
         if format == "datasets":
             yield from _read_datasets(path)

@@ -14,7 +14,7 @@ import msgspec
 
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
-from transduce.errors import TransduceError, decode_utf8
+from transduce.errors import TransduceError, decode_utf8, toml_error, with_half_width_hint
 from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
@@ -139,11 +139,12 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
     if path is not None:
         try:
             text = decode_utf8(path.read_bytes(), path)
-            content = FileSettings(with_current_settings(tomllib.loads(text), warn=True), path, text)
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
+        try:
+            content = FileSettings(with_current_settings(tomllib.loads(text), warn=True), path, text)
         except tomllib.TOMLDecodeError as error:
-            raise TransduceError(f"The settings file {path} is not valid TOML: {error}.") from error
+            raise toml_error(f"The settings file {path} is not valid TOML: {error}.", text, error) from error
     for name, value in pairs:
         put_setting(content, name, value)
     return content
@@ -152,9 +153,8 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
 def _parse(assignment: str) -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
-        raise TransduceError(
-            f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
-        )
+        message = f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
+        raise TransduceError(with_half_width_hint(message, assignment))
     return key.strip(), _parse_value(text.strip())
 
 
@@ -314,7 +314,8 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
         )
     if choices:
         return f"`{name}` must be one of {choices}, but is `{value}`{suggestion if suggestion else '.'}"
-    return f"`{name}` must be {kinds}, but is `{value}`{suggestion if suggestion else '.'}"
+    message = f"`{name}` must be {kinds}, but is `{value}`{suggestion if suggestion else '.'}"
+    return with_half_width_hint(message, value if isinstance(content, str) else "")
 
 
 def _kinds(hint: Any) -> str:
