@@ -30,7 +30,6 @@ WITHOUT_MESSAGES = (
     "demonstration/grammar.py",
     "demonstration/clauses.py",
     "demonstration/lexicon.py",
-    "demonstration/clauses.py",
     "documents/markup_tokens.py",
     "documents/office.py",
     "interop/components.py",

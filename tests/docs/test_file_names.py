@@ -14,15 +14,16 @@ PATHS = [path.relative_to(ROOT) for name in ROOTS for path in (ROOT / name).rglo
 FOLDERS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {"runtime", "demo", "native", "gpu"})
 # A file is named by its end, so `gemm/amx.py` is enough in a table about one folder.
 _FILE = re.compile(r"(?<![\w.*{}])([\w/-]+\.py)\b")
-# Files that a reader writes: a placeholder of command lines, and the plugin of docs/experiments.md.
-READERS_OWN = {"FILE.py", "gated.py", "my_layers.py"}
+# Files from elsewhere: a placeholder of command lines, plugins that pages write, and `prepare.py`, a script of nanoGPT
+# and the temporary one of a benchmark.
+FROM_ELSEWHERE = {"FILE.py", "gated.py", "my_layers.py", "prepare.py"}
 _FOLDER = re.compile(rf"`((?:{'|'.join([*FOLDERS, 'tests', 'benchmarks', 'examples'])})/[\w/]*)`")
 
 
 def missing_files(text: str) -> list[str]:
     """Return the names of Python files in a text that no file of the repository ends with."""
     ends = {f"/{path.as_posix()}" for path in PATHS if path.suffix == ".py"} | {"/setup.py"}
-    named = {name.removeprefix("/") for name in _FILE.findall(text)} - READERS_OWN
+    named = {name.removeprefix("/") for name in _FILE.findall(text)} - FROM_ELSEWHERE
     return sorted(name for name in named if not any(path.endswith(f"/{name}") for path in ends))
 
 

@@ -148,6 +148,14 @@ def test_the_command_counts_the_terms_of_a_document(capsys: Capture, trained: Pa
     assert "\n  text 2 lacks `milk and the water and rice` for `鱼`\n" in captured.err
 
 
+def test_tags_of_a_page_are_no_glossary_terms(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    page, terms = tmp_path / "a.html", tmp_path / "terms.tsv"
+    page.write_text("<table><tr><td>茶</td></tr></table>", "utf-8")
+    terms.write_text("茶\ttea\ntable\tdesk\n", "utf-8")
+    assert main(["translate", str(trained), str(page), "--glossary", str(terms), *QUICK]) == 0
+    assert "glossary: 1 term in the sources, 1 of them in the translations" in capsys.readouterr().err
+
+
 def test_warnings_about_a_document_quote_its_texts(capsys: Capture, trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "a.po"
     source.write_text(

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.evaluation.brackets import BracketSettings, score_trees
+from transduce.evaluation.label_scores import BracketSettings, score_trees
 from transduce.text.trees import Tree, read_tree
 
 # The reference, the prediction, and what a person counts: matched, reference, predicted, exact, right tags, words.

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import score_labels
+from transduce.evaluation.label_scores import score_labels
 from transduce.ui_language import columns_of
 
 

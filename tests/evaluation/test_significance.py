@@ -13,6 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from transduce.deprecation import RenamedWarning
 from transduce.errors import TransduceError
 from transduce.evaluation import Comparison, compare, score, significance
 from transduce.evaluation.significance import (
@@ -111,7 +112,7 @@ def test_equal_outputs_show_no_difference() -> None:
     result = compare(SYSTEM_A, list(SYSTEM_A), REFERENCES, target_language="en")
     for row in (result.bleu, result.chrf):
         assert (row.difference, row.interval_low, row.interval_high) == (0, 0, 0)
-        assert (row.p_bootstrap, row.p_randomisation, row.is_real) == (1, 1, False)
+        assert (row.p_bootstrap, row.p_randomization, row.is_real) == (1, 1, False)
         expected = f"A and B have the same {row.metric}: there is no difference to explain (p = 1.000)."
         assert row.verdict == expected
     assert result.differing == 0
@@ -121,11 +122,11 @@ def test_a_clear_difference_is_significant_in_both_directions() -> None:
     better = compare(SYSTEM_A, MUCH_BETTER, REFERENCES, target_language="en", names=("old", "new"))
     worse = compare(MUCH_BETTER, SYSTEM_A, REFERENCES, target_language="en", names=("new", "old"))
     for forth, back in ((better.bleu, worse.bleu), (better.chrf, worse.chrf)):
-        assert forth.p_bootstrap < 0.01 > forth.p_randomisation
+        assert forth.p_bootstrap < 0.01 > forth.p_randomization
         assert forth.is_real
         assert 0 < forth.interval_low < forth.difference < forth.interval_high
         assert back.difference == -forth.difference
-        assert back.p_randomisation == forth.p_randomisation
+        assert back.p_randomization == forth.p_randomization
         assert back.verdict == forth.verdict
     assert better.bleu.verdict == (
         f"new is better than old by {better.bleu.difference:.2f} BLEU, "
@@ -137,7 +138,7 @@ def test_a_clear_difference_is_significant_in_both_directions() -> None:
 def test_an_inconclusive_difference_names_the_number_of_sentences_needed() -> None:
     half = slice(0, 60)
     row = compare(SYSTEM_A[half], SLIGHTLY_BETTER[half], REFERENCES[half], target_language="en").bleu
-    assert 0.05 < row.p_randomisation < 1
+    assert 0.05 < row.p_randomization < 1
     assert row.interval_low < 0 < row.interval_high
     assert not row.is_real
     assert row.verdict.startswith(f"The difference of {abs(row.difference):.2f} BLEU between A and B may be chance")
@@ -145,7 +146,7 @@ def test_an_inconclusive_difference_names_the_number_of_sentences_needed() -> No
 
 
 def test_the_verdict_counts_the_draws_behind_p(slight_difference: Comparison) -> None:
-    as_large = round(slight_difference.bleu.p_randomisation * 1001) - 1
+    as_large = round(slight_difference.bleu.p_randomization * 1001) - 1
     assert 0 < as_large < 1000
     assert f": {as_large:,} of 1,000 random exchanges of their translations" in slight_difference.bleu.verdict
 
@@ -171,14 +172,16 @@ def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return bleu, chrf
 
 
-def test_approximate_randomisation_is_sacrebleus(
+def test_approximate_randomization_is_sacrebleus(
     slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bleu, chrf = sacrebleu_results("ar", monkeypatch)
     # The same draws, and none ties with the observed difference: not near, but equal.
-    assert slight_difference.bleu.p_randomisation == pytest.approx(bleu.p_value, abs=1e-12)
-    assert slight_difference.chrf.p_randomisation == pytest.approx(chrf.p_value, abs=1e-12)
-    assert 0.002 < slight_difference.bleu.p_randomisation < 0.5
+    assert slight_difference.bleu.p_randomization == pytest.approx(bleu.p_value, abs=1e-12)
+    assert slight_difference.chrf.p_randomization == pytest.approx(chrf.p_value, abs=1e-12)
+    assert 0.002 < slight_difference.bleu.p_randomization < 0.5
+    with pytest.warns(RenamedWarning, match="`p_randomisation` is now `p_randomization`"):
+        assert slight_difference.bleu.p_randomisation == slight_difference.bleu.p_randomization
 
 
 def test_bootstrap_agrees_with_sacrebleus(slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,15 +209,15 @@ def test_without_a_true_difference_p_is_uniform(metric: type[BLEU | CHRF], formu
     references = make_references(50, seed=9)
     oracle = metric(references=[references])
     systems = [count_sentences(oracle, corrupt(references, 0.3, seed)) for seed in range(100, 140)]
-    randomisation, bootstrap = [], []
+    randomization, bootstrap = [], []
     for number in range(150):
         a, b = systems[number % 40], systems[(number + 1 + number // 40) % 40]
         difference = float((formula(b.sum(axis=0)[None]) - formula(a.sum(axis=0)[None]))[0])
         exchanged = randomization_differences(a, b, formula, resamples=199, seed=number)
         resampled = bootstrap_differences(a, b, formula, resamples=199, seed=number)
-        randomisation.append(p_value(difference, exchanged))
+        randomization.append(p_value(difference, exchanged))
         bootstrap.append(p_value(difference, resampled - resampled.mean()))
-    for p_values in (np.array(randomisation), np.array(bootstrap)):
+    for p_values in (np.array(randomization), np.array(bootstrap)):
         assert np.mean(p_values) == pytest.approx(0.5, abs=0.08)
         for level in (0.1, 0.25, 0.5, 0.75):
             assert np.mean(p_values <= level) == pytest.approx(level, abs=0.1)
@@ -239,7 +242,7 @@ def test_resampling_in_portions_gives_the_same_result(
 def test_one_sentence_proves_nothing() -> None:
     result = compare(["a b c d e"], ["v w x y z"], ["a b c d e"], target_language="en")
     assert result.bleu.difference == pytest.approx(-100)
-    assert result.bleu.p_randomisation == 1
+    assert result.bleu.p_randomization == 1
     assert result.bleu.verdict.endswith("; they differ in 1 sentence, and fewer than 6 cannot decide.")
     assert "1 sentence, 1 differ; " in str(result)
 

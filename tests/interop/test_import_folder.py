@@ -174,8 +174,11 @@ def test_inspection_and_attention_maps_include_language_tags(nllb: Path) -> None
 
 
 def test_a_target_language_for_a_model_without_language_tags_is_refused(trained: Path) -> None:
-    with pytest.raises(TransduceError, match="and no language tags, but `eng_Latn` was asked for"):
-        opened(trained, target_language="eng_Latn")
+    with pytest.raises(TransduceError, match="and no language tags, but `deu_Latn` was asked for"):
+        opened(trained, target_language="deu_Latn")
+    with pytest.raises(TransduceError, match="and no language tags, but `en` was asked for"):
+        opened(trained, source_language="en", target_language="en")
+    assert repr(opened(trained, source_language="zh-CN", target_language="eng_Latn")) == repr(opened(trained))
 
 
 def test_settings_of_generation_config_json_become_search_settings(nllb: Path, tmp_path: Path) -> None:

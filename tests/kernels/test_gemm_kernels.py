@@ -106,17 +106,17 @@ def test_gradients_of_linear_layers_are_rounded_once(
         pytest.skip("this takes long by emulation")
     x, weight = random(positions, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
     gradient = random(positions, outputs, dtype=dtype)
-    is_open = None
+    relu_mask = None
     if x_is_relu:
-        is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
+        relu_mask = torch.empty(positions * inputs // 8, dtype=torch.uint8)
         given_to_relu = random(positions, 64, dtype=dtype) / 8, random(inputs, 64, dtype=dtype)
-        x = multiply(*given_to_relu, None, activation="relu", positive=is_open)
+        x = multiply(*given_to_relu, None, activation="relu", relu_mask=relu_mask)
     sums = GradientSums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
     )
     given = gradient.clone()
-    found = linear_backward(gradient, x, weight, sums, needs_x=needs_x, is_open=is_open)
+    found = linear_backward(gradient, x, weight, sums, needs_x=needs_x, relu_mask=relu_mask)
     assert torch.equal(gradient, given)
     counted = gradient.double()
     assert (found is not None) == needs_x

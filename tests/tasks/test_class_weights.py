@@ -13,7 +13,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.data.batches import LabeledBatch
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import score_labels
+from transduce.evaluation.label_scores import score_labels
 from transduce.inference.classifier import Classifier
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import to_toml

@@ -323,14 +323,14 @@ def test_the_number_of_rows_per_batch_follows_from_the_task_context(pretrained: 
     assert len(begun.kind.plan(corpus, longer)) == len(begun.kind.plan(corpus, resolved))
     without = msgspec.structs.replace(resolved.task, next_sentence=False)
     with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the base model has 2"):
-        begun.kind.adapt_model(resolved.model, corpus, without)
+        begun.kind.check_base_model(resolved.model, without, "models/base")
     for labels, head in (
         (4, True),
         (2, False),
     ):  # a model without a masked language head was not trained on next sentences
         classes = msgspec.structs.replace(resolved.model, num_labels=labels, masked_language_head=head)
         with pytest.raises(TransduceError, match=f"the base model distinguishes {labels} classes of texts"):
-            begun.kind.adapt_model(classes, corpus, resolved.task)
+            begun.kind.check_base_model(classes, resolved.task, "models/base")
 
 
 def test_the_pretraining_loss_is_the_same_for_any_division_among_processes(pretrained: Path, tmp_path: Path) -> None:

@@ -153,5 +153,6 @@ def test_python_prepares_what_the_command_prepares(
 
 
 def test_arguments_of_prepare_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match="`tokenizer_only` learns a tokenizer: leave `shard` and `tokenizer` out"):
-        transduce.prepare(out=tmp_path / "a", source="a", target="b", tokenizer_only=True, shard=(1, 2))
+    for name, value in (("shard", (1, 2)), ("tokenizer", "t"), ("workers", 2)):
+        with pytest.raises(TransduceError, match=f"`tokenizer_only` cannot be combined with `{name}`: leave one of"):
+            transduce.prepare(out=tmp_path / "a", source="a", target="b", tokenizer_only=True, **{name: value})  # type: ignore[arg-type]

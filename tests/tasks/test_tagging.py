@@ -14,7 +14,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import score_tags
+from transduce.evaluation.label_scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
 from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.classification import ClassificationKind

@@ -113,6 +113,17 @@ def test_malformed_glossary_files_are_refused_with_their_line(tmp_path: Path, co
         read_glossary(path)
 
 
+def test_a_repeated_term_is_reported_and_xml_refused(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("Bahnhof\tdepot\nHund\tdog\nBahnhof \tstop\nHund\tdog\n", "utf-8")
+    found = read_glossary(path)
+    assert found.repeated == ["Bahnhof"]
+    assert str(TermTally(found)).endswith("the translations of `Bahnhof` in several entries count as alternatives")
+    path.write_text('<?xml version="1.0"?>\n<martif type="TBX"/>\n', "utf-8")
+    with pytest.raises(TransduceError, match="is XML, such as TBX, but a glossary is a text file: export it"):
+        read_glossary(path)
+
+
 def test_a_tally_counts_terms_and_lists_the_first_missing_ones() -> None:
     tally = TermTally(glossary(Hund="dog", Katze="cat/cats"))
     tally.add(1, "Hund und Katze", "dog and cats")

@@ -301,6 +301,9 @@ def test_tags_are_distinguished_from_words() -> None:
             ["<sup>1</sup>", "<br>"],
         ),
         ("Move <file> to <folder>.", None, [], []),
+        ("I</b> like <i>red <0>tea.", None, [], []),
+        ("I like <i>red <0>tea.", "I like red tea.", ["red tea.", "tea."], []),
+        ("I <i>like</i></b> tea</0>.", "I like tea.", ["I like tea", "I like", "like"], []),
         ("<b>I</b>" * 200, None, [], []),
     ],
 )
@@ -324,6 +327,15 @@ def test_tags_with_common_words_become_disjoint() -> None:
     assert all(source[slice(*own)] == text[slice(*copy)] for own, copy in spans)
     text, _ = bare.written(source, "one {x} two {y} three", [Span(0, 21), Span(5, 6)], copies)
     assert text == "one <b>{x}</b> two {y} <a>three</a>"
+
+
+def test_a_pair_without_words_in_the_translation_gets_the_nearest_one() -> None:
+    source = "<i>A</i> <b>B C. D"
+    bare = without_tag_pairs(source, find_protected(source))
+    assert bare is not None
+    text, spans = bare.written(source, "one two three.", [Span(0, 0), Span(0, 14)], [])
+    assert text == "<i>one</i> <b>two three."
+    assert [source[slice(*own)] for own, _ in spans] == ["<i>", "</i>", "<b>"]
 
 
 @pytest.mark.parametrize(

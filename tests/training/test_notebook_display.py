@@ -26,7 +26,7 @@ def test_events_replace_one_output() -> None:
     display.say("training.steps  20  <set> by you")
     display.start(0, 20)
     for step in range(1, 11):
-        display.advance(step, 20, "loss 9")
+        display.advance(step, 20, 9.0, 900.0)
     assert len(shown) < 8  # not once a step
     display.report(report(10, 4.5), 20, 3.0)
     display.validation(ValidationEvent(10, 3.25, 25.8, bleu=12.5), best=True)

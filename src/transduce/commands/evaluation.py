@@ -166,7 +166,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     Raises:
         TransduceError: an option is for translations only, or the model does not know the labels.
     """
-    from transduce.evaluation.scores import score_labels
+    from transduce.evaluation.label_scores import score_labels
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 

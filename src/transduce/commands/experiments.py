@@ -18,7 +18,8 @@ from transduce.commands.options import (
     option_of,
     print_bytes,
     read_aligned_lines,
-    refuse_options,
+    refuse_options_of_others,
+    write_chart,
     write_report,
 )
 from transduce.errors import TransduceError
@@ -144,12 +145,7 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(options: argparse.Namespace) -> int:
     """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
-    of_any = {name for names in _OPTIONS_OF_RESULT.values() for name in names}
-    refuse_options(
-        options,
-        of_any - set(_OPTIONS_OF_RESULT[options.result]),
-        f"`{{option}}` does not apply to `transduce paper {options.result}`: leave it out.",
-    )
+    refuse_options_of_others(options, "paper", options.result, _OPTIONS_OF_RESULT)
     check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):
         return _figure(options)
@@ -223,7 +219,7 @@ def _table4(options: argparse.Namespace) -> Any:
 def _figure(options: argparse.Namespace) -> int:
     from transduce.commands.inspect import load_reader
     from transduce.demonstration.paper import draw_attention_figure
-    from transduce.inspection.plots import check_picture, draw_chart, save_chart
+    from transduce.inspection.plots import check_picture
 
     if options.output is not None:
         check_picture(Path(options.output))
@@ -235,9 +231,9 @@ def _figure(options: argparse.Namespace) -> int:
         )
     reader = load_reader(folder, options)
     report, chart = draw_attention_figure(options.result, reader, **_set(options, "sentence", "layer", "word"))
-    if options.output is not None:
-        save_chart(chart, Path(options.output))
-    elif options.json != "-":
-        print_bytes(f"{draw_chart(chart)}\n\n".encode())
+    if options.output is not None or options.json != "-":
+        write_chart(chart, options.output)
+        if options.output is None:
+            print_bytes(b"\n")
     write_report(report, options.json)
     return 0

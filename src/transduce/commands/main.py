@@ -64,7 +64,7 @@ VERBS = {
 }
 
 _SHARED_MODULES = {
-    **dict.fromkeys(("demo", "train"), "train"),
+    **dict.fromkeys(("demo", "prepare", "train"), "train"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),

@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -24,6 +25,7 @@ from transduce.ui_language import localized
 if TYPE_CHECKING:
     from transduce.inference.load import LoadOptions
     from transduce.inference.translator import Translator
+    from transduce.inspection.plots import Chart
     from transduce.search.settings import SearchSettings
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
@@ -291,6 +293,28 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
             raise TransduceError(reason.replace("{option}", option_of(name)))
 
 
+def refuse_options_of_others(
+    options: argparse.Namespace, command: str, kind: str, names_of_kinds: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse options that a command has only for other kinds of results than the chosen one.
+
+    Args:
+        options: the options of the command.
+        command: the command, such as `plot`.
+        kind: the chosen kind, such as `masks`.
+        names_of_kinds: the names of the options of each kind.
+
+    Raises:
+        TransduceError: an option of other kinds is set.
+    """
+    own, others = names_of_kinds[kind], [names for name, names in names_of_kinds.items() if name != kind]
+    refuse_options(
+        options,
+        dict.fromkeys(name for names in others for name in names if name not in own),
+        f"`{{option}}` does not apply to `transduce {command} {kind}`: leave it out.",
+    )
+
+
 def check_json(options: argparse.Namespace, needed: str) -> None:
     """Refuse --json without the option named `needed`, which makes the report that --json writes.
 
@@ -497,6 +521,16 @@ def print_bytes(content: bytes) -> None:
     """Write bytes to standard output at once, whatever the encoding of the terminal."""
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
+
+
+def write_chart(chart: "Chart", output: str | None) -> None:
+    """Write a chart to a picture file, or, if none is named, as text to standard output."""
+    from transduce.inspection.plots import draw_chart, save_chart
+
+    if output is not None:
+        save_chart(chart, Path(output))
+    else:
+        print_bytes(f"{draw_chart(chart, columns=shutil.get_terminal_size().columns)}\n".encode())
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:

@@ -1,7 +1,6 @@
 """`transduce plot KIND`: draw charts in the terminal, or write them as PNG, SVG or PDF."""
 
 import argparse
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -15,8 +14,8 @@ from transduce.commands.options import (
     check_writable,
     load_translator,
     option_of,
-    print_bytes,
-    refuse_options,
+    refuse_options_of_others,
+    write_chart,
 )
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
@@ -39,17 +38,18 @@ _OTHER_DEFAULTS: dict[str, dict[str, object]] = {
     "rotation": {"d_model": [64]},
     "schedule": {"d_model": [512]},
 }
-# The positional arguments and the options of each kind.
-_ARGUMENTS_OF_KIND: dict[str, tuple[str, tuple[str, ...]]] = {
-    "positions": ("", ("length", "d_model")),
-    "rotation": ("", ("length", "d_model")),
-    "masks": ("", ("length", "padding")),
-    "schedule": ("", ("schedule", "warmup", "d_model", "steps")),
-    "activations": ("", ()),
-    "attention": ("MODEL SENTENCE", ("attention", "layer", *LANGUAGE_OPTIONS)),
-    "training": ("RUN...", ()),
-    "lengths": ("MODEL...", ("source", "reference", *LANGUAGE_OPTIONS)),
+_OPTIONS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "positions": ("length", "d_model"),
+    "rotation": ("length", "d_model"),
+    "masks": ("length", "padding"),
+    "schedule": ("schedule", "warmup", "d_model", "steps"),
+    "activations": (),
+    "attention": ("attention", "layer", *LANGUAGE_OPTIONS),
+    "training": (),
+    "lengths": ("source", "reference", *LANGUAGE_OPTIONS),
 }
+# The positional arguments of the kinds that have any.
+_ITEMS = {"attention": "MODEL SENTENCE", "training": "RUN...", "lengths": "MODEL..."}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = ListingFormatter
     parser.epilog = "arguments and options of each kind:\n" + "\n".join(
-        f"  {kind:12} {items} " + " ".join(f"[{option_of(option)}]" for option in options)
-        for kind, (items, options) in _ARGUMENTS_OF_KIND.items()
+        f"  {kind:12} {_ITEMS.get(kind, '')} " + " ".join(f"[{option_of(option)}]" for option in options)
+        for kind, options in _OPTIONS_OF_KIND.items()
     )
     add = parser.add_argument
-    add("kind", choices=tuple(_ARGUMENTS_OF_KIND), help="what to draw")
+    add("kind", choices=tuple(_OPTIONS_OF_KIND), help="what to draw")
     add("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
     add(
         "--output",
@@ -108,18 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw the requested kind of chart into a picture file, or as text on standard output, and return 0."""
-    from transduce.inspection.plots import check_picture, draw_chart, save_chart
+    from transduce.inspection.plots import check_picture
 
     _check_options(options)
     check_writable(options.output, inputs=[options.items, options.source, options.reference])
     if options.output is not None:
         check_picture(Path(options.output))
-    chart = _CHARTS[options.kind](options)
-    if options.output is not None:
-        save_chart(chart, Path(options.output))
-        return 0
-    drawn = draw_chart(chart, columns=shutil.get_terminal_size().columns)
-    print_bytes(f"{drawn}\n".encode())
+    write_chart(_CHARTS[options.kind](options), options.output)
     return 0
 
 
@@ -129,18 +124,12 @@ def _check_options(options: argparse.Namespace) -> None:
     Raises:
         TransduceError: an option or the number of arguments does not fit the kind.
     """
-    items, takes = _ARGUMENTS_OF_KIND[options.kind]
-    defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
+    items, defaults = _ITEMS.get(options.kind, ""), _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
-    of_any = dict.fromkeys(name for _, names in _ARGUMENTS_OF_KIND.values() for name in names)
-    refuse_options(
-        options,
-        of_any.keys() - set(takes),
-        f"`{{option}}` does not apply to `transduce plot {options.kind}`: leave it out.",
-    )
-    for name in of_any:
+    refuse_options_of_others(options, "plot", options.kind, _OPTIONS_OF_KIND)
+    for name, default in defaults.items():
         if vars(options)[name] is None:
-            vars(options)[name] = defaults.get(name)
+            vars(options)[name] = default
     if options.kind == "masks" and not padding_is_set:
         options.padding = min(options.padding, max(0, options.length - 1))
     min_items = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)

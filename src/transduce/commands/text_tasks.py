@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from transduce.evaluation.brackets import BracketReport
+    from transduce.evaluation.label_scores import BracketReport
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.embedder import Embedder
     from transduce.inference.mask_filler import Candidate, Filler, Filling
@@ -118,7 +118,8 @@ def run_classify(options: argparse.Namespace) -> int:
 
 def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> None:
     """Classify all texts, write the predicted labels to --output if set, and print scores against --labels."""
-    from transduce.evaluation.scores import check_line_counts, score_labels
+    from transduce.evaluation.label_scores import score_labels
+    from transduce.evaluation.scores import check_line_counts
     from transduce.inference.evaluate import check_labels
 
     texts, labels = list(_input_lines(options)), list(read_lines(options.labels))
@@ -231,7 +232,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
     Raises:
         TransduceError: the model knows none of the file's tags.
     """
-    from transduce.evaluation.scores import score_tags
+    from transduce.evaluation.label_scores import score_tags
 
     sentences = read_tagged(options.text, options.columns)
     tags = {tag for sentence in sentences for tag in sentence.tags}
@@ -326,7 +327,7 @@ def _format_parse(parse: "Parse", options: argparse.Namespace) -> str:
 
 def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingReport:
     """Parse the sentences of a treebank, write the trees to --output if set, and return the bracket scores."""
-    from transduce.evaluation.brackets import BracketSettings, score_trees
+    from transduce.evaluation.label_scores import BracketSettings, score_trees
 
     references = read_clean_trees(options.reference)
     sentences = (reference.words() for reference in references)

@@ -301,13 +301,15 @@ class _UnitWarnings:
 
         In texts of the kind `html`, and in ICU messages that stay as they are, only glossary terms are checked.
         """
+        from transduce.documents.translate import text_without_markup
+
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
-            pair = plain_text(unit.text, unit.kind), plain_text(translation, unit.kind)
             if self._tally is not None:
+                pair = (text_without_markup(each, unit.kind) for each in (unit.text, translation))
                 self._tally.add(self._count, *pair)
             if unit.kind != "html" and unit.text not in self._kept:
-                self._warnings.add(self._count, *pair)
+                self._warnings.add(self._count, *(plain_text(each, unit.kind) for each in (unit.text, translation)))
 
     def __str__(self) -> str:
         texts = ((number, self._units[number - 1]) for number in self._warnings.shown_numbers)

@@ -184,7 +184,7 @@ class _Merging:
             directions=list(self._request.files.directions),
             tags=list(self._request.files.tags),
             file_pairs=self._pairs_of_files(),
-            held_out_pairs=[len(self._held_of(file)) for file in range(self._request.files.grouped_files)],
+            held_out_pairs=[len(self._held_out_of(file)) for file in range(self._request.files.grouped_files)],
             columns={name: writer.card() for name, writer in writers.items()},
         )
 
@@ -209,7 +209,7 @@ class _Merging:
             columns["documents"] = continues
         return columns
 
-    def _held_of(self, file: int) -> list[Candidate]:
+    def _held_out_of(self, file: int) -> list[Candidate]:
         """Return the held-out pairs that come from the file with this index in the corpus."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 
@@ -233,19 +233,19 @@ class _Merging:
     def _hold_out(self) -> None:
         """Move the dev pairs out of the corpus, and drop all other pairs with their sources.
 
-        Pairs with machine-translated sources (back-translation) are never held out, but are dropped if their target is
-        the target of a held-out pair.
+        Pairs with back-translated sources are never held out, but are dropped if their target is the target of a
+        held-out pair.
         """
         assert self._request.hold_out is not None
         keys = self._column("keys")
         failed = sum(self._report.dropped[reason] for reason in (TOO_LONG, RATIO))
         candidates = join_candidates(part.card.candidates for part in self._parts)
-        by_machine = self._are_by_machine()
-        remaining = keys[self._stays & ~by_machine]
+        back_translated = self._are_back_translated()
+        remaining = keys[self._stays & ~back_translated]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
         taken = self._stays & is_held_out(keys, held)
-        is_known = np.isin(keys[by_machine], source_keys([candidate.target for candidate in held]))
-        taken[by_machine] = self._stays[by_machine] & is_known
+        is_known = np.isin(keys[back_translated], source_keys([candidate.target for candidate in held]))
+        taken[back_translated] = self._stays[back_translated] & is_known
         self._held = [candidate for candidate in held if candidate.kept]
         self._report.held_out = len(self._held)
         firsts = [self._number(candidate.block, candidate.row) for candidate in self._held]
@@ -261,8 +261,8 @@ class _Merging:
         offsets = np.cumsum([0, *map(len, sentences)])
         return EncodedSentences(np.concatenate([np.array(ids) for ids in sentences]), offsets).digests()
 
-    def _are_by_machine(self) -> Chosen:
-        """Return for each pair whether its source was machine-translated (back-translation)."""
+    def _are_back_translated(self) -> Chosen:
+        """Return for each pair whether its source is a back-translation."""
         files = set(self._request.files.back_translated)
         lengths = [segment.stop - segment.start for segment in self._segments]
         return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
@@ -296,28 +296,21 @@ class _Merging:
         return place_of(segment.block.path, segment.block.first_line + int(self._rows[number]))
 
     def _write_held_out(self, folder: Path) -> None:
-        if any("\n" in each.source + each.target for each in self._held):
-            self._write_held_out_pairs(folder)
-            return
+        """Write the held-out pairs of each language pair that has any as two files of lines.
+
+        If a text has a line feed, JSON lines in one file hold both sides instead.
+        """
+        has_line_feeds = any("\n" in each.source + each.target for each in self._held)
         files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
-            held = self._held if file is None else self._held_of(file)
-            if held:
+            held = self._held if file is None else self._held_out_of(file)
+            if held and has_line_feeds:
+                lines = [msgspec.json.encode({"source": each.source, "target": each.target}) + b"\n" for each in held]
+                write_file(folder / held_out_pairs_name(file), b"".join(lines))
+            elif held:
                 sides = ([each.source for each in held], [each.target for each in held])
                 for name, texts in zip(held_out_names(file), sides, strict=True):
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
-
-    def _write_held_out_pairs(self, folder: Path) -> None:
-        """Write the held-out pairs as JSON lines, which can hold line feeds, in one file for each language pair.
-
-        A language pair without held-out pairs gets no file.
-        """
-        files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
-        for file in files:
-            held = self._held if file is None else self._held_of(file)
-            lines = [msgspec.json.encode({"source": each.source, "target": each.target}) + b"\n" for each in held]
-            if held:
-                write_file(folder / held_out_pairs_name(file), b"".join(lines))
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:

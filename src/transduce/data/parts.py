@@ -505,11 +505,11 @@ class _Preparation:
         kept = self._by_length(block.number, rows, source, target)
         self._count_doubtful(block, [row for row, is_kept in zip(rows, kept.tolist(), strict=True) if is_kept])
         columns: dict[Column, NDArray[Any]] = {}
-        by_machine = block.path in self._request.files.back_translated
+        is_back_translated = block.path in self._request.files.back_translated
         if self._hold_out is not None:
             # The side written by a person decides whether a pair overlaps with the dev set.
-            keys = source_keys(targets if by_machine else sources) ^ self._direction_key(block.file)
-            if not by_machine:
+            keys = source_keys(targets if is_back_translated else sources) ^ self._direction_key(block.file)
+            if not is_back_translated:
                 self._hold_out.offer(block, rows, keys, kept)
             columns["keys"] = keys[kept]
         if self._request.filters.drop_duplicates:
@@ -527,7 +527,7 @@ class _Preparation:
             TakenBlock(block.number, block.path, block.first_line, int(kept.sum()), block.file, boundaries)
         )
         source, target = source.select(kept), target.select(kept)
-        if self._tag is not None and by_machine:
+        if self._tag is not None and is_back_translated:
             source = source.with_prefix(self._tag)
         if self._tag_ids and (tag := self._tag_ids[block.file]) is not None:
             source = source.with_prefix(tag)

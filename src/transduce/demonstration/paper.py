@@ -17,7 +17,7 @@ from transduce.demonstration.grammar import generate
 from transduce.demonstration.lexicon import FAMILY, NAMES, PAST_TIMES, PLACES, THING_ADJECTIVES, THINGS, VERBS, Noun
 from transduce.demonstration.run import write_corpus
 from transduce.errors import TransduceError
-from transduce.evaluation.brackets import score_trees
+from transduce.evaluation.label_scores import score_trees
 from transduce.inference.parser import load_parser
 from transduce.inspection.attention import Weights, attention_maps, word_self_attention
 from transduce.inspection.complexity import PaperReport

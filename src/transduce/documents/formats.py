@@ -6,8 +6,9 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import NamedTuple
 
+from transduce.documents.icu_messages import with_divided_messages
 from transduce.documents.limits import Archive, Limits, check_size
-from transduce.documents.units import Document, DocumentSettings, TextFile, with_divided_messages
+from transduce.documents.units import Document, DocumentSettings, TextFile
 from transduce.errors import TransduceError
 
 

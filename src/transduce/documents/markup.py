@@ -16,6 +16,7 @@ from unicodedata import east_asian_width
 
 import msgspec
 
+from transduce.documents.icu_messages import MESSAGE_BRANCHES
 from transduce.documents.markup_blocks import (
     STAND_IN,
     Block,
@@ -36,7 +37,6 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
-from transduce.documents.units import MESSAGE_BRANCHES
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation

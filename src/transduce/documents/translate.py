@@ -184,7 +184,7 @@ class ContextTexts:
         """
         if self.reads_context:
             most = self.max_sentences
-            sides = ([_plain_text(text, kind) for text in side[-most:]] for side in (texts, translations))
+            sides = ([text_without_markup(text, kind) for text in side[-most:]] for side in (texts, translations))
             self.before = [*self.before, *zip(*sides, strict=True)][-most:]
 
 
@@ -241,8 +241,11 @@ class ModelTexts(ContextTexts):
         return translations
 
 
-def _plain_text(text: str, kind: UnitKind) -> str:
-    """Return a document's text or its translation without XML or HTML tags; plain text stays as it is."""
+def text_without_markup(text: str, kind: UnitKind) -> str:
+    """Return the sentences of a document's text, or of its translation, without XML or HTML tags.
+
+    Plain text stays as it is.
+    """
     return text if kind == "text" else " ".join(markup_plan(text, UNIT_MARKUP[kind], spaced=True).sentences)
 
 

@@ -1,4 +1,4 @@
-"""Score outputs against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, accuracy of labels and tags."""
+"""Score texts against references: BLEU and chrF by sacreBLEU, and ROUGE of summaries."""
 
 import difflib
 import hashlib
@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
@@ -16,10 +16,10 @@ from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
+from transduce.evaluation.label_scores import f1_of_counts
 from transduce.text import languages
 from transduce.text.files import compose, count_noun
-from transduce.text.tagged import describe_spans, spans_of
-from transduce.ui_language import column, columns_of, labeled, localized, padded
+from transduce.ui_language import column, columns_of, labeled, localized
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -439,215 +439,6 @@ def _the(name: str) -> str:
     return "the references" if name == "references" else f"the {name}"
 
 
-# --- accuracy of labels ---
-
-
-# A confusion table of more labels would be too wide to read.
-_MAX_CONFUSED = 20
-
-
-class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of one label of a text classifier, in percent."""
-
-    label: str
-    texts: int
-    """The number of texts whose right label is this one."""
-    precision: float
-    """The share, in percent, of the texts with this predicted label whose label is right; 0 if never predicted."""
-    recall: float
-    """The share, in percent, of the texts of this label that were predicted so; 0 if no text has it."""
-    f1: float
-    """The harmonic mean of the label's precision and recall, in percent."""
-
-
-class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of the labels that a text classifier predicted, in percent."""
-
-    texts: int
-    """The number of texts that were classified."""
-    right: int
-    """The number of texts whose predicted label is right."""
-    accuracy: float
-    """The share of the texts whose predicted label is right, in percent."""
-    macro_f1: float
-    """The mean over labels of each label's F1, in percent, so that rare labels count as much as frequent ones."""
-    labels: tuple[LabelScores, ...] = ()
-    """The scores of each label, in alphabetical order."""
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
-
-    def __str__(self) -> str:
-        accuracy = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.texts, 'text')})"
-        return f"{accuracy}, macro F1 {self.macro_f1:.2f} %"
-
-    def table(self) -> str:
-        """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels."""
-        width = max(columns_of(localized("label")), *(columns_of(each.label) for each in self.labels))
-        names = localized("texts precision recall").split()
-        heads = tuple(column(name, width, right=True) for name, width in zip(names, (7, 9, 7), strict=True))
-        lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
-        lines += [
-            f"{padded(each.label, width)}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
-            for each in self.labels
-        ]
-        if len(self.labels) <= _MAX_CONFUSED:
-            names = [each.label for each in self.labels]
-            counts = zip(*self.confusion, strict=True)
-            columns = [max(columns_of(name), len(f"{max(each):,}")) for name, each in zip(names, counts, strict=True)]
-            heading = "  ".join(padded(name, size, right=True) for name, size in zip(names, columns, strict=True))
-            lines += ["", localized("right label (rows) and predicted label (columns)"), f"{'':{width}}  {heading}"]
-            lines += [
-                f"{padded(name, width)}  "
-                + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
-                for name, row in zip(names, self.confusion, strict=True)
-            ]
-        return "\n".join(lines)
-
-
-def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
-    """Compute accuracy and macro F1 of predicted labels, with the scores and the confusions of each label.
-
-    Args:
-        predicted: a label for each text.
-        right: the right labels.
-
-    Raises:
-        TransduceError: the numbers of labels differ, or there are none.
-    """
-    if len(predicted) != len(right) or not right:
-        raise TransduceError(
-            f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
-            "provide one of each."
-        )
-    pairs = Counter(zip(right, predicted, strict=True))
-    predicted_counts, right_counts = Counter(predicted), Counter(right)
-    names = sorted(predicted_counts | right_counts)
-    hits = {name: pairs[name, name] for name in names}
-    labels = tuple(
-        LabelScores(
-            label=name,
-            texts=right_counts[name],
-            precision=100.0 * hits[name] / max(1, predicted_counts[name]),
-            recall=100.0 * hits[name] / max(1, right_counts[name]),
-            f1=100.0 * 2 * hits[name] / (predicted_counts[name] + right_counts[name]),
-        )
-        for name in names
-    )
-    return AccuracyReport(
-        texts=len(right),
-        right=sum(hits.values()),
-        accuracy=100.0 * sum(hits.values()) / len(right),
-        macro_f1=sum(each.f1 for each in labels) / len(labels),
-        labels=labels,
-        confusion=tuple(tuple(pairs[row, column] for column in names) for row in names),
-    )
-
-
-# --- tags of words ---
-
-
-class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores, in percent, of tags that were predicted for words, and of the spans that the tags mark.
-
-    A span is what tags such as B-PER and I-PER mark: some consecutive words of one kind. If the right tags mark no
-    spans, as parts of speech, the scores of spans are None.
-    """
-
-    sentences: int
-    """The number of sentences that were tagged."""
-    words: int
-    """The number of words of all sentences."""
-    right: int
-    """The number of words with the right tag."""
-    accuracy: float
-    """The share of the words with the right tag, in percent."""
-    precision: float | None = None
-    """The share, in percent, of the predicted spans with the right kind, first and last word; None without spans."""
-    recall: float | None = None
-    """The share of the right spans that were predicted, in percent; None without spans."""
-    f1: float | None = None
-    """The harmonic mean of the spans' precision and recall, in percent, as in seqeval; None without spans."""
-    f1_of_kinds: dict[str, float] = {}
-    """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
-
-    def __str__(self) -> str:
-        line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.words, 'word')})"
-        if self.f1 is None:
-            return line
-        kinds = "".join(f"\n  {kind}  F1 {f1:.2f} %" for kind, f1 in self.f1_of_kinds.items())
-        return f"{line}, spans: F1 {self.f1:.2f} %, precision {self.precision:.2f} %, recall {self.recall:.2f} %{kinds}"
-
-
-class TagCounts(NamedTuple):
-    """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
-
-    words: int
-    """The number of words in the sentence."""
-    right: int
-    """The number of words with the right tag."""
-    common: int
-    """The number of spans that were predicted and are right."""
-    predicted: int
-    """The number of predicted spans."""
-    wanted: int
-    """The number of spans of the reference."""
-
-
-def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
-    """Count the words, right tags and spans of a sentence, given the predicted and the right tag of each word.
-
-    Raises:
-        TransduceError: the numbers of tags differ.
-    """
-    if len(predicted) != len(right):
-        raise TransduceError(
-            f"Every word needs a predicted and a right tag, but there are {len(predicted):,} and {len(right):,}: "
-            "provide one of each."
-        )
-    hits = sum(one == other for one, other in zip(predicted, right, strict=True))
-    ours, theirs = set(spans_of(predicted)), set(spans_of(right))
-    return TagCounts(len(right), hits, len(ours & theirs), len(ours), len(theirs))
-
-
-def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> TaggingReport:
-    """Compute the accuracy of predicted tags and, if the right tags (B-PER, I-PER) mark spans, the F1 of the spans.
-
-    Args:
-        predicted: the tags of each sentence's words.
-        right: the right tags.
-
-    Raises:
-        TransduceError: the numbers of sentences or of a sentence's tags differ, or there are none.
-    """
-    if len(predicted) != len(right) or not any(right):
-        raise TransduceError(
-            f"Every sentence needs predicted and right tags, but there are {len(predicted):,} and {len(right):,} "
-            "sentences: provide both."
-        )
-    pairs = list(zip(predicted, right, strict=True))
-    counts = [count_tags(*pair) for pair in pairs]
-    total = TagCounts(*(sum(column) for column in zip(*counts, strict=True)))
-    report = TaggingReport(
-        sentences=len(right), words=total.words, right=total.right, accuracy=100.0 * total.right / total.words
-    )
-    if not describe_spans(tag for tags in right for tag in tags):
-        return report
-    kinds: dict[str, list[int]] = {}
-    for ours, theirs in pairs:
-        found, wanted = set(spans_of(ours)), set(spans_of(theirs))
-        for span in found | wanted:
-            tally = kinds.setdefault(span.kind, [0, 0, 0])
-            for index, has in enumerate((span in found and span in wanted, span in found, span in wanted)):
-                tally[index] += has
-    return msgspec.structs.replace(
-        report,
-        precision=100.0 * total.common / max(1, total.predicted),
-        recall=100.0 * total.common / max(1, total.wanted),
-        f1=100.0 * _f1(total.common, total.predicted, total.wanted),
-        f1_of_kinds={kind: 100.0 * _f1(*tally) for kind, tally in sorted(kinds.items())},
-    )
-
-
 # --- ROUGE (Lin 2004) ---
 # Words are runs of letters, combining marks and digits in lower case; in scripts without spaces, single characters.
 # Scores are means over texts of the F1 of words (ROUGE-1), bigrams (2), and longest common subsequences (L).
@@ -681,7 +472,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     hypotheses, references = aligned_lines({"hypotheses": hypotheses, "references": references})
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
     values = {f"rouge_{size}": [_overlap(one, other, size) for one, other in pairs] for size in (1, 2)}
-    values["rouge_l"] = [_f1(_longest_common(one, other), len(one), len(other)) for one, other in pairs]
+    values["rouge_l"] = [f1_of_counts(_longest_common(one, other), len(one), len(other)) for one, other in pairs]
     means = {name: 100.0 * sum(each) / len(each) for name, each in values.items()}
     has_characters = any(map(languages.is_unspaced_character, "".join([*hypotheses, *references])))
     return RougeReport(texts=len(pairs), **means, has_characters=has_characters)
@@ -695,7 +486,7 @@ def _words(text: str) -> list[str]:
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
     """Return ROUGE-N, 0 to 1: the F1 of the n-grams of `size` words, each counted as often as both texts have it."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
-    return _f1((ours & theirs).total(), ours.total(), theirs.total())
+    return f1_of_counts((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
@@ -706,10 +497,6 @@ def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
         for position, candidate in enumerate(other):
             row.append(before[position] + 1 if word == candidate else max(before[position + 1], row[position]))
     return row[-1]
-
-
-def _f1(common: int, ours: int, theirs: int) -> float:
-    return 2.0 * common / (ours + theirs) if common else 0.0
 
 
 # --- BLEU under other settings ---

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sacrebleu.metrics.base import Metric
 
 from transduce.argument_checks import as_integer, as_texts
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_warnings, lines_sha256, make_metrics
 from transduce.text.files import count_noun
@@ -264,12 +265,14 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of the interval with the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
     """Two-sided p value of the difference by paired bootstrap resampling."""
-    p_randomisation: float
+    p_randomization: float = msgspec.field(name="p_randomisation")
     """Two-sided p value of the difference by approximate randomization, which decides the verdict."""
     is_real: bool
-    """True if the difference is significant: `p_randomisation` is below 0.05."""
+    """True if the difference is significant: `p_randomization` is below 0.05."""
     verdict: str
     """The result in one sentence for readers without statistics."""
+
+    p_randomisation = renamed_attribute("p_randomisation", "p_randomization")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -411,7 +414,7 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
         for differences in (bootstrap_differences, randomization_differences)
     )
     low, high = np.quantile(resampled, [0.025, 0.975])
-    p_randomisation = p_value(difference, exchanged)
+    p_randomization = p_value(difference, exchanged)
     return MetricComparison(
         metric=name,
         signature=str(metric.get_signature()),
@@ -422,9 +425,9 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
         interval_high=float(high),
         # Shifted to mean zero, the resampled differences are those of two equal systems.
         p_bootstrap=p_value(difference, resampled - resampled.mean()),
-        p_randomisation=p_randomisation,
-        is_real=p_randomisation < LEVEL,
-        verdict=describe(name, trial, difference, p_randomisation, standard_error=float(resampled.std())),
+        p_randomization=p_randomization,
+        is_real=p_randomization < LEVEL,
+        verdict=describe(name, trial, difference, p_randomization, standard_error=float(resampled.std())),
     )
 
 
@@ -563,4 +566,4 @@ def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
 def _cells(row: MetricComparison) -> list[str]:
     values = [f"{row.value_a:.2f}", f"{row.value_b:.2f}", f"{row.difference:+.2f}"]
     interval = localized(f"{row.interval_low:+.2f} to {row.interval_high:+.2f}")
-    return [row.metric, *values, interval, f"{row.p_randomisation:.3f}", f"{row.p_bootstrap:.3f}"]
+    return [row.metric, *values, interval, f"{row.p_randomization:.3f}", f"{row.p_bootstrap:.3f}"]

@@ -8,14 +8,8 @@ import msgspec
 
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError, shown_names
-from transduce.evaluation.scores import (
-    AccuracyReport,
-    ScoreReport,
-    check_line_counts,
-    choose_tokenizer,
-    score,
-    score_labels,
-)
+from transduce.evaluation.label_scores import AccuracyReport, score_labels
+from transduce.evaluation.scores import ScoreReport, check_line_counts, choose_tokenizer, score
 from transduce.inference.batching import Documents
 from transduce.inference.classifier import Classifier
 from transduce.inference.glossary_search import GlossaryLike

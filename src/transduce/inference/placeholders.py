@@ -94,14 +94,14 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
     bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
     """
-    odd = _odd_ids(vocabulary)
+    fallback = _fallback_ids(vocabulary)
     ids, token_spans = encode_with_spans(vocabulary, text)
-    if odd.isdisjoint(ids):
+    if fallback.isdisjoint(ids):
         return []
     spans = [
         span
         for id, span in zip(ids, token_spans, strict=True)
-        if id in odd
+        if id in fallback
         and span.start < span.end
         and (id == vocabulary.unk_id or not _is_rare_word(text[span.start : span.end], vocabulary))
     ]
@@ -146,13 +146,13 @@ def _is_punctuation(character: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
+def _fallback_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(fallback_ids(vocabulary))
 
 
 def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
     """Return the protected spans of a part's text, including runs of characters that the vocabulary lacks."""
-    if _odd_ids(tokenizer.source).isdisjoint(part.ids):
+    if _fallback_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
         span
@@ -553,7 +553,7 @@ class Placeholders:
         if self._joins_words or _is_unspaced_script(side.target):
             meets_word = is_spaced_word_character(side.target) and is_spaced_word_character(side.edge)
             return meets_word or (side.spaced and _is_unspaced_script(side.source))
-        if side.clings:
+        if side.takes_no_space:
             return False
         if side.comes_before and side.target in _SENTENCE_MARKS:
             return True
@@ -568,7 +568,7 @@ class Placeholders:
         """
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
-        spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
+        spaced = [side.spaced and bool(side.target) and not side.takes_no_space for side in sides]
         if literal[0] != "\\" and not any(spaced) and has_space and all(side.target for side in sides):
             closes = literal.startswith("</")
             return [not closes, closes]
@@ -593,7 +593,7 @@ class _Side(NamedTuple):
     """True if this is the side before the span, False for the side after it."""
 
     @property
-    def clings(self) -> bool:
+    def takes_no_space(self) -> bool:
         """True if no space is written between this neighbor in the translation and the span, such as after "("."""
         category = unicodedata.category(self.target) if self.target else ""
         if self.comes_before:

@@ -218,7 +218,7 @@ class Segmenter:
                     continue
                 position = words.start
                 if position > sentence.start:
-                    collector.skip_wordless(clings=item > 0 and text[position - 1] not in ".)")
+                    collector.skip_wordless(takes_no_space=item > 0 and text[position - 1] not in ".)")
                 for part in self._cut(text[slice(*words)], inner):
                     position = text.index(part, position)
                     collector.add(part, offsets[position : position + len(part) + 1], follows=follows)
@@ -454,13 +454,13 @@ class _Collector:
             protected = list(map(read.normalized_span, protected))
         self._sentences.append(Sentence(text, offsets, tuple(protected)))
 
-    def skip_wordless(self, *, clings: bool = False) -> None:
+    def skip_wordless(self, *, takes_no_space: bool = False) -> None:
         """Record that text without a letter (emoji, numbers, list marks) is here, which is copied, not translated.
 
-        With `clings`, no space is added between this text and the sentence after it, as for "2、".
+        With `takes_no_space`, no space is added between this text and the sentence after it, as for "2、".
         """
         self._is_wordless_after = self._is_wordless_after or not self._is_new_cell
-        self._is_wordless_before = not clings
+        self._is_wordless_before = not takes_no_space
 
     def end_cell(self) -> None:
         """Record the end of a line or of a column, where no space is added beside copied text."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from transduce.atomic_io import write_file, write_json
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts, choose_tokenizer, count_tags, find_warnings, make_metrics
+from transduce.evaluation.label_scores import count_tags
+from transduce.evaluation.scores import check_line_counts, choose_tokenizer, find_warnings, make_metrics
 from transduce.evaluation.significance import (
     LEVEL,
     Floats,

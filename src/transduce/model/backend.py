@@ -319,16 +319,16 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self, vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float
+        self, vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float
     ) -> None:
-        """Replace the master weights by master · shrink - rate · move, for optimizers other than Adam.
+        """Replace the master weights by master · shrink - rate · direction, for optimizers other than Adam.
 
         The gradient is set to zero, and the moving average and the bfloat16 copy of the weights are refreshed.
 
         Args:
             vectors: the vectors to change.
             average_decay: the weight of the old average in the new one.
-            move: float32 or bfloat16; rate · move is subtracted from the master weights.
+            direction: float32 or bfloat16; rate · direction is subtracted from the master weights.
             rate: the learning rate.
             shrink: multiplies the master weights before the subtraction.
         """

@@ -31,13 +31,14 @@ class BatchNorm(nn.Module):
     depends on all others, including its own future, which is one reason why Transformers use LayerNorm.
     """
 
+    momentum = 0.1
+    """The weight of a batch's statistics in the running ones, PyTorch's default."""
     running_mean: Tensor
     running_variance: Tensor
 
-    def __init__(self, width: int, *, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(self, width: int, *, epsilon: float = 1e-5) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.momentum = momentum
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
@@ -62,15 +63,13 @@ class BatchNorm(nn.Module):
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
-            self._update_statistics(mean.detach(), variance.detach() * (len(rows) / max(1, len(rows) - 1)))
+            unbiased = variance.detach() * (len(rows) / max(1, len(rows) - 1))
+            self.running_mean.lerp_(mean.detach(), self.momentum)
+            self.running_variance.lerp_(unbiased, self.momentum)
         else:
             mean, variance = self.running_mean, self.running_variance
         scale = (variance + self.epsilon).rsqrt() * self.weight
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
-
-    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_variance.lerp_(variance, self.momentum)
 
 
 class AnnotatedNorm(nn.Module):

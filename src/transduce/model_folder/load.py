@@ -241,12 +241,11 @@ def read_at_precision(
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a model folder, set to translate from the language `source` to the language `target`.
 
-    None keeps the model's default. Without languages, the content of a model with a fixed language pair is returned as
-    it is.
+    None keeps the model's default. The content of a model with a fixed language pair is returned as it is.
 
     Raises:
-        TransduceError: the model has no language tags, or lacks a tag for a language; or it has several target
-            languages and `target` is None.
+        TransduceError: the model has other languages and no language tags, or lacks a tag for a language; or it has
+            several target languages and `target` is None.
     """
     check_languages(source, target)
     if content.directions:
@@ -255,10 +254,14 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
         return content
     tokenizer = content.tokenizer
     if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.languages is None:
-        raise TransduceError(
-            f"The model has a fixed language pair and no language tags, but `{target or source}` was asked for: leave "
-            "it out."
-        )
+        known = (content.manifest.source_language, content.manifest.target_language)
+        for requested, own in zip((source, target), known, strict=True):
+            if requested is not None and (own is None or fitting_code(requested, [own]) is None):
+                raise TransduceError(
+                    f"The model has a fixed language pair and no language tags, but `{requested}` was asked for: leave "
+                    "it out."
+                )
+        return content
     languages = tokenizer.record.languages
     source, target = (None if each is None else languages.code(each) for each in (source, target))
     if target is not None and languages.target_tag == "start":

@@ -232,11 +232,11 @@ class Batcher:
     def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
         """Choose the sentences of a new batch: the longest that waits in a job, and others of about its length.
 
+        A job whose sentences are context of one another goes into one batch, in order.
+
         Args:
             job: the job (client's request) that has waited longest since its last batch.
             jobs: the jobs of which the others may be, if they are compatible with it.
-
-        A job whose sentences are context of one another goes into one batch, in order.
         """
         if job.documents is not None:
             return [JobSentence(job, number) for number in range(len(job.sentences))]

@@ -56,8 +56,10 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The folder to write the prepared corpus to."""
     tokenizer: Path | None = None
     """A folder with the tokenizer to use; None: learn one from the text."""
-    shard: tuple[int, int] = (1, 1)
-    """Number of the shard, from 1, and count of shards; (1, 1): the whole corpus."""
+    tokenizer_only: bool = False
+    """True if only the tokenizer is written, for shards to be prepared later."""
+    shard: tuple[int, int] | None = None
+    """Number of the shard to prepare, from 1, and count of shards; None: the whole corpus."""
     workers: int | None = None
     """Number of worker processes; None: chosen by cores and pairs."""
     hold_out: bool = True
@@ -181,15 +183,26 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         tokenizer=None if tokenizer is None else as_path(tokenizer, "`tokenizer`"),
-        shard=(1, 1) if shard is None else as_shard(shard),
+        tokenizer_only=tokenizer_only,
+        shard=None if shard is None else as_shard(shard),
         workers=workers,
         hold_out=hold_out,
     )
-    if tokenizer_only:
-        if shard is not None or tokenizer is not None:
-            raise TransduceError("`tokenizer_only` learns a tokenizer: leave `shard` and `tokenizer` out.")
-        return prepare_tokenizer(request)
-    return prepare_corpus_folder(request) if shard is None else prepare_shard(request)
+    return prepare_as_requested(request)
+
+
+def prepare_as_requested(request: PrepareRequest) -> PreparationReport | ShardReport | TokenizerReport:
+    """Prepare a whole corpus, one of its shards, or only its tokenizer.
+
+    Raises:
+        TransduceError: settings or files are invalid, arguments contradict each other, or no pair is left.
+    """
+    if not request.tokenizer_only:
+        return prepare_corpus_folder(request) if request.shard is None else prepare_shard(request, request.shard)
+    for name in ("shard", "tokenizer", "workers"):
+        if getattr(request, name) is not None:
+            raise TransduceError(f"`tokenizer_only` cannot be combined with `{name}`: leave one of them out.")
+    return prepare_tokenizer(request)
 
 
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
@@ -241,8 +254,8 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
         return _report(request.out, tokenizer, corpus, started_at, display, text.files.noun)
 
 
-def prepare_shard(request: PrepareRequest) -> ShardReport:
-    """Prepare one of several shards of a corpus with the tokenizer that all of them share.
+def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardReport:
+    """Prepare shard I of N, (I, N) counted from 1, with the tokenizer that all shards of a corpus share.
 
     Raises:
         TransduceError: no tokenizer is named, or settings or files are invalid.
@@ -265,7 +278,7 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
             task=task.kind.name,
             filters=text.filters,
             hold_out=text.hold_out,
-            shard=request.shard,
+            shard=shard,
         )
         tokenizer.save(partial)
         with PreparationBar(display.console, None, task.files.noun) as bar:
@@ -273,7 +286,7 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
                 part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
         pairs = sum(Part(folder).kept for folder in folders)
-    number, count = request.shard
+    number, count = shard
     return ShardReport(
         folder=str(request.out),
         shard=f"{number}/{count}",
@@ -339,7 +352,7 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
         TransduceError: settings are wrong, or the task's corpus cannot be prepared in advance.
     """
     if request.workers is not None and request.workers < 1:
-        raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
+        raise TransduceError(f"`workers` must be at least 1, but is {request.workers}.")
     settings = make_settings(request.settings)
     kind = kind_of(settings.task.kind)
     if not isinstance(kind, TextKind) or not kind.may_be_prepared:

@@ -214,7 +214,8 @@ def _encoded(pairs: Iterable[PairRow]) -> Iterator[bytes]:
         yield line + b"\n"
 
 
-# A resumed run keeps the training text it has prepared, but reads the dev set again.
+# --- the state of a run's text files ---
+# A resumed run keeps the training text that it has prepared, but reads the dev set again.
 
 
 _NAME = "text_files.json"

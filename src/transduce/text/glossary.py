@@ -102,6 +102,8 @@ class Glossary:
             TransduceError: a source or a target is empty.
         """
         self._terms: dict[str, Term] = {}
+        self.repeated: list[str] = []
+        """The sources of terms that have different translations in several entries, which become alternatives."""
         for term in terms:
             source, targets = normalize_for_comparison(term.source), tuple(map(normalize_for_comparison, term.targets))
             if not source or not targets or not all(targets):
@@ -112,6 +114,8 @@ class Glossary:
                     "write an unchanged term alone in its line, or in JSON as its own translation."
                 )
             earlier = self._terms.get(source)
+            if earlier is not None and not {*targets} <= {*earlier.targets} and source not in self.repeated:
+                self.repeated.append(source)
             combined = targets if earlier is None else (*earlier.targets, *targets)
             self._terms[source] = Term(
                 source, tuple(dict.fromkeys(combined)), earlier.location if earlier else term.location
@@ -210,6 +214,11 @@ def read_glossary(path: Path) -> Glossary:
 
 def _read_terms(path: Path) -> Iterator[Term]:
     for number, line in enumerate(read_lines(path), 1):
+        if number == 1 and line.lstrip("\ufeff ").startswith(("<?xml", "<martif", "<tbx")):
+            raise TransduceError(
+                f"{path} is XML, such as TBX, but a glossary is a text file: export it with `term`, a tab and "
+                "`translation` on each line."
+            )
         if line.strip():
             source, *targets = line.split("\t")
             yield Term(source, tuple(targets or [source]), f"{path}, line {number:,}")
@@ -240,6 +249,10 @@ class TermTally:
             for number, term in self.missing[:MAX_SHOWN]
         )
         more = f"\n  and {len(self.missing) - MAX_SHOWN:,} more" if len(self.missing) > MAX_SHOWN else ""
+        more += "".join(
+            f"\n  the translations of `{source}` in several entries count as alternatives"
+            for source in self.glossary.repeated[:MAX_SHOWN]
+        )
         counts = (
             f"glossary: {count_noun(self.terms, 'term')} in the sources, {translated:,} of them in the translations"
         )

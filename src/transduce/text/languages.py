@@ -110,14 +110,15 @@ _OTHER_SUFFIXES = (
 _NOT_LANGUAGES = frozenset(_OTHER_SUFFIXES.split())
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")
 
-_HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7af]")
-
-# Scripts with thousands of characters, or written without spaces between words: Thai, Lao, Myanmar, Hangul,
-# Khmer, kana, Han (with its extensions).
-_LARGE_SCRIPT = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
+UNSPACED_RANGES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
+"""The characters of scripts without spaces between words, as ranges of a regular expression: Thai, Lao, Myanmar, Khmer,
+kana, and Han with its extensions.
+"""
+_UNSPACED = re.compile(f"[{UNSPACED_RANGES}]")
+# Scripts with thousands of characters, or without spaces: Hangul too.
+_LARGE_SCRIPT = re.compile(f"[{UNSPACED_RANGES}\u1100-\u11ff\uac00-\ud7af]")
 
 
 # ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
@@ -157,7 +158,7 @@ def is_in_large_script(text: str) -> bool:
 
 def is_unspaced_character(character: str) -> bool:
     """Return whether a character is of a script without spaces between words, such as Han or Thai, but not Hangul."""
-    return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
+    return _UNSPACED.match(character) is not None
 
 
 def is_sign(text: str) -> bool:

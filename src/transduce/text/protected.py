@@ -459,12 +459,16 @@ _TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+|\d++)[^<>]*?(?P<empty
 _NAMES_OF_PAIRS = "a abbr b bdi bdo big cite del dfn em font i ins mark q s small span strike strong sub sup u"
 _FORMATTING = frozenset(_NAMES_OF_PAIRS.split())
 _MAX_TAGS = 256  # in a sentence; those of a sentence with more keep their order
+_WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)++")
 _SMALL = ("sub", "sup")
 """Elements whose numbers, such as that of a footnote, are copied."""
 
 
 class TagPair(NamedTuple):
-    """A start tag and its end tag in a text, with words between them."""
+    """A start tag and its end tag in a text, with words between them.
+
+    The span of a tag whose partner is in another sentence is that of the partner at this end of the text, and empty.
+    """
 
     opening: Span
     closing: Span
@@ -502,13 +506,13 @@ class BareText(NamedTuple):
         words = [
             _without_marks(self.text, pair.inner, text, span) for pair, span in zip(self.pairs, spans, strict=True)
         ]
-        placed = _nested_spans(self.pairs, text, words, copies)
+        placed = _nested_spans(self.pairs, text, words, copies, len(self.text))
         inserted: list[tuple[int, Span]] = []  # offsets in the translation, with the tag to write there
         _append_tags(-1, _parents(self.pairs), placed, self.pairs, inserted)
         written, position, found = "", 0, list[tuple[Span, Span]]()
         for offset, tag in inserted:
             written += text[position:offset]
-            found.append((tag, Span(len(written), len(written) + tag.end - tag.start)))
+            found += [(tag, Span(len(written), len(written) + tag.end - tag.start))] if tag.end > tag.start else []
             written, position = written + tagged[slice(*tag)], offset
         for own, copy in copies:
             moved = copy.start + sum(tag.end - tag.start for offset, tag in inserted if offset <= copy.start)
@@ -523,16 +527,15 @@ class BareText(NamedTuple):
 def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
     """Take pairs of tags with words between them out of a text; None if the text has no pair of tags.
 
-    Tags that cross others, or whose partner is not in the text, are no pairs.
+    A tag whose partner is in another sentence makes a pair with the start or end of the text. Tags that cross others
+    are no pairs.
 
     Args:
         text: the text.
         protected: the spans that translation must not change, among them the tags, in order and disjoint.
     """
     tags = [(span, match) for span in protected if (match := _TAG.fullmatch(text, *span)) is not None]
-    found = _matched(tags) if len(tags) <= _MAX_TAGS and any(match["end"] for _, match in tags) else []
-    if not found:
-        return None
+    found = _matched(tags, len(text)) if len(tags) <= _MAX_TAGS else []
     whole: list[Span] = []  # elements without words
     full: list[tuple[Span, Span]] = []
     for opening, closing in found:
@@ -540,11 +543,14 @@ def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
         edges = [opening.end, *(edge for span in between for edge in span), closing.start]
         words = "".join(text[slice(*edge)] for edge in list(pairwise(edges))[::2])
         is_small = text[opening.start + 1 : opening.end].startswith(_SMALL)
+        is_half = opening.start == opening.end or closing.start == closing.end
         if any(map(str.isalpha if is_small else str.isalnum, words)):
             full.append((opening, closing))
-        else:
+        elif not is_half:
             whole.append(Span(opening.start, closing.end))
-    cut = sorted(span for pair in full for span in pair)
+    if not full and not whole:
+        return None
+    cut = sorted(span for pair in full for span in pair if span.start < span.end)
     return _bare_text(
         text, cut, merge_spans(disjoint(whole), [span for span in protected if span not in cut]), full, protected
     )
@@ -581,7 +587,7 @@ def _bare_text(
 
     bare = written + text[position:]
     found = []
-    for opening, closing in sorted(pairs):
+    for opening, closing in sorted(pairs, key=lambda pair: (pair[0].start, -pair[1].end)):
         start, end = moved(opening.end), moved(closing.start)
         inner = bare[start:end]
         start += len(inner) - len(inner.lstrip())
@@ -596,8 +602,11 @@ def _bare_text(
     )
 
 
-def _matched(tags: Sequence[tuple[Span, re.Match[str]]]) -> list[tuple[Span, Span]]:
-    """Return the pairs of tags that belong together, without those that contain a tag whose partner is elsewhere."""
+def _matched(tags: Sequence[tuple[Span, re.Match[str]]], end: int) -> list[tuple[Span, Span]]:
+    """Return the pairs of tags that belong together, without those that contain a tag whose partner is elsewhere.
+
+    Such tags make pairs with empty spans at the start or end of the text, if all are start tags or all are end tags.
+    """
     opened: list[tuple[Span, str]] = []
     pairs: list[tuple[Span, Span]] = []
     ends: list[tuple[Span, str]] = []
@@ -620,6 +629,9 @@ def _matched(tags: Sequence[tuple[Span, re.Match[str]]]) -> list[tuple[Span, Spa
             loose += [opening, closing]
         else:
             kept.append((opening, closing))
+    closes = {span: match["end"] != "" for span, match in tags}
+    if len({closes[span] for span in loose}) == 1:
+        kept += [(Span(0, 0), span) if closes[span] else (span, Span(end, end)) for span in loose]
     return sorted(kept)
 
 
@@ -649,11 +661,12 @@ def _parents(pairs: Sequence[TagPair]) -> list[int]:
 
 
 def _nested_spans(
-    pairs: Sequence[TagPair], text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]]
+    pairs: Sequence[TagPair], text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]], length: int
 ) -> list[Span]:
     """Return the spans of a translation at which pairs of tags are written, nested as in the source.
 
-    The arguments are those of `BareText.written`.
+    The arguments are those of `BareText.written`, and the length of the source without tags. A pair without words in
+    the translation gets the word at about the same position.
     """
     parents, placed = _parents(pairs), dict[int, Span]()
 
@@ -664,9 +677,9 @@ def _nested_spans(
                 inner = [copy for own, copy in copies if pair.inner.start <= own.start < pair.inner.end]
                 others = [copy for _, copy in copies if copy not in inner]
                 start, end = (min(max(edge, bounds.start), bounds.end) for edge in spans[number])
-                start = min([start, *(copy.start for copy in inner if copy.start < start < copy.end)])
-                end = max([end, *(copy.end for copy in inner if copy.start < end < copy.end)])
-                candidates = (_longest_outside(text, each, others) for each in (Span(start, end), bounds))
+                near = _nearest_word(text, bounds, pair.inner.start / length)
+                whole = [_with_whole(each, inner) for each in (Span(start, end), near)]
+                candidates = (_longest_outside(text, each, others) for each in (*whole, bounds))
                 children.append(
                     (number, next((each for each in candidates if _has_words(text, each)), Span(start, start)))
                 )
@@ -690,6 +703,18 @@ def _without_marks(source: str, inner: Span, text: str, span: Span) -> Span:
         while start < end and not text[end - 1].isalnum():
             end -= 1
     return Span(start, end) if start < end else span
+
+
+def _with_whole(span: Span, copies: Sequence[Span]) -> Span:
+    """Return a span, extended so that it cuts none of some copied spans."""
+    start = min([span.start, *(copy.start for copy in copies if copy.start < span.start < copy.end)])
+    return Span(start, max([span.end, *(copy.end for copy in copies if copy.start < span.end < copy.end)]))
+
+
+def _nearest_word(text: str, bounds: Span, share: float) -> Span:
+    """Return the word, or character of a script without spaces, nearest to a share of a text; empty without words."""
+    words = [Span(*match.span()) for match in _WORD.finditer(text, *bounds)]
+    return min(words, key=lambda word: abs(word.start - share * len(text)), default=Span(bounds.start, bounds.start))
 
 
 def _has_words(text: str, span: Span) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -273,20 +274,21 @@ def _normalizer(vocabulary: Vocabulary) -> dict[str, object]:
     steps = [] if keeps_spaces(vocabulary.model_bytes) else _one_space_between_words()
     if puts_space_first(vocabulary.model_bytes):
         steps.append({"type": "Prepend", "prepend": _SPACE})
-    steps.append(_replace({"String": " "}, _SPACE))
+    steps.append(replace_step({"String": " "}, _SPACE))
     return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if vocabulary.composes else steps}
 
 
 def _one_space_between_words() -> list[dict[str, object]]:
     return [
-        _replace({"Regex": " +"}, " "),
-        _replace({"Regex": r"\A "}, ""),
+        replace_step({"Regex": " +"}, " "),
+        replace_step({"Regex": r"\A "}, ""),
         # A literal ▁ at the end counts as a space, as in sentencepiece.
-        _replace({"Regex": rf"[ {_SPACE}]+\z"}, ""),
+        replace_step({"Regex": rf"[ {_SPACE}]+\z"}, ""),
     ]
 
 
-def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
+def replace_step(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    """Return a step of a tokenizer.json that replaces each match of a pattern, `{"String": …}` or `{"Regex": …}`."""
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
@@ -304,22 +306,26 @@ def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
     symbols = _texts(pieces, PieceType.USER_DEFINED)
     if symbols:
         longest_first = sorted(symbols, key=len, reverse=True)
-        cutters.append(_split({"Regex": "|".join(map(re.escape, longest_first))}, "Isolated"))
+        cutters.append(split_step({"Regex": "|".join(map(re.escape, longest_first))}, "Isolated"))
     if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
         # Where whole words are looked up, the six characters "<0x41>" in a text must not match the byte token.
-        cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
+        cutters.append(split_step({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
     if symbols or not merging:
         # Nor may "</s>" match the end symbol. If "<" and "/" have no tokens, they are one unknown token together.
         names = [*_texts(pieces, PieceType.CONTROL), *_texts(pieces, PieceType.UNKNOWN)]
         cutters.append(
-            _split({"Regex": "|".join(re.sub("^(</?)(.*)", r"\1(?=\2)", name) for name in names)}, "Isolated")
+            split_step({"Regex": "|".join(re.sub("^(</?)(.*)", r"\1(?=\2)", name) for name in names)}, "Isolated")
         )
     has_runs = any(piece.text.startswith(2 * _SPACE) for piece in pieces)
-    cutters.append(_split({"Regex": f"{_SPACE}+"} if has_runs else {"String": _SPACE}, "MergedWithNext"))
+    cutters.append(split_step({"Regex": f"{_SPACE}+"} if has_runs else {"String": _SPACE}, "MergedWithNext"))
     return {"type": "Sequence", "pretokenizers": cutters}
 
 
-def _split(pattern: dict[str, str], behavior: str) -> dict[str, object]:
+def split_step(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
+    """Return a step of a tokenizer.json that splits a text at each match of a pattern, which `behavior` says to keep.
+
+    The pattern is `{"String": …}` or `{"Regex": …}`; behaviors are those of the `tokenizers` package, such as Isolated.
+    """
     return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
 
 
@@ -337,7 +343,7 @@ def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
 
 def _decoder(model_bytes: bytes) -> dict[str, object]:
     steps: list[dict[str, object]] = [
-        _replace({"String": _SPACE}, " "),
+        replace_step({"String": _SPACE}, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]

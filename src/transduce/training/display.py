@@ -94,16 +94,19 @@ class ProgressDisplay:
             self._task = self._bar.add_task("train", total=steps, completed=step, last=_last_step(steps), text="")
             self._bar.start()
 
-    def advance(self, step: int, steps: int | None, text: str = "") -> None:
-        """Advance the progress bar to `step` of `steps` (None: not known); `text` is shown until the first report."""
+    def advance(self, step: int, steps: int | None, loss: float = math.nan, tokens_per_second: float = 0.0) -> None:
+        """Advance the progress bar to `step` of `steps` (None: not known).
+
+        Until the first report, the bar shows the mean loss and the speed so far (NaN: no step has changed weights).
+        """
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, total=steps, last=_last_step(steps))
             if not self._reported:
-                self._bar.update(self._task, text=localized(text))
+                self._bar.update(self._task, text=localized(self._text(loss, tokens_per_second)))
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         """Show the loss, the speed and the remaining time of a training report, in the bar or else as a line."""
-        text, self._reported = self._report_text(event, seconds_left), True
+        text, self._reported = self._text(event.loss, event.tokens_per_second, seconds_left), True
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=localized(text))
         else:
@@ -144,10 +147,10 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def _report_text(self, event: TrainEvent, seconds_left: float | None) -> str:
-        """Return the loss, the speed and the remaining time of a training report as text."""
+    def _text(self, loss: float, tokens_per_second: float, seconds_left: float | None = None) -> str:
+        """Return the loss, the speed and, if it is known, the remaining time as text."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
-        return f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} {self.counted}/s{left}"
+        return f"loss {loss:.3f} · {tokens_per_second:,.0f} {self.counted}/s{left}"
 
 
 def _last_step(steps: int | None) -> str:
@@ -209,15 +212,16 @@ class NotebookDisplay(ProgressDisplay):
         self._render()
 
     @override
-    def advance(self, step: int, steps: int | None, text: str = "") -> None:
+    def advance(self, step: int, steps: int | None, loss: float = math.nan, tokens_per_second: float = 0.0) -> None:
         if self._progress is not None:
-            self._progress = step, steps, self._progress[2] if self._reported else text
+            text = self._progress[2] if self._reported else self._text(loss, tokens_per_second)
+            self._progress = step, steps, text
         self._render(is_urgent=False)
 
     @override
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         self._reported = True
-        self._progress = event.step, steps, self._report_text(event, seconds_left)
+        self._progress = event.step, steps, self._text(event.loss, event.tokens_per_second, seconds_left)
         self._curves["training"].append((event.step, event.loss))
         self._render()
 

@@ -410,29 +410,26 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.negative_log_likelihood += sums.negative_log_likelihood
         self.norms += norm
 
-    def text(self, counted: str = "tokens") -> str:
-        """Return the mean loss and the speed since the last report, for the progress bar; "" if all steps were skipped.
+    @property
+    def loss(self) -> float:
+        """The mean loss of the steps that changed the weights; NaN if there is none."""
+        return self.total / (self.learnt_tokens or math.nan)
 
-        `counted` names what the loss and the speed count.
-        """
-        if not self.learnt_tokens:
-            return ""
-        return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} {counted}/s"
+    @property
+    def tokens_per_second(self) -> float:
+        """The speed of all steps."""
+        return self.tokens / max(self.seconds, 1e-9)  # some clocks have a resolution of 16 ms
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
         """Return a training report with the means over the steps since the last report; NaN if none changed weights."""
-        learned = self.learnt_tokens or math.nan
         return TrainEvent(
             step=step,
             epoch=round(epoch, 4),
-            loss=self.total / learned,
-            perplexity=math.exp(min(self.negative_log_likelihood / learned, 100.0)),
+            loss=self.loss,
+            perplexity=math.exp(min(self.negative_log_likelihood / (self.learnt_tokens or math.nan), 100.0)),
             learning_rate=self.rate,
             gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
-            tokens_per_second=self._tokens_per_second(),
+            tokens_per_second=self.tokens_per_second,
             elapsed_seconds=elapsed_seconds,
             skipped=self.skipped,
         )
-
-    def _tokens_per_second(self) -> float:
-        return self.tokens / max(self.seconds, 1e-9)  # some clocks have a resolution of 16 ms

@@ -415,7 +415,7 @@ class Trainer:
             self._decide_steps(seconds := time.monotonic() - before)
             if (mean := timer.add(seconds)) is not None and self.after_first_steps is not None:
                 self.after_first_steps(mean)
-            self.display.advance(self.step, self.steps, self._report.text(self.display.counted))
+            self.display.advance(self.step, self.steps, self._report.loss, self._report.tokens_per_second)
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)

@@ -155,19 +155,19 @@ class Muon:
         `rate` is the learning rate.
         """
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
-        move = self.gradient.lerp(self.momentum, self._decay)
-        self._make_all_orthogonal(move)
-        self.master.add_(move, alpha=-rate)
+        direction = self.gradient.lerp(self.momentum, self._decay)
+        self._make_all_orthogonal(direction)
+        self.master.add_(direction, alpha=-rate)
 
     def find_update(self, kernels: TrainingKernels, factor: float) -> Tensor:
         """Update the momentum by the gradient times `factor`, and return the orthogonalized update.
 
         The update is a vector in the model's dtype, which the caller multiplies by the learning rate.
         """
-        move = torch.empty_like(self.gradient, dtype=self._dtype)
-        kernels.update_momentum(self.gradient, self.momentum, move, factor, self._decay)
-        self._make_all_orthogonal(move)
-        return move
+        direction = torch.empty_like(self.gradient, dtype=self._dtype)
+        kernels.update_momentum(self.gradient, self.momentum, direction, factor, self._decay)
+        self._make_all_orthogonal(direction)
+        return direction
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
         """Orthogonalize the update vector of all weights in place; several processes divide the work by weights."""

@@ -284,8 +284,8 @@ class FlatUpdate:
             numbers = self.adam.numbers(factor, rate, updates)
             kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, decay)
         if self.muon is not None:
-            move = self.muon.find_update(kernels, factor)
-            kernels.apply_update(self._part(slice(start, None)), decay, move, rate, shrink)
+            direction = self.muon.find_update(kernels, factor)
+            kernels.apply_update(self._part(slice(start, None)), decay, direction, rate, shrink)
         self.adam.updates = updates
 
     def _part(self, part: slice) -> UpdatedVectors:

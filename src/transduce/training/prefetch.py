@@ -236,17 +236,17 @@ def _power_of_2(minimum: int) -> int:
 class _Recording:
     """A process-wide switch that disables CUDA graphs, whose replay runs no hooks of modules and gradients."""
 
-    is_watched = False
+    is_disabled = False
 
 
 @contextmanager
 def recording_disabled() -> Iterator[None]:
     """Disable recorded CUDA graphs in the body of `with`, so that hooks on modules and gradients run."""
-    before, _Recording.is_watched = _Recording.is_watched, True
+    before, _Recording.is_disabled = _Recording.is_disabled, True
     try:
         yield
     finally:
-        _Recording.is_watched = before
+        _Recording.is_disabled = before
 
 
 class PackedLoss:
@@ -291,9 +291,9 @@ class PackedLoss:
     def _records_batch(self, batch: Batch) -> bool:
         """Return whether a batch's loss may come from a recorded CUDA graph, which supports no weights of pairs.
 
-        Nor does it run hooks, so there must be none to be watched.
+        Nor does it run hooks, for which `recording_disabled` is used.
         """
-        return self._records and batch.weights is None and not _Recording.is_watched
+        return self._records and batch.weights is None and not _Recording.is_disabled
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
         """Pack a batch without padding; the result is None if the batch has an empty sentence or inner padding.

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.text.languages import UNSPACED_RANGES
+
 # --- features of lines ---
 # Numeric features of lines that translation preserves: length, end marks, commas, digits, codes and rare words.
 # Shapes: N lines, C codes and W words kept per line.
@@ -31,8 +33,7 @@ VOCABULARY = 3072  # words kept per side, including 0 for none
 _MIN_LINES = 3  # in which a word must occur
 _MIN_CODE_CHARACTERS = 3
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_WORD = re.compile(rf"[{UNSPACED_RANGES}]|[^\W_{UNSPACED_RANGES}]+")
 _DIGITS = re.compile(r"\d+")
 _QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), re.compile("[,，、;；]")
 

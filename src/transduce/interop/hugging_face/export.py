@@ -22,10 +22,10 @@ from typing_extensions import override
 from transduce.errors import TransduceError, import_extra
 from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.families import Family, family_for
-from transduce.interop.hugging_face.import_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson
+from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 from transduce.search.settings import SearchSettings

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face import import_names as names
+from transduce.interop.hugging_face import weight_names as names
 from transduce.model.config import Kind, ModelConfig
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings

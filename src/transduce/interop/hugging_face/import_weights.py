@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.import_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
+from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced_character, is_word_character
+from transduce.text.tokenizer import replace_step, split_step
 from transduce.text.vocabulary import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
@@ -120,7 +121,7 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
         steps: list[dict[str, Any]] = [bytes_of | {"use_regex": use_regex}]
         if self.pattern in PATTERNS:
-            steps.insert(0, _split({"Regex": PATTERNS[self.pattern]}, "Isolated"))
+            steps.insert(0, split_step({"Regex": PATTERNS[self.pattern]}, "Isolated"))
         content = {
             "normalizer": {"type": "NFC"} if self.composed else None,
             "pre_tokenizer": _sequence("pretokenizers", steps),
@@ -208,8 +209,8 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             steps.append({"type": "Precompiled", "precompiled_charsmap": table})
             steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
         if self.rules or self.collapse:
-            steps.append(_replace({"Regex": " {2,}"}, " "))
-        decoders: list[dict[str, Any]] = [_replace({"String": _SPACE}, " ")]
+            steps.append(replace_step({"Regex": " {2,}"}, " "))
+        decoders: list[dict[str, Any]] = [replace_step({"String": _SPACE}, " ")]
         if self.byte_fallback:
             decoders.append({"type": "ByteFallback"})
         decoders.append({"type": "Fuse"})
@@ -408,14 +409,6 @@ def _added_token(package: Any, symbol: Symbol) -> Any:
 
 def _sequence(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "Sequence", name: steps}
-
-
-def _split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
-
-
-def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": pattern, "content": content}
 
 
 def _byte_alphabet() -> dict[str, int]:

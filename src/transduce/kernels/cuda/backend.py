@@ -464,15 +464,16 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
-def apply_update(vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float) -> None:
-    """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
+def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float) -> None:
+    """Replace the parameters by parameters × shrink - rate × direction.
 
-    The gradients are set to zero. Implements `backend.TrainingKernels.apply_update`.
+    Their moving average and bfloat16 copy are refreshed, and the gradients are set to zero. Implements
+    `backend.TrainingKernels.apply_update`.
     """
     if shrink != 1.0:
         vectors.master.mul_(shrink)
     triton_kernels.apply_update[_grid(vectors.master)](
-        *_pointers(vectors), move, vectors.master.numel(), rate, average_decay, *_has(vectors), _BLOCK
+        *_pointers(vectors), direction, vectors.master.numel(), rate, average_decay, *_has(vectors), _BLOCK
     )
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError, common_options, shell_word, shown_names
-from transduce.evaluation.scores import score_labels
+from transduce.evaluation.label_scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card

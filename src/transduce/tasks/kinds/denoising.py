@@ -4,7 +4,6 @@ Denoising needs text only. The trained model is a base model for other tasks (`-
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,10 +18,10 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype
-from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexity, text_only, write_texts
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, model_dtype
+from transduce.tasks.kinds.texts import TextOnlyKind, describe_frequencies, frequency_perplexity, text_only
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
-from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.loss import Loss
 
@@ -78,30 +77,21 @@ class DenoisingPlan(Plan[Batch]):
         return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
 
 
-class DenoisingKind(TextKind):
+class DenoisingKind(TextOnlyKind):
     """The task of denoising: a model restores a corrupted text, as pretraining for other tasks."""
 
     name = "denoising"
+    model_noun = "denoising model"
     example = "line"
-    may_be_prepared = True
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
     task_settings = ("noise",)
     unused_filters = ("drop_identical",)
     search_advice = "set it in the run that continues from this model"
 
-    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to files with one text per line, and return settings that name these files.
-
-        They are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run only
-        writes missing files of dev texts.
-        """
-        text_only(settings.data, "denoising model")
-        return write_texts(settings.data, folder, overwrite=overwrite)
-
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of texts, one text per line, and their filters; without dev files, a dev set is held out."""
-        text = text_only(data, "denoising model", msgspec.structs.replace(data.filters, drop_identical=False))
+        text = text_only(data, self.model_noun, msgspec.structs.replace(data.filters, drop_identical=False))
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:

@@ -398,6 +398,14 @@ class TaskKind(ABC, Generic[C]):
                 "of them."
             )
 
+    def check_base_model(self, config: ModelConfig, task: TaskSettings, folder: str) -> None:  # noqa: ARG002
+        """Refuse a base model, in `folder`, that cannot do the task as it is set; by default, only kinds are refused.
+
+        Raises:
+            TransduceError: the model cannot do the task.
+        """
+        self.check_model(config.kind, f"The model in {folder}")
+
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
         """Return the task's settings, completed by values from the base model's configuration; default: unchanged."""
         return task
@@ -489,12 +497,19 @@ class TaskKind(ABC, Generic[C]):
         return default
 
     def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Adapt the model's configuration to the corpus, such as its number of classes.
+        """Adapt the model's configuration to the corpus, such as its number of classes; default: unchanged.
 
         Raises:
-            TransduceError: the model, such as a base model, cannot do what the task's settings ask for.
+            TransduceError: the corpus does not determine it, such as one with a single class.
         """
         return config
+
+    def check_corpus(self, corpus: C, config: ModelConfig, task: TaskSettings) -> None:
+        """Refuse a corpus that the model cannot learn from, such as one of too long texts; default: none.
+
+        Raises:
+            TransduceError: corpus and model do not fit.
+        """
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
         """Return the parameters that get random values instead of the base model's; by default, there are none."""
@@ -705,8 +720,8 @@ class TextKind(TaskKind[TaskCorpus]):
         unused = {name: getattr(defaults, name) for name in self.unused_filters}
         return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **unused))
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check that it fits the vocabularies and the corpus.
+    def check_corpus(self, corpus: TaskCorpus, config: ModelConfig, task: TaskSettings) -> None:  # noqa: ARG002
+        """Refuse vocabularies and texts that the model cannot read.
 
         Raises:
             TransduceError: one embedding matrix is to be shared by two vocabularies, or texts exceed the learned
@@ -721,7 +736,6 @@ class TextKind(TaskKind[TaskCorpus]):
             )
         if config.kind == "transformer" and config.positions == "learned":
             _check_lengths(corpus, config.max_positions)
-        return config
 
     # --- batches ---
 

@@ -7,7 +7,6 @@ Legend: B windows, T tokens of a window.
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -29,22 +28,21 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     RankAndCount,
     RunPlacement,
-    TextKind,
     Validation,
     model_dtype,
     validation_event,
 )
 from transduce.tasks.kinds.texts import (
     Ids,
+    TextOnlyKind,
     WindowPlan,
     consecutive_batches,
     describe_frequencies,
     frequency_perplexity,
     read_stream,
     text_only,
-    write_texts,
 )
-from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
@@ -116,12 +114,12 @@ def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
 
 
-class LanguageModelKind(TextKind):
+class LanguageModelKind(TextOnlyKind):
     """The task of language modeling: a decoder predicts every next token of a text."""
 
     scales_rate_with_batch = False
     name = "language-model"
-    may_be_prepared = True
+    model_noun = "language model"
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
@@ -130,18 +128,9 @@ class LanguageModelKind(TextKind):
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
-    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to files with one text per line, and return settings that name these files.
-
-        They are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run only
-        writes missing files of dev texts.
-        """
-        text_only(settings.data, "language model")
-        return write_texts(settings.data, folder, overwrite=overwrite)
-
     def text(self, data: DataSettings) -> TaskText:
         """Return the text files to read, with filters that keep all lines, even empty ones."""
-        return text_only(data, "language model")
+        return text_only(data, self.model_noun)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
@@ -199,19 +188,19 @@ class LanguageModelKind(TextKind):
         """Return the number of tokens in a window of text, the context of the language model: the setting, or 256."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check that the model has positions for the whole context.
+    def check_corpus(self, corpus: TaskCorpus, config: ModelConfig, task: TaskSettings) -> None:
+        """Refuse a context that is longer than the model's learned positions.
 
         Raises:
             TransduceError: the model has fewer positions than the context.
         """
+        super().check_corpus(corpus, config, task)
         context = self.context(task)
         if config.positions == "learned" and context > config.max_positions:
             raise TransduceError(
                 f"`task.context` is {context}, but the model has {config.max_positions} positions "
                 "(`model.max_positions`): make the context smaller."
             )
-        return config
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of every next token."""

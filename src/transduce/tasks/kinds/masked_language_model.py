@@ -47,12 +47,17 @@ from transduce.tasks.kinds.kind import (
     Outcome,
     RankAndCount,
     RunPlacement,
-    TextKind,
     Validation,
     model_dtype,
     validation_event,
 )
-from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexity, holds_texts, text_only
+from transduce.tasks.kinds.texts import (
+    TextOnlyKind,
+    describe_frequencies,
+    frequency_perplexity,
+    holds_texts,
+    text_only,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
@@ -227,12 +232,12 @@ class MaskedDevSet(Validation):
 _MUON_WIDTH = 128
 
 
-class MaskedLanguageModelKind(EncoderChoices, TextKind):
+class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
 
     name = "masked-language-model"
+    model_noun = "masked language model"
     example = "sentence"
-    may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     task_settings = ("context", "masking", "next_sentence")
@@ -249,7 +254,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         Hard-wrapped lines are joined before the text is split into sentences. The training text of a prepared corpus is
         not written again.
         """
-        text_only(settings.data, "masked language model")
+        text_only(settings.data, self.model_noun)
         data = settings.data
         source, dev = data.source, data.dev_source
         if data.prepared is None:
@@ -263,7 +268,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
         No dev text is held out of it here.
         """
-        return msgspec.structs.replace(text_only(data, "masked language model"), noun=self.example)
+        return msgspec.structs.replace(text_only(data, self.model_noun), noun=self.example)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without room for text between special tokens.
@@ -284,37 +289,25 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
-    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
-        """Return the settings unchanged; this only checks that the base model can predict masked tokens.
-
-        Raises:
-            TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
-        """
-        if not (base_config.masked_language_head or base_config.num_labels):  # adapt_model reports classifiers
-            raise TransduceError(
-                "A masked language model needs a head for masked tokens, but the base model has none, only states: "
-                "start from one that has it, such as a BertForMaskedLM."
-            )
-        return task
-
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged; this only checks that it predicts next sentences iff the task does.
-
-        Raises:
-            TransduceError: the base model classifies texts, or contradicts `task.next_sentence`.
-        """
+    @override
+    def check_base_model(self, config: ModelConfig, task: TaskSettings, folder: str) -> None:
+        super().check_base_model(config, task, folder)
         # A text classifier may also have two classes, but has no head for masked tokens.
         if config.num_labels and (config.num_labels != 2 or not config.masked_language_head):
             raise TransduceError(
                 f"A masked language model predicts whether one segment of text follows another, but the base model "
                 f"distinguishes {config.num_labels} classes of texts: start from another."
             )
+        if not config.masked_language_head:
+            raise TransduceError(
+                "A masked language model needs a head for masked tokens, but the base model has none, only states: "
+                "start from one that has it, such as a BertForMaskedLM."
+            )
         if task.next_sentence not in (None, config.num_labels == 2):
             raise TransduceError(
                 f"`task.next_sentence` is {task.next_sentence}, but the base model has {config.num_labels} classes of "
                 "segments, and is kept: leave it out."
             )
-        return config
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
         """Choose the model preset by the number of tokens in the training text."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError, common_options, shell_word
-from transduce.evaluation.brackets import score_trees
+from transduce.evaluation.label_scores import score_trees
 from transduce.inference.parser import Parser, load_parser
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.transformer import Transformer

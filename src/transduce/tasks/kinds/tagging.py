@@ -20,7 +20,7 @@ from typing_extensions import override
 from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError, common_options, shell_word, shown_names
-from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
+from transduce.evaluation.label_scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.atomic_io import open_atomically
 from transduce.data.batches import Batch, Plan, non_padding_id, permutation
@@ -14,7 +16,8 @@ from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.tasks.corpus import TaskText
-from transduce.tasks.settings.structs import DataSettings
+from transduce.tasks.kinds.kind import TextKind
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Format, format_of, read_texts
 from transduce.text.filters import FilterSettings
 
@@ -112,6 +115,19 @@ def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
     """
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()
+
+
+class TextOnlyKind(TextKind):
+    """A base class of kinds of tasks that learn from text alone, each line of which is both sides of a pair."""
+
+    may_be_prepared = True
+    model_noun: ClassVar[str]
+    """What the task's model is called in messages, such as "language model"."""
+
+    @override
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
+        text_only(settings.data, self.model_noun)
+        return write_texts(settings.data, folder, overwrite=overwrite)
 
 
 # --- JSON lines, written as files of text ---

@@ -662,7 +662,7 @@ def preflight(
     base_model = read_base_model(settings)
     base_config = None if base_model is None else base_model.model.config
     if base_config is not None:
-        kind.check_model(base_config.kind, f"The model in {settings.init_from}")
+        kind.check_base_model(base_config, settings.task, str(settings.init_from))
         settings = follow_base_model(settings, base_config, choice_log)
     check_consistency(settings, base_config, machine)
     return settings, base_model

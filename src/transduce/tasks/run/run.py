@@ -283,6 +283,7 @@ class Run:
             model = keep_base_config(settings, base_config, str(settings.init_from), choice_log)
             model = with_vocabulary_sizes(model, corpus.tokenizer)
         model = self.kind.adapt_model(model, corpus, settings.task)
+        self.kind.check_corpus(corpus, model, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
         training = resolve_training(settings, model, self.machine, corpus=corpus, choice_log=choice_log)

@@ -289,9 +289,10 @@ class GemmEmitter:
             return gemm.values
         if gemm.epilogue == "mix":
             return (self._advance(first, offset), *rest)
-        *rest, positive, is_open = rest
+        *rest, written_mask, read_mask = rest
         bits = k.build.sdiv(offset, k.int64(8))
-        return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
+        masks = (self._advance(each, bits, 1) for each in (written_mask, read_mask))
+        return (self._advance(first, column), *rest, *masks)
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
         """Emit an address moved by `elements` of `size` bytes; address 0 stays 0.
@@ -355,15 +356,15 @@ class GemmEmitter:
 
         One bit array records where elements are positive; the bits of the other say which elements become zero.
         """
-        k, (positive, is_open) = self.k, values[3:]
+        k, (written_mask, read_mask) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
         byte, bits = k.build.sdiv(offset, k.int64(8)), ir.IntType(value.type.count)
-        with k.when(k.is_nonzero(positive)):
+        with k.when(k.is_nonzero(written_mask)):
             mask = k.build.bitcast(k.build.icmp_signed(">", value, zeros), bits)
-            k.build.store(mask, k.element_pointer(k.pointer(positive), byte, I8), align=1)
+            k.build.store(mask, k.element_pointer(k.pointer(written_mask), byte, I8), align=1)
         masked = k.variable(value)
-        with k.when(k.is_nonzero(is_open)):
-            mask = k.build.load(k.element_pointer(k.pointer(is_open), byte, I8), typ=bits, align=1)
+        with k.when(k.is_nonzero(read_mask)):
+            mask = k.build.load(k.element_pointer(k.pointer(read_mask), byte, I8), typ=bits, align=1)
             flags = k.build.bitcast(mask, ir.VectorType(ir.IntType(1), value.type.count))
             k.store(k.build.select(flags, value, zeros), masked)
         return k.load_variable(masked, value)
@@ -372,9 +373,9 @@ class GemmEmitter:
         """Emit the conversion of a float32 vector to the bits of the result's element type, float32 or bfloat16."""
         return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.to_bfloat16(value)
 
-    def _clamp_below(self, value: Value, least: Value) -> Value:
+    def _clamp_below(self, value: Value, lower_bound: Value) -> Value:
         """Emit the replacement of a vector's elements below a bound by the bound; NaN remains NaN."""
-        floor = self.k.splat(least)
+        floor = self.k.splat(lower_bound)
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:

@@ -67,7 +67,7 @@ class ForwardArguments(NamedTuple):
     """1 if outputs are written by non-temporal stores, past the caches, else 0."""
     thread_scratch: Any
     """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
-    positive_mask: Any
+    relu_mask: Any
     """Address of a bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
 
@@ -154,7 +154,7 @@ class LinearKernelEmitter:
                 args.bias,
                 k.float_from_bits(args.lower_bound),
                 args.is_nontemporal,
-                args.positive_mask,
+                args.relu_mask,
                 k.int64(0),
             ),
             scratch=args.thread_scratch,
@@ -302,7 +302,7 @@ def multiply(
     bias: Tensor | None,
     *,
     activation: str | None = None,
-    positive: Tensor | None = None,
+    relu_mask: Tensor | None = None,
 ) -> Tensor:
     """Return activation(x · weightᵀ + bias), (N, O); all tensors are contiguous and of one dtype.
 
@@ -311,15 +311,16 @@ def multiply(
         weight: (O, I).
         bias: (O,); None: no bias.
         activation: None, or "relu".
-        positive: N × O bits, in bytes, that are set where the result is positive; None: not requested.
+        relu_mask: N × O bits, in bytes, that are set where the result is positive; None: not requested.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
-    _forward(x, weight, out, packed, bias=bias, least=0.0 if activation == "relu" else float("-inf"), positive=positive)
+    lower_bound = 0.0 if activation == "relu" else float("-inf")
+    _forward(x, weight, out, packed, bias=bias, lower_bound=lower_bound, relu_mask=relu_mask)
     return out
 
 
 def linear_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool, is_open: Tensor | None = None
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool, relu_mask: Tensor | None = None
 ) -> Tensor | None:
     """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `needs_x`, else None.
 
@@ -329,11 +330,11 @@ def linear_backward(
         weight: (O, I).
         sums: tensors that the weight and bias gradients are added to.
         needs_x: True if the gradient of x is requested.
-        is_open: if x is a ReLU's output, N × I bits that are set where x was positive. The result is then the gradient
-            of the ReLU's input.
+        relu_mask: if x is a ReLU's output, N × I bits that are set where x was positive. The result is then the
+            gradient of the ReLU's input.
     """
     result = torch.empty_like(x) if needs_x else None
-    _backward(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
+    _backward(gradient, x, weight, result, sums, torch.empty_like(weight), relu_mask=relu_mask)
     return result
 
 
@@ -403,12 +404,12 @@ def _forward(
     packed_weight: Tensor,
     *,
     bias: Tensor | None = None,
-    least: float = float("-inf"),
+    lower_bound: float = float("-inf"),
     streams: bool = True,
-    positive: Tensor | None = None,
+    relu_mask: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `least`.
+    """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `lower_bound`.
 
     `packed_weight` receives the packed weight, or holds it already if `weight` is None. `streams` False keeps even
     large outputs in the caches. `tile` None: the register tile for x's dtype.
@@ -423,11 +424,11 @@ def _forward(
         positions=len(x),
         inputs=x.shape[1],
         outputs=out.shape[1],
-        lower_bound=float_bits(least),
+        lower_bound=float_bits(lower_bound),
         packed_weight=packed_weight.data_ptr(),
         is_nontemporal=int(streams and _is_streamed(out)),
         thread_scratch=scratch.address,
-        positive_mask=address_of(positive),
+        relu_mask=address_of(relu_mask),
     )
     gemm_kernels(tile)["forward"].run(*arguments)
     scratch.free()
@@ -457,13 +458,13 @@ def _backward(
     sums: GradientSums,
     packed_weight: Tensor,
     *,
-    is_open: Tensor | None = None,
+    relu_mask: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
     None for a tensor means that its gradient is not requested. `packed_weight` receives the packed weight, or holds it
-    if `weight` is None. `is_open` is a ReLU's bit mask, as in `linear_backward`.
+    if `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
@@ -477,7 +478,7 @@ def _backward(
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
         x_gradient=address_of(grad_x),
-        relu_mask=address_of(is_open),
+        relu_mask=address_of(relu_mask),
         weight_gradient_sum=address_of(sums.weight),
         bias_gradient_sum=address_of(sums.bias),
         positions=positions,

@@ -232,7 +232,7 @@ class _PlannedSublayer:
         self.input_of: _PlannedSublayer | None = None
         """The preceding sub-layer if the backward pass has to recompute that one's output; else None."""
         self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
-        self.positive: MemoryOffset | None = None
+        self.relu_mask: MemoryOffset | None = None
         """The offset of a bit array, 1 where a feed-forward network's ReLU was positive; None without ReLU."""
         self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
         """False if the activation's large output is recomputed in the backward pass instead of being saved."""
@@ -291,8 +291,8 @@ class _PlannedSublayer:
         shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
         if shape.is_relu:
             self.inner = self.kept.allocate(inner_bytes)
-            self.positive = self.kept.allocate(self.rows * shape.inner // 8)
-            w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, positive=self.positive)
+            self.relu_mask = self.kept.allocate(self.rows * shape.inner // 8)
+            w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, relu_mask=self.relu_mask)
             if shape.inner_drop_256ths:
                 w.drop_inner(self.inner)
         else:
@@ -323,7 +323,7 @@ class _PlannedSublayer:
         if not shape.heads and not self.keeps_inner:
             inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
             self._activate(w, inner)
-        w.gemm_backward(inner, self.rows, self.last, grad_added, grad_inner, is_open=self.positive)
+        w.gemm_backward(inner, self.rows, self.last, grad_added, grad_inner, relu_mask=self.relu_mask)
         scratch.free([inner])
         if grad_added != grad_sum:
             scratch.free([grad_added])
@@ -458,21 +458,21 @@ class _Writer:
         return self.sublayer.rows * self.sublayer.layer.width
 
     def gemm(
-        self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
+        self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, relu_mask: MemoryOffset | None = None
     ) -> None:
         """Append a call of the kernel of a linear layer, out = x · Wᵀ + b, for `rows` rows of x.
 
-        With `positive`, the kernel also applies ReLU, and sets the bits of `positive` where results are positive.
+        With `relu_mask`, the kernel also applies ReLU, and sets the bits of the mask where results are positive.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
         packed = self.scratch.allocate(outputs * inputs * self.sublayer.item_bytes)
         streams = is_nontemporal(rows * outputs * self.sublayer.item_bytes)
-        least = float_bits(0.0 if positive else float("-inf"))
+        lower_bound = float_bits(0.0 if relu_mask else float("-inf"))
         thread_scratch = self.scratch.allocate(self._thread_bytes)
         sizes = rows, inputs, outputs
         arguments = ForwardArguments(
-            x, weight, bias or 0, out, *sizes, least, packed, int(streams), thread_scratch, positive or 0
+            x, weight, bias or 0, out, *sizes, lower_bound, packed, int(streams), thread_scratch, relu_mask or 0
         )
         self.steps.add(self._products["forward"], arguments)
         self.scratch.free([packed, thread_scratch])
@@ -485,12 +485,12 @@ class _Writer:
         gradient: MemoryOffset,
         grad_x: MemoryOffset,
         *,
-        is_open: MemoryOffset | None = None,
+        relu_mask: MemoryOffset | None = None,
     ) -> None:
         """Append a call of the kernel that computes a linear layer's backward pass from `gradient`, that of its output.
 
-        The kernel writes the gradient of x to `grad_x`, zero where bits of `is_open` are 0. It adds the weight and bias
-        gradients to their float32 sums.
+        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` are 0. It adds the weight and
+        bias gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = padded_rows(rows, self.sublayer.layer.tile)
@@ -503,7 +503,7 @@ class _Writer:
             weight=weight,
             gradient=gradient,
             x_gradient=grad_x,
-            relu_mask=is_open or 0,
+            relu_mask=relu_mask or 0,
             weight_gradient_sum=_gradient_sum_of(weight, item_bytes),
             bias_gradient_sum=_gradient_sum_of(bias, item_bytes) if bias else 0,
             positions=rows,

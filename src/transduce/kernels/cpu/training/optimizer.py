@@ -67,12 +67,12 @@ class UpdateArguments(NamedTuple):
     """1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
     epsilon: Any = 0
     """Adam's ε, which is added to the divisor; for `adam` only."""
-    move: Any = 0
+    direction: Any = 0
     """Address of a vector that is subtracted from the parameters, times the rate; for `apply` only."""
     is_bfloat16: Any = 0
-    """Not 0 if `move` is bfloat16, else it is float32; for `apply` only."""
+    """Not 0 if `direction` is bfloat16, else it is float32; for `apply` only."""
     shrink: Any = 0
-    """The factor that the parameters are multiplied by before `move` is subtracted; for `apply` only."""
+    """The factor that the parameters are multiplied by before `direction` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -174,7 +174,7 @@ class UpdateEmitter:
             self._store(master, args.bfloat16_copy, number, inside, I16)
 
     def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · move for one SIMD vector of weights, and return the new weights."""
+        """Emit the update master · shrink - rate · direction for one SIMD vector, and return the new weights."""
         k = self.k
         shrunk = k.build.fmul(self._load(args.master, number, inside), self._splat_float(args.shrink))
         negative_rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
@@ -182,8 +182,8 @@ class UpdateEmitter:
         with k.build.if_else(k.is_nonzero(args.is_bfloat16)) as (from_bfloat16, from_float32):
             for branch, kind in ((from_bfloat16, I16), (from_float32, F32)):
                 with branch:
-                    move = k.load_as_float32(k.pointer(args.move), number, kind, mask=inside)
-                    k.store(k.madd(negative_rate, move, shrunk), result)
+                    direction = k.load_as_float32(k.pointer(args.direction), number, kind, mask=inside)
+                    k.store(k.madd(negative_rate, direction, shrunk), result)
         master = k.load_variable(result, shrunk)
         self._store(master, args.master, number, inside)
         return master
@@ -276,15 +276,19 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     _kernels(require_integer_tile())["momentum"].run(*arguments)
 
 
-def apply_update(vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float) -> None:
-    """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
+def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float) -> None:
+    """Replace the parameters by parameters × shrink - rate × direction.
 
-    The gradients are set to zero. Implements `backend.TrainingKernels.apply_update`, and raises ValueError if the
-    vectors do not fit together.
+    Their moving average and bfloat16 copy are refreshed, and the gradients are set to zero. Implements
+    `backend.TrainingKernels.apply_update`, and raises ValueError if the vectors do not fit together.
     """
-    _check(move, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
-    scalars = {"rate": float_bits(rate), "shrink": float_bits(shrink), "is_bfloat16": int(move.dtype == torch.bfloat16)}
-    _run("apply", vectors, average_decay, move=move.data_ptr(), **scalars)
+    _check(direction, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
+    scalars = {
+        "rate": float_bits(rate),
+        "shrink": float_bits(shrink),
+        "is_bfloat16": int(direction.dtype == torch.bfloat16),
+    }
+    _run("apply", vectors, average_decay, direction=direction.data_ptr(), **scalars)
 
 
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:

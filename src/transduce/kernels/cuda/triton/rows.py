@@ -265,14 +265,14 @@ def adam(
 
 @triton.jit
 def apply_update(
-    master, gradient, average, working, move, count, rate, kept,
+    master, gradient, average, working, direction, count, rate, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract rate × move from a block of master weights; refresh moving average and bfloat16 copy."""
+    """Subtract rate × direction from a block of master weights; refresh moving average and bfloat16 copy."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     values = tl.load(master + offsets, mask=exist, other=0.0)
-    values -= rate * tl.load(move + offsets, mask=exist, other=0.0).to(tl.float32)
+    values -= rate * tl.load(direction + offsets, mask=exist, other=0.0).to(tl.float32)
     _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
