@@ -320,9 +320,9 @@ def test_errors_that_learners_meet_are_in_chinese(
 
 def test_pages_and_terminals_name_kinds_of_models_alike() -> None:
     words = (ROOT / "src/transduce/inspection/page/words.js").read_text("utf-8")
-    readers = dict(re.findall(r'(\w+): "(\w+)"', re.findall(r"readers: \{([^}]*)\}", words)[0]))
+    kinds = dict(re.findall(r'\["(\w+)", "(\w+)"\]', words))
     names = ("Classifier", "Tagger", "Parser", "Generator", "Forecaster", "Translator", "MaskFiller", "Embedder")
-    assert readers == {name: TRANSLATED[name] for name in names}
+    assert kinds == {name: TRANSLATED[name] for name in names}
 
 
 @pytest.mark.parametrize(
