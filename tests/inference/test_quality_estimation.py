@@ -311,3 +311,18 @@ def test_unknown_characters_in_protected_spans_cause_no_warning() -> None:
 def test_missing_placeholders_get_a_warning(source: str, target: str, missing: str | None) -> None:
     found = {each.kind: each.found for each in find_quality_warnings(Translation.of(source, target))}
     assert found.get("placeholders") == missing
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
+        ("Kapitel 1", "Chapter 11.", ["1"]),
+        ("Kapitel 1", "Chapter 1.", []),
+        ("Kapitel 1", "Chapter one.", []),
+        ("3 von 5", "3 of 7", ["5"]),
+        ("Um 3 Uhr", "At 15:00", []),
+        ("2 Dutzend", "Two dozen, which is 24 or 25", []),
+    ],
+)
+def test_a_small_number_that_became_another_is_missing(source: str, target: str, missing: list[str]) -> None:
+    assert missing_numbers(source, target) == missing

@@ -217,6 +217,7 @@ def test_a_sound_corpus_has_no_findings(write_lines: WriteLines) -> None:
         ("markup", "我&amp;喜欢。", "I <b>like</b> it."),
         ("damaged characters", "我\ufffd喜欢。", "I like cafÃ©s."),
         ("damaged characters", "æ\x88\x91喜欢。", "That isnâ\x80\x99t all."),
+        ("no letters", "@#$%……", "*** !?"),
         ("full-width letters", "我喜欢ＡＢＣ。", "I like １２３."),
         ("mixed punctuation", "我喜欢,你也喜欢.", "I like it，you too。"),
         ("empty lines", "", ""),

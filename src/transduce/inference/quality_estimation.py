@@ -104,8 +104,9 @@ class _Number(NamedTuple):
 def missing_numbers(source: str, target: str) -> list[str]:
     """Return the numbers of a source that its translation lacks, as the source writes them.
 
-    Numbers up to twenty, often written as words, and those before a character that multiplies them (3万) do not count.
-    Dates and times may be written in another notation. A negative number whose translation has lost the minus counts.
+    Numbers up to twenty, often written as words, count only if the translation has another number in digits instead.
+    Those before a character that multiplies them (3万) do not count. Dates and times may be written in another
+    notation. A negative number whose translation has lost the minus counts.
     """
     target_numbers = _numbers(target)
     digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
@@ -120,7 +121,18 @@ def missing_numbers(source: str, target: str) -> list[str]:
             missing.append(minus[0] + number.text)
         else:
             missing += _missing_parts(number, target_numbers, digits)
-    return missing
+    return missing or _changed_small_numbers(_numbers(source), target_numbers)
+
+
+def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
+    """Return the numbers up to twenty of a source, if its translation has as many numbers and all others are the same.
+
+    Only plain numbers of both sides are compared, as a date or time may have other digits.
+    """
+    if len(source) != len(target) or any(each.kind is not None or each.scaled for each in (*source, *target)):
+        return []
+    changed = Counter(each.digits for each in source) - Counter(each.digits for each in target)
+    return [each.text for each in source if changed[each.digits] and _is_small(each.text)]
 
 
 def is_date_or_clock(number: str) -> bool:

@@ -74,6 +74,12 @@ _PATTERNS = (
         "damaged characters", DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
     ),
     _Pattern(
+        "no letters",
+        lambda line: line.strip() and not any(map(str.isalnum, line)),
+        "{count} without a letter or digit, such as @#$%: remove these lines, which teach no translation",
+        1.0,
+    ),
+    _Pattern(
         "full-width letters",
         _FULL_WIDTH.search,
         "{count} with full-width letters or digits, or half-width kana: other tokens for the model than the usual ones",
