@@ -121,6 +121,13 @@ def test_vocabulary_size_for_corpora_of_each_size(pairs: int, unspaced: int, voc
     assert choose_vocabulary_size(CorpusSize(pairs=pairs, unspaced_characters=unspaced)).value == vocabulary
 
 
+def test_the_reason_for_a_vocabulary_size_names_the_bound_that_applies() -> None:
+    reasons = [choose_vocabulary_size(CorpusSize(pairs=n, unspaced_characters=0)).reason for n in (30, 300, 10**9)]
+    assert reasons[0] == "70 × 30^0.4 = 273 < 400"
+    assert reasons[1] == "70 × 300^0.4 = 685"
+    assert reasons[2].endswith(" > 40,000")
+
+
 def test_vocabulary_grows_with_pairs_and_with_characters() -> None:
     by_pairs = [choose_vocabulary_size(CorpusSize(pairs=pairs, unspaced_characters=0)).value for pairs in SIZES]
     by_characters = [

@@ -25,6 +25,7 @@ from transduce.data.prepared import (
 )
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
+from transduce.inference.quality_estimation import without_protected
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
@@ -44,7 +45,7 @@ from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_no
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import place_of
-from transduce.text.protected import PLACEHOLDER_TOKENS, without_protected
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR

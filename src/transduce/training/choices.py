@@ -151,6 +151,9 @@ def count_multiplied_weights(preset: Preset, vocabulary_size: int) -> int:
     return encoder + decoder + preset.d_model * vocabulary_size
 
 
+_SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 400, 40_000
+
+
 def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     """Choose the vocabulary size: about 70 × pairs^0.4, between 400 and 40,000.
 
@@ -160,10 +163,12 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     """
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
-    rounded = min(40_000, max(400, round(chosen / 100) * 100))
+    rounded = min(_LARGEST_VOCABULARY, max(_SMALLEST_VOCABULARY, round(chosen / 100) * 100))
     reason = f"70 × {size.pairs:,}^0.4 = {by_size:,.0f}"
     if size.unspaced_characters:
         reason += f", and {size.unspaced_characters:,} characters of a script without spaces"
+    elif not _SMALLEST_VOCABULARY <= by_size <= _LARGEST_VOCABULARY:
+        reason += f" {'<' if by_size < rounded else '>'} {rounded:,}"
     return Choice(rounded, reason)
 
 
