@@ -27,7 +27,7 @@ from transduce.text.languages import (
     main_script,
     script_of,
 )
-from transduce.text.protected import find_protected, without_protected
+from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
 
 # --- missing numbers ---
@@ -365,6 +365,13 @@ def _text_warnings(
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
         warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
     return warnings | {"unknown": _unknown(translation)}
+
+
+def without_protected(text: str) -> str:
+    """Return a text with a space in place of each URL, e-mail address or other protected span."""
+    for start, end in reversed(find_protected(text)):
+        text = f"{text[:start]} {text[end:]}"
+    return text
 
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:

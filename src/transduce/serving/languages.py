@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
+from transduce.inference.quality_estimation import without_protected
 from transduce.serving.jobs import Model
 from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
 from transduce.text.languages import (
@@ -20,7 +21,6 @@ from transduce.text.languages import (
     sentence_script,
     short_code,
 )
-from transduce.text.protected import without_protected
 
 AUTO = "auto"
 

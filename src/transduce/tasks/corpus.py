@@ -44,7 +44,7 @@ from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_no
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import place_of
-from transduce.text.protected import PLACEHOLDER_TOKENS, without_protected
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
@@ -92,6 +92,8 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
     Raises:
         TransduceError: a file is missing or invalid.
     """
+    from transduce.inference.quality_estimation import without_protected
+
     pairs = list(islice(read_pairs(files), _SAMPLED_LINES))
     found: list[tuple[str, str, str]] = []
     sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))

@@ -343,13 +343,6 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     return disjoint(map(whole.original_span, found))
 
 
-def without_protected(text: str) -> str:
-    """Return a text with a space in place of each URL, e-mail address or other protected span."""
-    for start, end in reversed(find_protected(text)):
-        text = f"{text[:start]} {text[end:]}"
-    return text
-
-
 def _specified_spans(text: str, patterns: Iterable[re.Pattern[str]]) -> list[Span]:
     return [Span(*match.span()) for each in patterns for match in each.finditer(text) if match[0]]
 
