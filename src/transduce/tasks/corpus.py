@@ -25,6 +25,7 @@ from transduce.data.prepared import (
 )
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
+from transduce.inference.quality_estimation import without_protected
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (

@@ -763,7 +763,10 @@ def _finish(
 
 def advice(weakness: str, result: TrainResult) -> str:
     """Return a message with the weakness of a model that says how long it was trained, and what would improve it."""
-    taken = f"The run has taken {count_noun(result.step, 'step')} ({result.epochs:,.2f} epochs)"
+    step, epochs = count_noun(result.step, "step"), f"{result.epochs:,.2f}"
     if result.best_step is not None and result.best_step < _LATE * result.step:
-        return f"{weakness} {taken} and was best after {result.best_step:,}: train with more data."
-    return f"{weakness} {taken}: train longer (--resume --steps M), or with more data."
+        best = f"{result.best_step:,}"
+        return f"{weakness} The run has taken {step} ({epochs} epochs) and was best after {best}: train with more data."
+    return (
+        f"{weakness} The run has taken {step} ({epochs} epochs): train longer (--resume --steps M), or with more data."
+    )
