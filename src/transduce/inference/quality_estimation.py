@@ -367,6 +367,13 @@ def _text_warnings(
     return warnings | {"unknown": _unknown(translation)}
 
 
+def without_protected(text: str) -> str:
+    """Return a text with a space in place of each URL, e-mail address or other protected span."""
+    for start, end in reversed(find_protected(text)):
+        text = f"{text[:start]} {text[end:]}"
+    return text
+
+
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
     """Return "looks English, not Chinese" for a source that is clearly not in its language; otherwise None.
 
