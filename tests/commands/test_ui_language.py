@@ -318,6 +318,42 @@ def test_errors_that_learners_meet_are_in_chinese(
     assert message in capsys.readouterr().err
 
 
+def test_pages_and_terminals_name_kinds_of_models_alike() -> None:
+    words = (ROOT / "src/transduce/inspection/page/words.js").read_text("utf-8")
+    kinds = dict(re.findall(r'\["(\w+)", "(\w+)"\]', words))
+    names = ("Classifier", "Tagger", "Parser", "Generator", "Forecaster", "Translator", "MaskFiller", "Embedder")
+    assert kinds == {name: TRANSLATED[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("56 points of 温度, x", "温度、x 的 56 个点"),
+        ("forecast of 14 points", "14 个点的预测"),
+        (
+            "a.conll has no column `词`: its columns are numbers from 1 to 2.",
+            "a.conll 没有列 `词`：它的列是从 1 到 2 的编号。",
+        ),
+        (
+            "m/a cannot be written (No space left on device): name another folder.",
+            "无法写入 m/a（磁盘空间不足）：请换一个文件夹。",
+        ),
+        (
+            "transduce: A file or folder could not be used: m/a: No space left on device.",
+            "transduce：无法使用文件或文件夹：m/a：磁盘空间不足。",
+        ),
+        (
+            "40 texts of 41 classes (of the dev set alone: “好，x y z w”)",
+            "40 段文本，共 41 类（仅在开发集中：“好，x y z w”）",
+        ),
+        ("f1 93.2 %", "F1 93.2 %"),
+    ],
+)
+@pytest.mark.usefixtures("chinese")
+def test_parts_of_messages_are_in_chinese(message: str, shown: str) -> None:
+    assert localized(message) == shown
+
+
 @pytest.mark.usefixtures("chinese")
 @pytest.mark.parametrize(
     ("toml", "message"),

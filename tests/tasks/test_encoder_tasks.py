@@ -381,6 +381,17 @@ def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
         run(tmp_path / "run", classify_settings(files, model=SMALL, tokenizer={"vocabulary_size": 320}))
 
 
+def test_swapped_texts_and_labels_are_noticed(tmp_path: Path, capsys: Capture) -> None:
+    files = labelled(tmp_path)
+    swapped = {
+        side: files[other] for side, other in zip(files, ("target", "source", "dev_target", "dev_source"), strict=True)
+    }
+    settings = classify_settings(swapped, model=SMALL, tokenizer={"vocabulary_size": 320})
+    settings["training"] |= {"steps": 1, "validate_every": 1}
+    run(tmp_path / "run", settings)
+    assert "There are nearly as many labels as texts: are they swapped?" in capsys.readouterr().err
+
+
 def treebank(path: Path, count: int, seed: int) -> Path:
     """Write random trees of a small grammar, and return the file."""
     chooser = random.Random(seed)

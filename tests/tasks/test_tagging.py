@@ -94,6 +94,15 @@ def test_a_tagger_learns_spans_from_context(folder: Path) -> None:
         tagger.tag(["York"])
 
 
+def test_a_line_without_spaces_is_warned_of(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = written(tmp_path / "text.txt", "刘 强 住 在 西 安 。\n刘强住在西安。\n你好\nYork.\n刘强住在西安。\n")
+    assert main(["tag", str(folder), str(text), "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == (
+        "Lines without spaces are read as one word, here 2 (the first is line 2): put spaces between words, or between "
+        "characters, as in the training text.\n"
+    )
+
+
 def test_a_run_resumes_to_the_same_weights(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     moved = written(tmp_path / "moved.conll", files["train"].read_text("utf-8"))
     common: dict[str, Any] = {"task": "tagging", "dev_source": files["dev"], "out": tmp_path / "run"} | COMPUTING

@@ -25,6 +25,7 @@ from transduce.commands.options import (
 )
 from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
+from transduce.text.languages import is_unspaced_character
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word
 from transduce.ui_language import localized
@@ -48,6 +49,7 @@ _R = TypeVar("_R")
 _BLOCK_LINES = 1_024
 _BLOCK_LINES_OF_PARSER = 256
 _MAX_TAGS_SHOWN = 8
+_MIN_UNDIVIDED = 5  # characters of a script without spaces that are hardly one word
 _VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
 
 
@@ -202,7 +204,24 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
     """
     if options.columns or (options.text and is_tagged_file(options.text)):
         return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
-    return (line.split() for line in _input_lines(options))
+    return _words_of_lines(options)
+
+
+def _words_of_lines(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the words of each line, and at the end warn of lines that are not divided into words, such as Chinese."""
+    undivided = []
+    for number, line in enumerate(_input_lines(options), 1):
+        words = line.split()
+        if len(words) == 1 and sum(map(is_unspaced_character, words[0])) >= _MIN_UNDIVIDED:
+            undivided.append(number)
+        yield words
+    if undivided:
+        sys.stderr.write(
+            localized(
+                f"Lines without spaces are read as one word, here {len(undivided):,} (the first is line "
+                f"{undivided[0]:,}): put spaces between words, or between characters, as in the training text.\n"
+            )
+        )
 
 
 def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
@@ -296,7 +315,7 @@ def run_parse(options: argparse.Namespace) -> int:
     if options.reference:
         write_report(_parse_treebank(options, parser), options.json)
         return 0
-    sentences = ([unescape_word(word) for word in line.split()] for line in _input_lines(options))
+    sentences = ([unescape_word(word) for word in words] for words in _words_of_lines(options))
     parses = _in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER)
     write_results((_format_parse(parse, options) for parse in parses), options.output)
     return 0

@@ -56,6 +56,9 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
             f"root mean square {errors.root_mean_square:.4g} (last season {errors.season_root_mean_square:.4g})"
             for name, errors in self.series.items()
         ]
+        exact = [name for name, errors in self.series.items() if errors.season_mean_absolute == 0.0]
+        if exact:
+            lines.append(f"Left out of the comparison: {', '.join(exact)}, because the last season predicts it exactly")
         lines.append(
             f"{self.windows:,} windows of {self.horizon} points: {_lower(self.skill)} absolute and "
             f"{_lower(self.square_skill)} root mean square error than repeating the last {self.season} points"

@@ -372,7 +372,10 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
             )
             table = draw_chart(Chart((panel,)))
         steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
-        head = [f"{self.text}  →  {self.answer}", localized(self.model)]
+        shown = [self.text, self.answer]
+        if self.model.startswith("Forecaster: "):  # the texts describe numbers; those of other models are the user's
+            shown = [localized(text) for text in shown]
+        head = ["  →  ".join(shown), localized(self.model)]
         return "\n\n".join([*head, *steps, localized(title), table])
 
 

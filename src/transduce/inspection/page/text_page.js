@@ -23,8 +23,9 @@ function textChoice(words) {
 }
 
 function answerSection(inspection, words) {
-  const answer = inspection.answer ? [make("p", {class: "answer", dir: "auto"}, inspection.answer)] : [];
-  return section(words.answer, words.model(inspection.model), make("p", {class: "text", dir: "auto"}, inspection.text), ...answer);
+  const shown = inspection.model.startsWith("Forecaster: ") ? words.series : text => text;
+  const answer = inspection.answer ? [make("p", {class: "answer", dir: "auto"}, shown(inspection.answer))] : [];
+  return section(words.answer, words.model(inspection.model), make("p", {class: "text", dir: "auto"}, shown(inspection.text)), ...answer);
 }
 
 // A model of numbers or vectors has no probabilities.

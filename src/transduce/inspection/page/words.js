@@ -1,3 +1,9 @@
+// Kinds of models in Chinese.
+const KINDS = new Map([
+  ["Translator", "翻译模型"], ["Classifier", "分类器"], ["Tagger", "标注器"], ["Parser", "句法分析器"],
+  ["Generator", "语言模型"], ["Forecaster", "预测模型"], ["MaskFiller", "掩码语言模型"], ["Embedder", "编码器"],
+]);
+
 // Texts of both pages, in English and Chinese.
 const WORDS = {
   en: {
@@ -17,7 +23,7 @@ const WORDS = {
       rollout: "Attribution by attention rollout: attention, multiplied through the layers of the encoder.",
     },
     probabilities: "Probabilities", probabilitiesHelp: "How probable the model considered each token. Choose one to see the alternatives at its position.",
-    model: text => text,
+    model: text => text, series: text => text,
     candidates: position => `Likeliest tokens at position ${position}`,
     attention: "Attention", attentionHelp: "Each small picture is an attention head: rows attend to columns. Choose one to enlarge it.",
     memory: "Target → source", encoder: "Source → source", decoder: "Target → target before it",
@@ -65,7 +71,8 @@ const WORDS = {
       rollout: "按注意力展开归因：把编码器各层的注意力相乘。",
     },
     probabilities: "概率", probabilitiesHelp: "模型对每个词元有多大把握。选中一个，可以看到那里还考虑过什么。",
-    model: text => text.replace(" layers", " 层").replace(" heads", " 个头").replaceAll(", ", "，").replace(/([\d.]+) million parameters/,
+    series: text => text.replace(/^(\d+) points of (.*)$/, "$2 的 $1 个点").replace(/^forecast of (\d+) points$/, "$1 个点的预测"),
+    model: text => text.replace(/^(\w+): /, (start, name) => KINDS.has(name) ? `${KINDS.get(name)}：` : start).replace(" layers", " 层").replace(" heads", " 个头").replaceAll(", ", "，").replace(/([\d.]+) million parameters/,
       (_, millions) => `${Math.round(100 * millions).toLocaleString("en")} 万个参数`),
     candidates: position => `第 ${position} 个位置上最可能的词元`,
     attention: "注意力", attentionHelp: "每张小图是一个注意力头：行注视列。选中一个，可以放大来看。",

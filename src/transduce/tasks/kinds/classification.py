@@ -62,6 +62,7 @@ from transduce.training.settings import BestBy
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
+_MIN_TEXTS = 10  # with fewer texts, many labels do not suggest that the files are swapped
 _MIN_GAIN = 0.05  # of the texts that the majority class gets wrong; a model that gets less right has learned little
 ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
@@ -184,6 +185,11 @@ class ClassificationKind(LabelChoices, TextKind):
         )
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
+        if corpus.pairs >= _MIN_TEXTS and len(set(_labels(corpus.prepared, corpus.tokenizer))) > corpus.pairs / 2:
+            request.display.say(
+                "There are nearly as many labels as texts: are they swapped? --source names the texts, and --target "
+                "their labels."
+            )
         return corpus
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002

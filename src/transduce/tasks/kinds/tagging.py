@@ -70,6 +70,7 @@ from transduce.training.settings import BestBy
 
 ACCURACY: Final = "accuracy"
 F1: Final = "f1"
+_WORDS_IN_HINT = 8
 _DEV_ROWS, _ROWS, _EPOCHS = 64, 32, 10
 
 # --- the corpus ---
@@ -449,7 +450,8 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
         report, baseline = dev.report(), baseline_report(corpus)
-        hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
+        words = shell_word(" ".join(corpus.dev[0].words[:_WORDS_IN_HINT]))
+        hint = f"Try: echo {words} | transduce tag {shell_word(placement.folder)}{common_options()}"
         return Outcome.of(
             f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
             hint,
