@@ -93,8 +93,6 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
     Raises:
         TransduceError: a file is missing or invalid.
     """
-    from transduce.inference.quality_estimation import without_protected
-
     pairs = list(islice(read_pairs(files), _SAMPLED_LINES))
     found: list[tuple[str, str, str]] = []
     sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))
