@@ -54,7 +54,7 @@ _WORDS = re.compile("|".join(rf"\b(?:{words})\b" for words in DIALECT), re.IGNOR
 
 
 class Parsed(NamedTuple):
-    """What a source file has of docstrings and of settings."""
+    """The docstrings and the settings in a source file."""
 
     docstrings: list[tuple[int, str]]
     """The line of each definition, and its docstring."""

@@ -367,6 +367,13 @@ def _text_warnings(
     return warnings | {"unknown": _unknown(translation)}
 
 
+def without_protected(text: str) -> str:
+    """Return a text with a space in place of each URL, e-mail address or other protected span."""
+    for start, end in reversed(find_protected(text)):
+        text = f"{text[:start]} {text[end:]}"
+    return text
+
+
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
     """Return "looks English, not Chinese" for a source that is clearly not in its language; otherwise None.
 
@@ -585,10 +592,3 @@ def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[Warni
     """
     counts = {kind: sum(any(warning.kind == kind for warning in each) for each in warnings) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}
-
-
-def without_protected(text: str) -> str:
-    """Return a text with a space in place of each URL, e-mail address or other protected span."""
-    for start, end in reversed(find_protected(text)):
-        text = f"{text[:start]} {text[end:]}"
-    return text
