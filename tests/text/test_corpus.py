@@ -15,6 +15,7 @@ from transduce.text import CorpusFiles, LineNotes, Pair, language_of, read_lines
 from transduce.text.corpus import Format, PairReader, find_layout
 from transduce.text.filters import FilterSettings, PairFilter
 from transduce.text.languages import is_in_large_script
+from transduce.text.pair_files import Columns, read_table
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 
@@ -342,3 +343,36 @@ def test_marks_and_carriage_returns_of_text_alone_are_counted_once(write_bytes: 
     lines = [pair.source for pair in read_pairs(CorpusFiles(source=(path,), target=(path,)), notes)]
     assert (lines[0], len(lines)) == ("one", 3)
     assert (notes.byte_order_marks, notes.carriage_returns) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_named"),
+    [("上半\t下半", True), ("上联\t下联", False), ("你好。\t再见。", False), ("春风又绿江南岸\t明月何时照我还", False)],
+)
+def test_a_first_row_that_may_be_a_header_is_named(first: str, is_named: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(f"{first}\n" + "海阔凭鱼跃\t天高任鸟飞\n" * 9, "utf-8")
+    notes = LineNotes()
+    list(read_pairs(CorpusFiles(source=(str(path),), format="tsv"), notes))
+    expected = (
+        f"{path}:1: “上半 / 下半” is read as a pair: if it names the columns, remove the line, or pass --columns."
+    )
+    assert notes.notices() == ([expected] if is_named else [])
+
+
+def test_a_picture_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.zh"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    with pytest.raises(TransduceError, match=r"a\.zh is a file of the kind PNG, but text is needed"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "is empty, but a table begins with"), ("src,tgt\n", "has column names but no rows"), ("\n", "is empty")],
+)
+def test_a_table_without_rows_is_named(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content, "utf-8")
+    with pytest.raises(TransduceError, match=rf"a\.csv {message}"):
+        list(read_table(str(path), "csv", Columns()))

@@ -252,6 +252,10 @@ def _checked_folder(folder: Path) -> Path:
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
     refuse_weights_file(folder)
     refuse_adapter(folder)
+    if folder.is_file():
+        raise TransduceError(
+            f"A model is a folder, but {folder} is a file: name the model's folder first, then the text."
+        )
     if not (folder / CONFIG).is_file():
         raise TransduceError(
             f"A model folder holds a config.json, but {folder} does not: name a folder that `transduce train` wrote "

@@ -180,6 +180,8 @@ class PairReader:
         layout = find_layout(path, self._languages(file)) if format == "tsv" else TableLayout()
         if layout.is_quoted:
             self.notes.quoted_files.append(path)
+        if format == "tsv" and (doubtful := find_doubtful_header(path, layout)) is not None:
+            self.notes.first_pairs.append((path, doubtful))
         with self._open(path, self.notes) as stream:
             while True:
                 if self._wanted(self.blocks):
@@ -390,9 +392,28 @@ def _pair_format(path: str, chosen: Format) -> Format:
 # Placeholder texts for table lines that are not pairs, which the filters count. No file contains a lone surrogate.
 MALFORMED, HEADER = "\udffe", "\udfff"
 _SAMPLE_LINES = 1_000
+_MIN_OTHER_ROWS = 5
 _SOURCE_NAMES = ("source", "src", "source_text", "source_sentence", "original", "input", "question", "text", "sentence")
 _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "translation", "output", "answer", "label")
-_CHINESE_NAMES = ("原文", "源文", "源语言", "文本", "句子", "译文", "目标语言", "标签", "类别")
+_CHINESE_NAMES = (
+    "原文",
+    "源文",
+    "源语言",
+    "文本",
+    "句子",
+    "译文",
+    "目标语言",
+    "标签",
+    "类别",
+    "上联",
+    "下联",
+    "上句",
+    "下句",
+    "输入",
+    "输出",
+    "问题",
+    "答案",
+)
 
 
 class TableLayout(NamedTuple):
@@ -426,6 +447,24 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
     rows = rows if is_quoted else plain_rows
     first = [field.strip('"') for field in rows[0]] if rows else []
     return TableLayout(len(first) == 2 and is_header((first[0], first[1]), languages), is_quoted)
+
+
+def find_doubtful_header(path: str, layout: TableLayout) -> str | None:
+    """Return the first row of tab-separated pairs if it is read as a pair but may name columns; None otherwise.
+
+    Such a row has no marks and is much shorter, in both columns, than the other rows.
+    """
+    if layout.has_header or layout.is_quoted:
+        return None
+    first, *others = [line.split("\t") for line in islice(read_lines(path, keep_undecodable=True), _SAMPLE_LINES)] or [
+        []
+    ]
+    pairs = [row for row in others if len(row) == 2]
+    if len(first) != 2 or len(pairs) < _MIN_OTHER_ROWS or not all(re.fullmatch(r"\w[\w ]*", text) for text in first):
+        return None
+    usual = (sorted(len(row[side]) for row in pairs)[len(pairs) // 2] for side in (0, 1))
+    is_short = all(2 * len(text) < length for text, length in zip(first, usual, strict=True))
+    return " / ".join(first) if is_short else None
 
 
 def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:

@@ -128,6 +128,8 @@ class LineNotes:
     """Lines of tables that are not pairs: headers, and lines without exactly two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
+    first_pairs: list[tuple[str, str]] = field(default_factory=list)
+    """Tables whose first line is read as a pair but may name columns, and that line."""
     space_marks: int = 0
     """The number of texts with U+2581 (▁), which vocabularies read as a space."""
     repeated_spaces: int = 0
@@ -150,6 +152,10 @@ class LineNotes:
         """
         notices = [
             f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
+        ]
+        notices += [
+            f"{path}:1: “{first}” is read as a pair: if it names the columns, remove the line, or pass --columns."
+            for path, first in self.first_pairs
         ]
         if self.line_feeds:
             count = count_noun(self.line_feeds, "text")
@@ -433,9 +439,23 @@ def _uncompressed(plain: io.BufferedReader, path: Path, *, is_text: bool = False
     return _checked(buffered, path) if is_text else cast(BinaryIO, buffered)
 
 
+_BINARY_STARTS = {
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF8": "GIF",
+    b"%PDF-": "PDF",
+    b"{\\rtf": "RTF",
+    b"\xd0\xcf\x11\xe0": "DOC/XLS/PPT",
+}
+
+
 def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
-    """Return a stream of text after checking that it is not UTF-16."""
-    encoding = utf16_name(stream.peek(_START)[:_START])
+    """Return a stream of text after checking that it is neither a picture or a document nor UTF-16."""
+    start = stream.peek(_START)[:_START]
+    kind = next((name for magic, name in _BINARY_STARTS.items() if start.startswith(magic)), None)
+    if kind is not None:
+        raise TransduceError(f"{path} is a file of the kind {kind}, but text is needed: name a text file in UTF-8.")
+    encoding = utf16_name(start)
     if encoding:
         raise not_utf8(f"{path}:1", f"this one is {encoding}", encoding)
     return cast(BinaryIO, stream)

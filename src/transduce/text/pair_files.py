@@ -350,6 +350,8 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
         sample = text.readline()
         _check_decodable(sample, f"{path}:1")
+        if not sample.strip():
+            raise TransduceError(f"{path} is empty, but a table begins with a line of column names: check it.")
         delimiter = delimiter or max(",;\t", key=sample.count)
         names = next(csv.reader([sample], delimiter=delimiter, quoting=quoting), [])
         numbers = column_numbers(columns.names, names, path)
@@ -367,7 +369,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
         if not has_header:
             yield PairRow(keys[0], keys[1], number=1)
-        first, last = 1, 1  # lines of a row
+        first, last, is_empty = 1, 1, has_header  # lines of a row
         try:
             for row in rows:
                 first, last = last + 1, rows.line_num + 1
@@ -380,12 +382,15 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
                         f"{len(row)}: fix it."
                     )
                 more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{first}")
+                is_empty = False
                 yield PairRow(row[indices[0]], row[indices[1]], more, first)
         except csv.Error as error:
             raise TransduceError(
                 f"{path}:{rows.line_num + 1}: this is no row of a table with the delimiter {delimiter!r} ({error}): "
                 "fix it."
             ) from None
+    if is_empty:
+        raise TransduceError(f"{path} has column names but no rows: add a line for each pair.")
 
 
 def _check_decodable(text: str, where: str) -> None:

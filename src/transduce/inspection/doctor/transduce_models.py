@@ -207,6 +207,10 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
         settings = _settings_beside(path)
     elif path.is_file():
         refuse_weights_file(path, " To examine an `nn.Module` of your own, call `transduce.examine` in Python.")
+        if path.suffix.lower() in (".ipynb", ".json", ".jsonl", ".py", ".md", ".txt"):
+            raise TransduceError(
+                f"The doctor examines a model folder or a settings file (.toml), but {path} is a {path.suffix} file."
+            )
         settings = make_settings(read_settings(path))
         if "transformer" not in kind_of(settings.task.kind).model_kinds:
             raise TransduceError(
