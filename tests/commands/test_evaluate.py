@@ -121,7 +121,7 @@ def test_compare_translates_with_two_model_folders(
             "there are 2 lines in {SHORT} and 50 lines in {DEV}: use files with the same number of lines.",
         ),
         (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
-        (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
+        (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model is a folder, but"),
         (
             ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--json", "no/where.json"],
             "there is no folder no.",

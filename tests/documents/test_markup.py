@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.documents.markup import join_plans, markup_plan, plan_text, protected_spans, translate_markup
-from transduce.documents.markup_tokens import MarkupSettings
+from transduce.documents.markup_tokens import MarkupSettings, _Reader
 from transduce.inference.translator import Translator
+from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -153,6 +155,12 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
         ('one<a href="#n" epub:type="noteref">*</a> two', "one two"),
         ('one <a href="#n">2</a> two', "one 2 two"),
         ('one<a href="#n">2</a>, two', "one, two"),
+        ("他们有<a href='#n'>12</a>个孩子。", "他们有12个孩子。"),
+        ("说，<a href='#n'>3</a>个", "说，3个"),
+        ("table (<a href='#n'>3</a>) one", "table (3) one"),
+        ("“<a href='#n'>3</a>” §<a href='#n'>4</a> one", "“3” §4 one"),
+        ("Price<a href=/x style='color:#f00'>42</a> one", "Price42 one"),
+        ("हैं<a href='#n'>1</a> (one)<a href='a#n'>2</a> two", "हैं (one) two"),
         ('one<a href="#n">[2]</a> two', "one two"),
         ('one <a href="n.html">(2)</a>.', "one \ufffc."),
         ('one <a href="#n">[2, 3]</a> two', "one \ufffc two"),
@@ -162,6 +170,10 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
         ('one<sup><a href="#n">[a]</a></sup> two', "one two"),
         ('one<sup><a href="#n">[note 1]</a></sup> two', "one two"),
         ("one CO<sub>2</sub> two", "one \ufffc two"),
+        ("Die Größe<sub>1</sub> Gr&ouml;&szlig;e<sub>1</sub>, Hund<sub>1</sub> two", "Die Größe Größe, Hund two"),
+        ("we don't<sub>1</sub> Ide\u0301e<sub>1</sub> two", "we don't Ide\u0301e two"),
+        ("CO<sub>2</sub>freie H<sub>2</sub>Öl 10<sup>3</sup>fache two", f"{HOLE}freie {HOLE}Öl 10fache two"),
+        ("H<sub>2</sub>O&nbsp;x<sub>1</sub>, 2x<sup>2</sup>y one", f"{HOLE} {HOLE}, {HOLE} one"),
         ('one <sup><a href="#n">word</a></sup>', "one word"),
         ("10<sup>2</sup> two", "10 two"),
         ("one m<SUP> −2 </SUP>, two", "one m, two"),
@@ -487,8 +499,45 @@ def test_attributes_of_forms_are_translated(document: str, expected: str | None)
 
 
 def test_texts_of_one_letter_stay() -> None:
-    plan = markup_plan("<td>x</td><td>(B)</td><td>x²</td><td>茶</td><td>ab</td><td><code>c</code> d</td>", spaced=True)
+    plan = markup_plan(
+        "<td>x</td><td>(B)</td><td>x²</td><td>3.5 m</td><td>茶</td><td>ab</td><td><code>c</code> d</td>", spaced=True
+    )
     assert plan.sentences == ["茶", "ab", f"{HOLE} d"]
+
+
+@pytest.mark.parametrize("word", ["네", "예.", "왜?", "हाँ", "मैं", "है", "నే", "و", "¿Y?", "Я!", "I."])
+def test_words_of_one_letter_are_translated(word: str) -> None:
+    assert markup_plan(f"<td>{word}</td>", spaced=True).sentences == [word]
+    assert not is_sign(word)
+
+
+class _CountingList(list[Any]):
+    """A list that counts how many of its items are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("nested", ["<b>", "<sup>", "<i lang=fr>", "<p lang=zh>", "<a href='#n'>"])
+def test_nested_tags_take_linear_time(nested: str) -> None:
+    def num_read(depth: int) -> int:
+        reader = _Reader(document(depth), MarkupSettings(source_language="en"))
+        reader.items = items = _CountingList(reader.items)
+        reader.tokens()
+        return items.num_read
+
+    def document(depth: int) -> str:
+        return (
+            nested * depth
+            + "the man and his dog are here"
+            + "".join(f"</{name}>" for name in re.findall(r"<(\w+)", nested)[::-1]) * depth
+        )
+
+    assert num_read(2000) < 3 * num_read(1000)
 
 
 def test_texts_of_images_are_translated() -> None:
@@ -507,13 +556,20 @@ def test_texts_of_images_are_translated() -> None:
 @pytest.mark.parametrize(
     ("document", "texts"),
     [
-        ('<p lang="en">It is enough.</p><p>eins</p>', ["eins"]),
+        ('<p lang="en">It is enough for all of them.</p><p>eins</p>', ["eins"]),
         ('<p>Er sagt: <i lang="en-GB" title="x">enough is enough</i>.</p>', [f"Er sagt: {HOLE}."]),
-        ('<p LANG=fr>Oui.</p><p lang="de-AT">eins</p><p lang="">zwei</p>', ["eins", "zwei"]),
+        (
+            '<p>Ja, <b><i LANG=fr>oui</i></b>.</p><p lang="de-AT">eins</p><p lang="">zwei</p>',
+            [f"Ja, {HOLE}.", "eins", "zwei"],
+        ),
+        # Short texts are often labeled wrongly.
+        ('<p lang="en-US">Einleitung</p>', ["Einleitung"]),
+        ('<p><i lang="en"><b>Preise</b></i></p><p lang="zh">我们都喜欢喝茶和吃鱼。</p>', ["Preise"]),
         ('<html lang="en"><body lang="en"><p>eins</p></body></html>', ["eins"]),
         # The text is clearly not in the language that the attribute names.
         ('<p lang="en">Die Kinder haben das nicht gewusst und sind nach Hause gegangen.</p>', None),
         ('<p class=MsoNormal lang="EN-US">Ja.</p>', ["Ja."]),  # Word's own mark
+        ('<meta content="LibreOffice 7"><p>Ja, <i lang="en-US">gut</i>.</p>', ["Ja, gut."]),
         ('<div xml:lang="und">eins</div><p data-lang="en">zwei</p>', ["eins", "zwei"]),
     ],
 )

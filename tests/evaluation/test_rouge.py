@@ -1,5 +1,7 @@
 """Test ROUGE in cases counted by hand."""
 
+import random
+
 import pytest
 
 from transduce.errors import TransduceError
@@ -26,6 +28,18 @@ def test_order_counts_for_the_longest_subsequence_alone() -> None:
     assert report.rouge_1 == 100.0
     assert report.rouge_2 == 0.0
     assert report.rouge_l == pytest.approx(25.0)
+
+
+def test_the_longest_subsequence_equals_that_of_a_table() -> None:
+    chooser = random.Random(4)
+    for _ in range(200):
+        one, other = ([chooser.choice("abcde") for _ in range(chooser.randint(1, 90))] for _ in range(2))
+        table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+        for i, word in enumerate(one):
+            for j, candidate in enumerate(other):
+                table[i + 1][j + 1] = table[i][j] + 1 if word == candidate else max(table[i][j + 1], table[i + 1][j])
+        expected = 100.0 * 2 * table[-1][-1] / (len(one) + len(other))
+        assert rouge([" ".join(one)], [" ".join(other)]).rouge_l == pytest.approx(expected)
 
 
 def test_vowel_signs_belong_to_words() -> None:

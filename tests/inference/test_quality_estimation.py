@@ -238,6 +238,13 @@ def test_no_form_of_a_date_or_time_is_forced() -> None:
     assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
 
 
+def test_redecode_does_not_require_small_numbers() -> None:
+    source = "第1章"
+    scripted = ScriptedTranslator({source: [["Chapter 11", "Chapter one"]]})
+    (better,) = redecoded(scripted, [translation(source, "Chapter 11")])
+    assert (better.text, scripted.asked[0][4]) == ("Chapter one", [])
+
+
 def test_redecode_forbids_ever_shorter_repetitions() -> None:
     scripted = ScriptedTranslator({"来自": [["from from from us"], ["from there"]]})
     (better,) = redecoded(scripted, [translation("来自", "from from from from")])
@@ -306,6 +313,24 @@ def test_unknown_characters_in_protected_spans_cause_no_warning() -> None:
         ("Er mag %%name.", "He likes % name.", "%%name"),
         ("Er mag <b>Tee</b>.", "He likes <b>tea</b>.", None),
         ("Er hat 5 km.", "He has five kilometers.", None),
+        ("Er mag %%name喜欢.", "He likes it.", "%%name"),
+        ("%user_name mag ~userName.", "He likes her.", "%user_name, ~userName"),
+        ("@user_name und @name@", "He and she", "@user_name, @name@"),
+        ("$name mag ${n} %s", "He likes it.", "$name, ${n}, %s"),
+        ("<0>5</0> {n, number}", "5", "<0>, </0>, {n, number}"),
+        ("Das kostet $US 5.", "It costs US$ 5.", None),
+        ("Das kostet $CAD 5.", "It costs CAD 5.", None),
+        ("Das kostet $5.50.", "It costs 5.50 $.", None),
+        ("Eine 50 %ige Lösung.", "A 50% solution.", None),
+        ("~Ungefähr 5", "About 5", None),
+        ("~50 kg, <5 kg", "About 50 kg, less than 5 kg", None),
+        ("@Anna ist da.", "@ Anna is here.", None),
+        ("%%größer", "greater", None),
+        (
+            "{count, plural, one {Datei} other {# Dateien}} in {g, select, other {Ordnern}}",
+            "{count, plural, one {file} other {# files}} in {g, select, other {folders}}",
+            None,
+        ),
     ],
 )
 def test_missing_placeholders_get_a_warning(source: str, target: str, missing: str | None) -> None:
@@ -322,6 +347,23 @@ def test_missing_placeholders_get_a_warning(source: str, target: str, missing: s
         ("3 von 5", "3 of 7", ["5"]),
         ("Um 3 Uhr", "At 15:00", []),
         ("2 Dutzend", "Two dozen, which is 24 or 25", []),
+        ("um 19 Uhr", "at 7 p.m.", []),
+        ("um 14 Uhr", "at 2", []),
+        ("um 0 Uhr", "at 12 a.m.", []),
+        ("von 9 bis 17 Uhr", "from 9 to 5", []),
+        ("von 14 bis 16 Uhr", "from 2 to 5", ["16"]),
+        ("15点开会", "The meeting is at 3 p.m.", []),
+        ("It starts at 3 p.m.", "Es beginnt um 15 Uhr", []),
+        ("um halb 3", "at half past 2", []),
+        ("at half past 2", "um halb 3", []),
+        ("deshalb 3", "therefore 2", ["3"]),
+        ("2½ Stunden", "2.5 hours", []),
+        ("1,5 Stunden", "1½ hours", []),
+        ("Version 2", "Version 2.0", []),
+        ("Version 2.0", "Version 2", []),
+        ("1 Dollar", "1,000 dollars", ["1"]),
+        ("20 °C", "68 °F", []),
+        ("Kapitel " + "0" * 5_000 + "1", "Chapter 2", ["0" * 5_000 + "1"]),
     ],
 )
 def test_a_small_number_that_became_another_is_missing(source: str, target: str, missing: list[str]) -> None:

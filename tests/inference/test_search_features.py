@@ -442,7 +442,9 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
         found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
         assert len(found.alternatives[0].tokens) == 12
         assert not found.alternatives[0].ended
-    with pytest.raises(TransduceError, match=r"learned positions end at 12 tokens .* or `min_length` need 14 with"):
+    with pytest.raises(
+        TransduceError, match=r"learned positions .* leave 12 tokens for a translation, .* or `min_length` need 14 with"
+    ):
         Translator(model, translator.tokenizer, search=msgspec.structs.replace(GREEDY, min_length=13))("我爱你")
 
 

@@ -87,7 +87,7 @@ def test_another_encoding_is_refused_with_the_command_that_converts(reader: str,
     with pytest.raises(TransduceError) as raised:
         read(path)
     if reader == "a document":
-        assert "--encoding " in str(raised.value)
+        assert "set `encoding` to " in str(raised.value)
         return
     message = str(raised.value)
     assert message.startswith(str(path))

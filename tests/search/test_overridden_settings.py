@@ -27,6 +27,12 @@ BEAM = {"beam_size": 8, "length_penalty": 1.0}
         ),
         ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"beam_size": 3}, {}, {"beam_size": 3}),
         ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"diverse_groups": 1}, {}, {}),
+        (
+            {"beam_size": 6, "diverse_groups": 3, "diversity_penalty": 1.5},
+            {"beam_size": 4, "diverse_groups": 2},
+            {},
+            {"beam_size": 4, "diverse_groups": 2, "diversity_penalty": 1.5},
+        ),
         ({"sampling": SAMPLES}, {"coverage_penalty": 0.2}, {}, {"coverage_penalty": 0.2}),
         ({"sampling": SAMPLES}, {"n_best": 7}, {}, {"n_best": 7, "sampling": SAMPLES}),
         ({"n_best": 4}, {"beam_size": 2}, {}, {"n_best": 2, "beam_size": 2}),

@@ -11,9 +11,21 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.markup_tokens import is_mark_a_word, is_note_mark
 from transduce.documents.text_formats import line_joint
-from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, Unit, has_letters
+from transduce.documents.units import (
+    Document,
+    Edit,
+    InlineText,
+    Part,
+    Tag,
+    TextFile,
+    Unit,
+    formula_part,
+    has_letters,
+    is_after_word,
+    is_mark_a_word,
+    is_note_mark,
+)
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced_or_punctuation
 from transduce.ui_language import columns_of
@@ -560,8 +572,7 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
         `object` if it stands for a word, `empty` for the mark of a note; None for any other link.
     """
     text = re.sub(r"\\(?=[\[\]()*#])", "", label).strip()
-    is_attached = closing.startswith("](#") and before.strip() != "" and before == before.rstrip()
-    if is_attached and text and not has_letters(text):
+    if closing.startswith("](#") and is_after_word(before) and text and not has_letters(text):
         return "empty"
     if not is_note_mark(text, is_link=True):
         return None
@@ -592,8 +603,10 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     source = "".join(part if isinstance(part, str) else parsed.sources[part] for part in inner)
     previous = next((index for index in range(start - 1, -1, -1) if parsed.parts[index] != ""), start)
     before, after = parsed.parts[previous], next(iter(parsed.parts[end + 1 : end + 2]), "")
-    first = re.search(r"[A-Za-z0-9]*\Z", before)[0] if isinstance(before, str) and previous < start else ""  # type: ignore[index]
-    last = re.match(r"[A-Za-z0-9]*", after)[0] if isinstance(after, str) else ""  # type: ignore[index]
+    strings = [each for each in parsed.parts[max(0, previous - 4) : start] if isinstance(each, str)]  # with entities
+    part = formula_part("".join(strings), at_end=True)
+    first = part if isinstance(before, str) and previous < start and before.endswith(part) else ""
+    last = formula_part(after) if isinstance(after, str) else ""
     is_formula = isinstance(before, Tag) and _FORMULA.fullmatch(parsed.sources[before]) is not None
     parsed.parts[start : end + 1] = [""] * (end + 1 - start)
     is_sub = any(parsed.sources[tag].lower().startswith("<sub") for tag in tags)

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from transduce.documents.units import formula_part, is_after_word, is_mark_a_word, is_note_mark
 from transduce.text.languages import canonical, detect_other_language, short_code
 
 # --- settings ---
@@ -38,8 +39,8 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attributes: tuple[str, ...] = ()
     """Names of attributes whose values are translated, in lower case, such as `alt` and `title`."""
     source_language: str | None = None
-    """Code of the language of the text. Elements whose `lang` names another language stay. None: the language of the
-    model or the request.
+    """Code of the language of the text. Phrases whose `lang` names another language stay, and so do paragraphs that are
+    clearly in it. None: the language of the model or the request.
     """
 
 
@@ -102,11 +103,11 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 _LABELED = ("option", "optgroup")
 """Elements of HTML that show their attribute `label`."""
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
-_FROM_WORD = re.compile(r"schemas-microsoft-com:office|class=\"?Mso")
+_FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
-_SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
-_SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
+_SPACE = re.compile(r"\A(?:\s|&nbsp;|&#160;|&#xA0;)++", re.IGNORECASE)
+_SPACE_BACKWARDS = re.compile(r"\A(?:\s|;psbn&|;061#&|;0Ax#&)++", re.IGNORECASE)
 _FORMATTING_CODE = re.compile(
     r"""\b(?:ctype|type|equiv-text|equiv|disp)\s*=\s*["'](?:bold|italic|underlined?|link|font|fmt|pb|x-(?!text)[\w-]*|&lt;/?[a-z])"""
     r"""|\bid\s*=\s*["'](?:START|CLOSE)_""",
@@ -115,15 +116,11 @@ _FORMATTING_CODE = re.compile(
 _LINE_BREAK_CODE = re.compile(
     r"""\b(?:ctype|subType|id|type)\s*=\s*["'](?:lb|xlf:lb|x-(?:html-)?br|LINE_BREAK)|&lt;br\b""", re.IGNORECASE
 )
-_NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
-_SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
-_ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
 _LETTER_NOTE = re.compile(r"\[?(?:[^\W\d_]|[ivxl]{2,5})\]?|\[[^\[\]]{0,12}\d{1,3}\]")
 _NOTE_ROLE = re.compile(r"(?<![\w-])(?:doc-)?noteref(?![\w-])|(?<![\w-])footnote-ref", re.IGNORECASE)
-_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
 _RAISED = ("sup", "sub")
-_WORD_START, _WORD_END = re.compile(r"\A[A-Za-z0-9]*"), re.compile(r"[A-Za-z0-9]*\Z")
 _MAX_NOTE = 12  # tags and texts in the reference to a note
+_MAX_DETECTED = 500  # items and characters of an element by which its language is detected
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
 Side = Literal["", "next", "previous"]
@@ -170,15 +167,9 @@ def split_white_space(source: str) -> tuple[str, str, str]:
 
     A text of white space only is all leading white space.
     """
-    start = _match_length(_SPACE, source)
-    end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
+    start = len(source) - len(_SPACE.sub("", source))
+    end = max(start, len(_SPACE_BACKWARDS.sub("", source[::-1])))
     return source[:start], source[start:end], source[end:]
-
-
-def _match_length(space: re.Pattern[str], source: str) -> int:
-    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
-    match = space.match(source)
-    return match.end() if match else 0
 
 
 def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
@@ -262,12 +253,20 @@ def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
     return name in settings.ignore_tags or _is_untranslated(attributes)
 
 
+def _attribute(attributes: str, *names: str) -> str:
+    """Return the value of the last of the attributes with these names in a tag; "" if it has none."""
+    value = ""
+    for match in _ATTRIBUTE.finditer(attributes):
+        if match["name"].lower() in names:
+            value = match["double"] or match["single"] or match["bare"] or ""
+    return value.strip()
+
+
 def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
     """Return the language that a tag's attribute `lang` names if it is another than that of the text; else None."""
-    values = [m for m in _ATTRIBUTE.finditer(attributes) if m["name"].lower() in ("lang", "xml:lang")]
-    if settings.source_language is None or not values:
+    if settings.source_language is None:
         return None
-    code = (values[-1]["double"] or values[-1]["single"] or values[-1]["bare"] or "").strip()
+    code = _attribute(attributes, "lang", "xml:lang")
     if not _LANGUAGE.fullmatch(code) or code.lower() in ("und", "mul", "mis"):
         return None
     one, other = (short_code(canonical(each)) for each in (code, settings.source_language))
@@ -330,7 +329,7 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
     position = 0
     cuts = []
     if settings.kind != "html":
-        cuts = [match.span() for match in _ENTITY.finditer(source) if not _is_known_entity(match[0])]
+        cuts = [match.span() for match in _ENTITY.finditer(source) if match[0][1] != "#" and match[0][1:] not in html5]
     if settings.split_lines:
         cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n", source)])
     for start, end in cuts:
@@ -340,10 +339,6 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
         position = end
     if position < len(source):
         yield _Item(source[position:])
-
-
-def _is_known_entity(entity: str) -> bool:
-    return entity.startswith("&#") or entity[1:] in html5
 
 
 # --- the elements' extents ---
@@ -449,8 +444,8 @@ class _Reader:
         self.items = list(_scan(document, settings))
         self.outline = _outline(self.items)
         self._inline: dict[int, bool] = {}
-        self._has_languages = settings.source_language is not None and not _FROM_WORD.search(document)
-        """True if attributes `lang` are to be trusted; Word writes the language of its spelling check into them."""
+        self._has_languages = settings.source_language is not None and not _FROM_OFFICE.search(document)
+        """True if attributes `lang` are to be trusted; word processors write that of their spelling check."""
         pairs = zip(self.items, self.outline.parent, strict=True)
         roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
         self._is_fragment = roots > 1 or -1 in self.outline.has_text
@@ -539,49 +534,60 @@ class _Reader:
     def _is_in_other_language(self, start: int, stop: int) -> bool:
         """Return whether an element from one index to another has an attribute `lang` of another language.
 
-        It does not count for a whole page, or if the text is clearly not in that language, because pages are often
-        labeled wrongly.
+        Pages are often labeled wrongly. So it does not count if the text is clearly not in that language or, except for
+        a phrase in a sentence, not clearly in another language than the document. For a whole page it never counts.
         """
-        item = self.items[start]
-        if not self._has_languages or item.name in ("html", "body"):
+        item, expected = self.items[start], self.settings.source_language
+        language = _other_language(item.attributes, self.settings) if self._has_languages else None
+        if language is None or expected is None or item.name in ("html", "body"):
             return False
-        language = _other_language(item.attributes, self.settings)
-        if language is None:
-            return False
-        text = unescape("".join(i.source for i in self.items[start:stop] if i.role == "text"), self.settings)
-        return detect_other_language(" ".join(text.split()), language) is None
+        inner = self.items[start + 1 : min(stop, start + _MAX_DETECTED)]
+        text = unescape("".join(each.source[:_MAX_DETECTED] for each in inner if each.role == "text"), self.settings)
+        text = " ".join(text.split())[:_MAX_DETECTED]
+        is_clear = self._is_phrase(start) or detect_other_language(text, expected) is not None
+        return is_clear and detect_other_language(text, language) is None
+
+    def _is_phrase(self, index: int) -> bool:
+        """Return whether the element with this start tag is part of a sentence, which has words beside it."""
+        return self._is_inline(index) and any(outer in self.outline.has_text for outer in self._around(index))
+
+    def _around(self, index: int) -> list[int]:
+        """Return the elements around an item, the innermost first: inline ones (at most 16) and the one around them."""
+        found = [self.outline.parent[index]]
+        while len(found) <= 16 and self._inline.get(found[-1], False):
+            found.append(self.outline.parent[found[-1]])
+        return found
 
     def _is_raised_number(self, start: int, stop: int) -> bool:
         """Return whether an HTML element from one index to another is a number or sign in `<sup>` or `<sub>`."""
-        item, inner = self.items[start], self.items[start + 1 : stop]
-        if (
-            item.name not in _RAISED
-            or self.settings.kind != "html"
-            or _copies(item.name, item.attributes, self.settings)
-        ):
+        item, inner = self.items[start], self.items[start + 1]
+        if item.name not in _RAISED or self.settings.kind != "html" or stop != start + 2 or inner.role != "text":
             return False
-        text = unescape("".join(each.source for each in inner), self.settings).strip()
-        return all(each.role == "text" for each in inner) and bool(text) and not any(map(str.isalpha, text))
+        text = unescape(inner.source, self.settings).strip()
+        is_number = bool(text) and not any(map(str.isalpha, text))
+        return is_number and not _copies(item.name, item.attributes, self.settings)
 
     def _is_note(self, start: int, stop: int) -> bool:
         """Return whether an inline element of HTML from one index to another is the number or sign of a note.
 
         It has the role of one, is a raised link, is a number in square brackets, or a link that is a number in round
-        brackets. A link within the page that is only a number or sign is one if no space precedes it.
+        brackets. A link to a place in a page that is only a number or sign is one if it directly follows a word.
         """
+        if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE:
+            return False
         elements = [item for item in self.items[start : stop + 1] if item.role != "text"]
-        names = {item.name for item in elements}
-        if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE or not names <= _INLINE:
+        if not {item.name for item in elements} <= _INLINE:
             return False
         text = "".join(item.source for item in self.items[start + 1 : stop] if item.role == "text")
         text = unescape(text, self.settings).strip()
+        is_number = bool(text) and not any(map(str.isalpha, text))
         if self._is_reference(start, stop):
-            return bool(text) and (not any(map(str.isalpha, text)) or _LETTER_NOTE.fullmatch(text) is not None)
-        targets = [item.attributes for item in elements if item.name == "a" and item.role == "start"]
-        if any("#" in each for each in targets) and text and not any(map(str.isalpha, text)):
-            before = self._text_before(start)
-            if before.strip() == before != "":
-                return True
+            return is_number or _LETTER_NOTE.fullmatch(text) is not None
+        targets = [
+            _attribute(item.attributes, "href") for item in elements if item.name == "a" and item.role == "start"
+        ]
+        if is_number and any("#" in each for each in targets) and is_after_word(self._text_before(start)):
+            return True
         return is_note_mark(text, is_link=bool(targets))
 
     def _is_reference(self, start: int, stop: int) -> bool:
@@ -619,8 +625,8 @@ class _Reader:
             "".join(each.source for each in self.items[max(0, index) : index + 1] if each.role == "text")
             for index in (start - 1, stop + 1)
         )
-        has_end = self.items[start].name == "sub" or _WORD_START.findall(after)[0] != ""
-        return _WORD_END.findall(before)[0] != "" and has_end
+        has_end = self.items[start].name == "sub" or formula_part(after) != ""
+        return formula_part(before, at_end=True) != "" and has_end
 
     def _formula(self, start: int, stop: int, found: list[Token]) -> tuple[Token, int]:
         """Return a protected token for the whole word around a raised number, and the index of the next item.
@@ -630,7 +636,7 @@ class _Reader:
             stop: index of its end tag.
             found: the tokens before it, of which the last one loses the start of the word.
         """
-        source = _WORD_END.findall(found[-1].source)[0]
+        source = formula_part(found[-1].source, at_end=True)
         text = found.pop().source
         if text != source:
             found.append(Token("text", text[: len(text) - len(source)]))
@@ -639,7 +645,7 @@ class _Reader:
             start = stop + 1
             if start < len(self.items) and self.items[start].role == "text":
                 text = self.items[start].source
-                part = _WORD_START.findall(text)[0]
+                part = formula_part(text)
                 source += part
                 if part != text:
                     self.items[start] = self.items[start]._replace(source=text[len(part) :])
@@ -659,18 +665,17 @@ class _Reader:
         """
         source = "".join(item.source for item in self.items[start : stop + 1])
         item = self.items[start]
-        content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
         if self._is_in_other_language(start, stop):
             return Token("protected", source, item.name)
         if not _copies(item.name, item.attributes, self.settings):  # the mark of a note, or a raised number
             is_raised = self._is_raised_number(start, stop) or self._is_reference(start, stop)
-            is_word = not is_raised and is_mark_a_word(self._text_before(start))
-            return (
-                Token("protected", source, item.name) if is_word else Token("empty", source, item.name, side="previous")
-            )
+            if not is_raised and is_mark_a_word(self._text_before(start)):
+                return Token("protected", source, item.name)
+            return Token("empty", source, item.name, side="previous")
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
+            content = "".join(inner.source for inner in self.items[start + 1 : stop])
             kind = code_kind(item.name, item.attributes, content)
             return Token(kind, source, item.name, side="" if kind == "break" else _side(item.name))
         is_empty = item.name in _OPAQUE_EMPTY and self.settings.kind == "html"
@@ -727,9 +732,7 @@ class _Reader:
 
     def _is_in_sentence(self, index: int) -> bool:
         """Return whether the element with this tag stands in a text without paragraphs, or before words in one."""
-        outer = self.outline.parent[index]
-        for _ in range(16):  # levels of inline elements
-            outer = self.outline.parent[outer] if self._inline.get(outer, False) else outer
+        outer = self._around(index)[-1]
         end = self.outline.partner.get(index, index) + 1
         is_followed = any(item.role == "text" and has_words(item.source) for item in self.items[end : end + 1])
         return outer in self.outline.has_text and (outer < 0 or (self.items[outer].name == "p" and is_followed))
@@ -742,20 +745,6 @@ def _side(name: str) -> Side:
     neither ("").
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
-
-
-def is_note_mark(text: str, *, is_link: bool) -> bool:
-    """Return whether the text of an element is only the mark of a note, such as `[1]`, or `(2)` if it is a link."""
-    return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
-
-
-def is_mark_a_word(before: str) -> bool:
-    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", by the text before it.
-
-    A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
-    """
-    text = before.rstrip()
-    return bool(text) and text != before and not _SENTENCE_MARK.search(text)
 
 
 def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError, utf16_name
+from transduce.text.languages import UNSPACED_RANGES, is_unspaced_or_punctuation, is_word_character
 
 # --- settings ---
 
@@ -462,3 +463,52 @@ def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> fr
 def has_letters(text: str) -> bool:
     """Return whether a text has a letter of any script, so that there is something to translate."""
     return any(map(str.isalpha, text))
+
+
+# --- marks of notes, and formulas ---
+
+_NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
+_SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
+_ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
+_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
+_FORMULA = r"(?:(?:[A-Z][a-z]?|[0-9])++|(?<!['’])[0-9]*[a-z])"  # such as H, CO, 10 and x
+_SPACED = rf"[^\W{UNSPACED_RANGES}]"  # letters of scripts with spaces between words
+_FORMULA_START = re.compile(rf"{_FORMULA}(?!{_SPACED}|[\u0300-\u036f])")
+_FORMULA_END = re.compile(rf"(?<!{_SPACED})(?<![\u0300-\u036f]){_FORMULA}\Z")
+
+
+def is_note_mark(text: str, *, is_link: bool) -> bool:
+    """Return whether the text of an element is only the mark of a note, such as `[1]`, or `(2)` if it is a link."""
+    return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
+
+
+def is_mark_a_word(before: str) -> bool:
+    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", by the text before it.
+
+    A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
+    """
+    text = before.rstrip()
+    return bool(text) and text != before and not _SENTENCE_MARK.search(text)
+
+
+def is_after_word(before: str) -> bool:
+    """Return whether a number without brackets in a link can be the mark of a note, by the text before it.
+
+    It directly follows a word, or punctuation after one. In scripts without spaces such a number may be a word.
+    """
+    last = before[-1:] or " "
+    is_end = is_word_character(last) or last in ".,;!?…\"'”’»)]}।؟۔،"
+    return is_end and not is_unspaced_or_punctuation(last)
+
+
+def formula_part(source: str, *, at_end: bool = False) -> str:
+    """Return the part of a formula, such as the `CO` of CO<sub>2</sub>, at the start of a text; "" if it has none.
+
+    Args:
+        source: the text, in which characters may be written as entities of HTML.
+        at_end: return the part at the end instead.
+    """
+    text = unescape(source)
+    match = _FORMULA_END.search(text) if at_end else _FORMULA_START.match(text)
+    part = match[0] if match else ""
+    return part if (source.endswith(part) if at_end else source.startswith(part)) else ""

@@ -490,13 +490,15 @@ def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence of two lists of words."""
-    row = [0] * (len(other) + 1)
-    for word in one:
-        before, row = row, [0]
-        for position, candidate in enumerate(other):
-            row.append(before[position] + 1 if word == candidate else max(before[position + 1], row[position]))
-    return row[-1]
+    """Return the length of the longest common subsequence of two lists of words (Hyyrö 2004, with one bit a word)."""
+    places = Counter[str]()
+    for position, word in enumerate(one):
+        places[word] |= 1 << position
+    every = unmatched = (1 << len(one)) - 1
+    for word in other:
+        found = unmatched & places[word]
+        unmatched = ((unmatched + found) | (unmatched - found)) & every
+    return len(one) - unmatched.bit_count()
 
 
 # --- BLEU under other settings ---

@@ -553,7 +553,6 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
 _ENCODED_TOKENS = 8_192
 
 
-@torch.inference_mode()
 def check_evaluation_mode(*models: nn.Module) -> None:
     """Refuse models in training mode, before results are computed by them.
 
@@ -566,6 +565,7 @@ def check_evaluation_mode(*models: nn.Module) -> None:
         )
 
 
+@torch.inference_mode()
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Encode texts in batches of similar lengths, and yield each batch: indices, token ids (B, S), states (B, S, D).
 

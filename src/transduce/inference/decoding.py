@@ -307,8 +307,8 @@ def _longest(
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
     if needed > most:
         raise TransduceError(
-            f"The model's learned positions end at {most} tokens (`model.max_positions`), but the prefix, the phrases "
-            f"that a translation must contain, or `min_length` need {needed} with the end: shorten them."
+            f"The model's learned positions (`model.max_positions`) leave {most} tokens for a translation, but the "
+            f"prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten them."
         )
     if search.max_length is None:
         return max(longest, needed)

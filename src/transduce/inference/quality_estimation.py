@@ -19,6 +19,7 @@ from transduce.inference.translation import ComposedTranslation, Translation, ha
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
+    CJK,
     SCRIPTS,
     detect_other_language,
     english_name,
@@ -56,6 +57,9 @@ _MINUS_WORD = re.compile(
     "|pod |минус|мінус|ниже|нижче|零下|负|負|マイナス|氷点下|영하|마이너스|تحت|ناقص|سالب|ऋण|शून्य",
     re.IGNORECASE,
 )
+_FRACTION_OR_DEGREE = re.compile("[ \u00a0\u202f]?[¼-¾⅐-⅞°℃℉]")  # behind a number
+_HALF_HOUR = re.compile(r"\b(?:halb|half|halv|puoli|fél|půl|pol) $", re.IGNORECASE)  # before an hour
+_DECIMALS = re.compile(r"[.,](?!\d{3}$)\d+$")  # not a group of three digits, as in 2,000
 
 
 class _Number(NamedTuple):
@@ -65,15 +69,25 @@ class _Number(NamedTuple):
     """The number, date or time as the text writes it."""
     kind: str | None
     """The kind of number: "date", "clock" (time of day), "groups" (numbers separated by spaces), or None (plain)."""
-    scaled: bool
-    """True if the next character multiplies the number, as in 3万 (30,000)."""
     before: str
-    """Up to three characters before the number, which may end with a minus."""
+    """Up to six characters before the number, which may end with a minus."""
+    after: str
+    """Up to two characters after the number."""
 
     @property
     def digits(self) -> str:
         """The digits of the number as ASCII, without separators."""
         return _digits(self.text)
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if the next character multiplies the number, as in 3万 (30,000)."""
+        return self.after[:1] in tuple(_SCALES)
+
+    @property
+    def may_change(self) -> bool:
+        """True before a fraction or degree sign (2½, 20 °C) and in a time such as "halb 3", which is half past 2."""
+        return any((_FRACTION_OR_DEGREE.match(self.after), _HALF_HOUR.search(self.before)))
 
     @property
     def parts(self) -> list[str]:
@@ -100,20 +114,34 @@ class _Number(NamedTuple):
             return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
         return False
 
+    def may_become(self, other: "_Number") -> bool:
+        """Return whether another plain number may be a right translation of this one, which has other digits.
 
-def missing_numbers(source: str, target: str) -> list[str]:
+        It may be if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
+        (2, 2.0).
+        """
+        hours = [_leading_digits(each.text) for each in (self, other) if each.text.isdecimal()]
+        return (
+            (len(hours) == 2 and max(hours) <= 24 and abs(hours[0] - hours[1]) == 12)
+            or self.digits == _digits(_DECIMALS.sub("", other.text))
+            or other.digits == _digits(_DECIMALS.sub("", self.text))
+        )
+
+
+def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> list[str]:
     """Return the numbers of a source that its translation lacks, as the source writes them.
 
-    Numbers up to twenty, often written as words, count only if the translation has another number in digits instead.
-    Those before a character that multiplies them (3万) do not count. Dates and times may be written in another
-    notation. A negative number whose translation has lost the minus counts.
+    Numbers up to twenty, often written as words, count only if the translation has another number in digits instead,
+    which is not the same in another notation or unit; with `changed_small` false, not even then. Those before a
+    character that multiplies them (3万) do not count. Dates and times may be written in another notation. A negative
+    number whose translation has lost the minus counts.
     """
     target_numbers = _numbers(target)
     digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
     has_word = _MINUS_WORD.search(target) is not None
     missing = []
     for number in _numbers(source):
-        if number.scaled:
+        if number.is_scaled:
             continue
         minus = _MINUS.search(number.before)
         same = [other for other in target_numbers if other.digits == number.digits]
@@ -121,18 +149,33 @@ def missing_numbers(source: str, target: str) -> list[str]:
             missing.append(minus[0] + number.text)
         else:
             missing += _missing_parts(number, target_numbers, digits)
-    return missing or _changed_small_numbers(_numbers(source), target_numbers)
+    if missing or not changed_small:
+        return missing
+    return _changed_small_numbers(_numbers(source), target_numbers)
 
 
 def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
     """Return the numbers up to twenty of a source, if its translation has as many numbers and all others are the same.
 
-    Only plain numbers of both sides are compared, as a date or time may have other digits.
+    Only plain numbers of both sides are compared, as a date or time may have other digits. A number that may have
+    become one of the other numbers by a change of notation or unit is left out.
     """
-    if len(source) != len(target) or any(each.kind is not None or each.scaled for each in (*source, *target)):
+    if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
         return []
-    changed = Counter(each.digits for each in source) - Counter(each.digits for each in target)
-    return [each.text for each in source if changed[each.digits] and _is_small(each.text)]
+    in_source, in_target = (Counter(each.digits for each in side) for side in (source, target))
+    changed, new = in_source - in_target, in_target - in_source
+    others = [each for each in target if new[each.digits]]
+    if any(each.may_change for each in others):
+        return []
+    others = list({each.text: each for each in others}.values())
+    return [
+        each.text
+        for each in source
+        if changed[each.digits]
+        and _is_small(each.text)
+        and not each.may_change
+        and not any(map(each.may_become, others))
+    ]
 
 
 def is_date_or_clock(number: str) -> bool:
@@ -165,7 +208,12 @@ def _is_among(number: str, digits: Sequence[str]) -> bool:
 
 
 def _is_small(number: str) -> bool:
-    return int(_digits(number).lstrip("0")[:3] or 0) <= _SMALL_NUMBER
+    return _leading_digits(number) <= _SMALL_NUMBER
+
+
+def _leading_digits(number: str) -> int:
+    """Return the first three digits of a number, after zeros, as an integer: its value if that has no more digits."""
+    return int(_digits(number).lstrip("0")[:3] or 0)
 
 
 def _numbers(text: str) -> list[_Number]:
@@ -173,8 +221,8 @@ def _numbers(text: str) -> list[_Number]:
         _Number(
             match.group(),
             match.lastgroup,
-            text[match.end() : match.end() + 1] in tuple(_SCALES),
-            text[max(0, match.start() - 3) : match.start()],
+            text[max(0, match.start() - 6) : match.start()],
+            text[match.end() : match.end() + 2],
         )
         for match in _WRITTEN.finditer(text)
     ]
@@ -195,19 +243,31 @@ def _digits(number: str) -> str:
 # --- missing placeholders ---
 
 
-# What looks like a placeholder of some framework, whether translation copies it or not.
-_PLACEHOLDER_LIKE = re.compile(r"(?<![^\s(\[])[%$@#~|^\\]{1,3}[.:]?[A-Za-z_]\w*+[%$@#~|^]{0,3}", re.ASCII)
+# What looks like a placeholder of some framework, whether translation copies it or not: `%%name`. A single sign is
+# often that of an ordinary word (50 %ige, ~Ungefähr), unless a name of code follows, or the same sign after the name.
+_CODE_NAME = r"(?:[A-Za-z0-9]*+_|[a-z][a-z0-9]*+[A-Z])"
+_PLACEHOLDER_LIKE = re.compile(
+    rf"(?<![^\s(\[])(?:[%$@#~|^\\]{{2,3}}|\\|(?P<sign>[%$@#~^])(?=[.:]?(?:{_CODE_NAME}|[A-Za-z0-9]++(?P=sign))))"
+    rf"[.:]?[A-Za-z_][A-Za-z0-9_]*+[%$@#~|^]{{0,3}}+(?![^\W{CJK}])"
+)
 _STARTS_OF_PLACEHOLDERS = ("{", "<", "%", "$", "\\", "@", "#{", "~", "[", ":", "&", "http")
+# Protected spans that a translation may write in another way: $5, <5 kg, ~50, $US, @Anna.
+_ORDINARY = re.compile(rf"[$<~][^\dA-Za-z_/>{{}}]*+\d[^>{{}}]*+|\$[A-Z]{{1,3}}\d*|@(?!{_CODE_NAME})\w[\w.-]*")
+_BRANCHES = re.compile(r"\W?\{[^{},]*,\s*(?:plural|select|selectordinal|choice)\b")
 
 
 def missing_placeholders(source: str, target: str) -> list[str]:
-    """Return the placeholders, tags and URLs of a source that its translation lacks, or has less often."""
-    spans = find_protected(source)
-    literals = [each for span in spans if (each := source[slice(*span)]).startswith(_STARTS_OF_PLACEHOLDERS)]
+    """Return the placeholders, tags and URLs of a source that its translation lacks, or has less often.
+
+    Left out are ICU messages with branches, which are translated, and ordinary words after a sign, such as `@Anna`.
+    """
+    spans = [span for span in find_protected(source) if _ORDINARY.fullmatch(source, *span) is None]
+    texts = [source[slice(*span)] for span in spans]
+    literals = [each for each in texts if each.startswith(_STARTS_OF_PLACEHOLDERS) and _BRANCHES.match(each) is None]
     literals += [
         match[0]
         for match in _PLACEHOLDER_LIKE.finditer(source)
-        if not any(span.start < match.end() and match.start() < span.end for span in spans)
+        if not any(span.start <= match.start() < span.end for span in spans)
     ]
     return [literal for literal, count in Counter(literals).items() if target.count(literal) < count]
 

@@ -72,8 +72,8 @@ def redecode(
     """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
     The second search has a beam of at least 8. Of its alternatives with the fewest warnings, the best-ranked is taken.
-    Missing numbers are inserted. If the warning was about repetition or length, repeated n-grams are forbidden. Of a
-    text with several sentences, those with warnings are decoded again.
+    Missing numbers above twenty are inserted. If the warning was about repetition or length, repeated n-grams are
+    forbidden. Of a text with several sentences, those with warnings are decoded again.
 
     Args:
         translator: the translator that made the translations.
@@ -240,14 +240,14 @@ def _numbers(
     """Return the numbers missing from a translation that re-decoding can insert as if they were glossary terms.
 
     There are none without a warning about numbers, or if a maximum length is set. Excluded are numbers that the model
-    cannot write, forbidden ones, and dates and times, which a translation may write in another form.
+    cannot write, forbidden ones, and those that a translation may write in another form: small ones, dates and times.
     """
     if search.max_length is not None or not any(warning.kind == "numbers" for warning in found_warnings):
         return []
     target = translator.tokenizer.target
     return [
         number
-        for number in missing_numbers(translation.source, translation.text)
+        for number in missing_numbers(translation.source, translation.text, changed_small=False)
         if not is_date_or_clock(number)
         and target.unk_id not in target.encode(number)
         and not any(contains_phrase(number, text) for text in search.forbidden)

@@ -287,7 +287,7 @@ def _draw_among(
         if not is_all:
             is_certain = (cumulated[:, -1] >= top_p) | (values[:, -1] < least[:, 0])
         # A token stays if those before it have not reached top_p of what top_k left; the first always stays.
-        limit = top_p * cumulated[:, -1:] if is_all else top_p
+        limit = top_p * cumulated[:, -1:] if is_all and count < probabilities.shape[1] else top_p
         stays = (cumulated - values < limit) & (values >= least)
         stays[:, 0] = True  # a tiny top_p is 0 in float32
         cumulated = (values * stays).cumsum(dim=-1)

@@ -325,7 +325,7 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
-    if {**changes, **neutral}.get("diverse_groups", search.diverse_groups) == 1:
+    if {**neutral, **changes}.get("diverse_groups", search.diverse_groups) == 1:
         neutral["diversity_penalty"] = _DIVERSITY_PENALTY
     max_length = changes.get("max_length")
     if isinstance(max_length, int) and search.min_length >= max_length:

@@ -161,10 +161,19 @@ def is_unspaced_character(character: str) -> bool:
     return _UNSPACED.match(character) is not None
 
 
+# Signs are never followed by these, unlike words of one letter: "I.", "¿Y?"
+_SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
+
+
 def is_sign(text: str) -> bool:
-    """Return whether a text is a sign that every language writes alike: one letter of an alphabet, or none."""
+    """Return whether a text is a sign that every language writes alike, such as `x` or `(B)`, and no word.
+
+    It has no letters, or one letter that has an upper and a lower case, and no punctuation of a sentence.
+    """
     letters = [character for character in text if character.isalpha()]
-    return not letters or (len(letters) == 1 and not is_unspaced_character(letters[0]))
+    if len(letters) != 1:
+        return not letters
+    return letters[0].upper() != letters[0].lower() and _SENTENCE_PUNCTUATION.search(text) is None
 
 
 def is_unspaced_or_punctuation(character: str) -> bool:

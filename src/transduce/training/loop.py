@@ -104,8 +104,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     """Number of steps taken, including skipped ones."""
-    epochs: float
-    """Number of passes over the training examples."""
+    epochs: float = 0.0
+    """Number of passes over the training examples; 0 in results that earlier versions stored."""
     steps: int | None
     """Number of steps planned; None: limited by time."""
     best_step: int | None
