@@ -176,6 +176,12 @@ def test_files_in_other_encodings_keep_their_encoding() -> None:
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
 
 
+@pytest.mark.parametrize("encoding", ["x-unknown", "undefined", "utf\x008"])
+def test_an_encoding_that_decodes_nothing_is_refused(encoding: str) -> None:
+    with pytest.raises(TransduceError, match=r"The document.s encoding .* is unknown: save it as UTF-8"):
+        translated("a", "a.txt", encoding=encoding)
+
+
 def test_characters_that_an_encoding_of_markup_lacks_are_references() -> None:
     html = '<meta charset="gb2312"><p>我</p>'.encode("gb2312")
     result = translate_upload(
@@ -219,6 +225,9 @@ def test_a_text_whose_translation_is_empty_stays() -> None:
         ("a & b <b>1 < 2</b>", "a & b <b>1 < 2</b>", "<b>1 &lt; 2</b> A &amp; B", "<b>1 < 2</b> A & B"),
         ("a &amp; <b>b</b>", "a &amp; <b>b</b>", "<b>B</b> &amp; A", "<b>B</b> &amp; A"),
         ("a & <b>b</b>", "a & <b>b</b>", "&amp;lt; &lt;b", "&amp;lt; &lt;b"),
+        ("&File <b>b</b> R&D", "&File <b>b</b> R&D", "&amp;FILE <b>B</b> R&amp;D", "&FILE <b>B</b> R&D"),
+        ("I <3 <b>b</b> >c", "I <3 <b>b</b> >c", "<b>B</b> &gt;C &lt;3 #1 &amp;#1 &lt;中", "<b>B</b> >C <3 #1 &#1 <中"),
+        ("a <b>b</b>", "a <b>b</b>", "<b>B</b> &lt;1&gt; &amp;#1; &amp;lt;", "<b>B</b> &lt;1> &amp;#1; &amp;lt;"),
     ],
 )
 def test_tags_and_signs_in_json_stay_as_programs_read_them(

@@ -301,6 +301,7 @@ def test_translations_are_named_with_their_language() -> None:
         ("a.md", "x", ["--keep-source"], "`--keep-source` applies to txt, srt"),
         ("a.txt", "x", ["--keep-source", "--columns", "x"], "`--columns` applies to csv, tsv"),
         ("a.txt", "ä", ["--encoding", "ascii"], "a.txt should be text in ascii"),
+        ("a.txt", "x", ["--encoding", "undefined"], "encoding 'undefined' is unknown"),
         ("a.txt", "x", ["--encoding", "utf-8", "--workers", "2"], "`--workers` applies to lines of text"),
         ("a.docx", "x", ["--output", "b.docx"], "its content is not an archive"),
     ],

@@ -67,6 +67,21 @@ def test_models_with_codes_of_three_letters_have_clients_of_two(serve: Any, gate
         assert live.translate("eins", source="de-AT", target="en").json["translatedText"] == "EINS"
 
 
+def test_source_languages_are_listed_by_codes_that_requests_may_name(serve: Any, gated_model: Any) -> None:
+    models = [gated_model(languages=(code, "en")) for code in ("pt-BR", "pt-PT", "zh-TW", "de-AT")]
+    with serve(*models) as live:
+        codes = [entry["language"] for entry in live.ask("GET", "/v2/languages").json]
+        assert codes == ["DE", "PT-BR", "PT-PT", "ZH-HANT"]
+        for code, meant in [*zip(codes, codes, strict=True), ("PT", "PT-BR"), ("pt-pt", "PT-PT")]:
+            reply = translate(live, source_lang=code).json
+            assert reply == {"translations": [{"detected_source_language": meant, "text": "EIN SATZ"}]}
+            assert upload(live, b"eins", source_lang=code).status == 200
+        for pair in live.ask("GET", "/v2/glossary-language-pairs").json["supported_languages"]:
+            assert live.ask("POST", "/v2/glossaries", GLOSSARY | pair).status == 201
+        assert live.ask("POST", "/v2/glossaries", GLOSSARY | {"source_lang": "pt"}).status == 201
+        assert "zh is not supported" in translate(live, source_lang="zh").error
+
+
 def test_usage_counts_characters(serve: Any, gated_model: Any) -> None:
     with serve(gated_model()) as live:
         live.translate("eins")

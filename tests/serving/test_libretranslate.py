@@ -179,9 +179,9 @@ def test_a_file_is_translated_and_can_be_downloaded(live: Any) -> None:
 
 
 def test_a_file_in_another_language_is_translated_with_a_warning(live: Any) -> None:
-    text = b"Wir haben heute keine Zeit.\nWe have had no time today at all."
+    text = b"A\nWir haben heute keine Zeit.\nWe have had no time today at all."
     reply = live.ask("POST", "/translate_file", *form({"source": "de", "target": "en"}, "a.txt", text))
-    warning = "Text 2 looks English, not German: its translation may be nonsense."
+    warning = "Text 3 looks English, not German: its translation may be nonsense."
     assert reply.headers["transduce-warning"] == warning
     file = live.ask("GET", reply.json["translatedFileUrl"].removeprefix(live.url))
     assert file.headers["transduce-warning"] == warning
@@ -260,6 +260,19 @@ def test_the_language_of_a_file_is_detected(live: Any) -> None:
     assert live.ask("GET", url.removeprefix(live.url)).body == german.upper()
     english = live.ask("POST", "/translate_file", *form(auto, "a.txt", b"We have no time today and go home."))
     assert "the text seems to be in English" in english.error
+
+
+@pytest.mark.parametrize("first", ["A\nB", "https://a.example/tea"])
+def test_texts_without_words_do_not_decide_the_language_of_a_file(
+    first: str, serve: Any, gated_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.documents.translate._PORTION_CHARACTERS", 4)
+    german, chinese = gated_model(), gated_model(languages=("zh", "en"))
+    text = "我们今天没有时间回家。"
+    with serve(german, chinese) as live:
+        body, headers = form({"source": "auto", "target": "en"}, "a.txt", f"{first}\n{text}\n".encode())
+        assert live.ask("POST", "/translate_file", body, headers).status == 200
+    assert [text] in chinese.batches
 
 
 def test_a_client_that_leaves_stops_the_translation_of_its_file(serve: Any, gated_model: Any, wait_until: Any) -> None:

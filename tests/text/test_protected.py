@@ -329,6 +329,20 @@ def test_tags_with_common_words_become_disjoint() -> None:
     assert text == "one <b>{x}</b> two {y} <a>three</a>"
 
 
+def test_a_pair_whose_words_all_belong_to_others_stands_beside_them() -> None:
+    source = "<a>A</a> <b>B</b> <i>C</i>"
+    bare = without_tag_pairs(source, find_protected(source))
+    assert bare is not None
+    text, _ = bare.written(source, "one two three four", [Span(0, 13), Span(14, 18), Span(4, 18)], [])
+    assert text == "<a>one two three</a><i></i> <b>four</b>"
+    source = "<b> %s<i> A"
+    bare = without_tag_pairs(source, find_protected(source))
+    assert bare is not None
+    text, spans = bare.written(source, "%s one", [Span(0, 2), Span(0, 2)], [(Span(1, 3), Span(0, 2))])
+    assert text == "<b>%s<i> one"
+    assert [text[slice(*copy)] for _, copy in spans] == ["<b>", "%s", "<i>"]
+
+
 def test_a_pair_without_words_in_the_translation_gets_the_nearest_one() -> None:
     source = "<i>A</i> <b>B C. D"
     bare = without_tag_pairs(source, find_protected(source))

@@ -129,6 +129,8 @@ _MARKUP_TAG = re.compile(
 )
 # Tags such as <1>, which stand for components, and the names that they have during translation.
 _NUMBERED_TAG, _NAMED_NUMBER = re.compile(r"<(/?)(\d{1,4})(\s*/?)>"), re.compile(rf"<(/?){NUMBERED}(\d{{1,4}})(\s*/?)>")
+# Signs, their entities, and what follows signs that are markup.
+_ENTITIES = (("<", "&lt;", r"[A-Za-z/!?]|\d+\s*/?(?:>|&gt;)"), (">", "&gt;", r"(?!)"), ("&", "&amp;", r"(?:\w+|#\w+);"))
 
 
 class Message(NamedTuple):
@@ -152,9 +154,9 @@ class Message(NamedTuple):
         """Return a translation of the unit as the program writes it: signs stay signs, since it may not read HTML."""
         if not self.has_tags:
             return translation
-        for sign, entity in (("<", "&lt;"), (">", "&gt;"), ("&", "&amp;")):
+        for sign, entity, markup in _ENTITIES:
             if entity not in self.source:
-                translation = re.sub(rf"{entity}(?![\w#/!?])", sign, translation)
+                translation = re.sub(rf"{entity}(?!{markup})", sign, translation)
         return _NAMED_NUMBER.sub(r"<\1\2\3>", translation)
 
 

@@ -382,13 +382,13 @@ class TextFile:
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
             self.text = content[len(self.mark) :].decode(self.encoding)
-        except LookupError:
-            raise TransduceError(f"The document's encoding {self.encoding!r} is unknown: save it as UTF-8.") from None
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
                 "convert it to UTF-8, or set `encoding` to its encoding, such as gb18030."
             ) from None
+        except (LookupError, ValueError):  # UnicodeError: of codecs such as `undefined`
+            raise TransduceError(f"The document's encoding {self.encoding!r} is unknown: save it as UTF-8.") from None
         self._is_markup = is_markup
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 

@@ -21,7 +21,6 @@ from transduce.serving.messages import Operation, RequestError, UploadedFile, in
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import (
-    Answer,
     RequestChecks,
     TranslationRequest,
     warning_header,
@@ -247,7 +246,7 @@ class DeepLHandlers:
         _check_formality(message.formality)
         translation_request = TranslationRequest(
             texts=as_list(message.text),
-            source=message.source_lang or AUTO,
+            source=self._source(message),
             target=message.target_lang,
             format=message.tag_handling or "text",
             glossary=self._glossary(message, owner),
@@ -258,13 +257,26 @@ class DeepLHandlers:
             answers = await self.service.translate(translation_request, disconnected)
         translations = [
             DeepLTranslation(
-                detected_source_language=_detected_language(answer),
+                detected_source_language=self.service.routes.regionless_code(answer.source).upper(),
                 text=answer.text,
                 billed_characters=len(text) if message.show_billed_characters else UNSET,
             )
             for answer, text in zip(answers, translation_request.texts, strict=True)
         ]
         return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
+
+    def _source(self, message: DeepLRequest | DeepLDocumentRequest) -> str:
+        """Return the source language of a request, or `auto`; of several that its code may mean, the first.
+
+        DeepL's clients name source languages without a region.
+
+        Raises:
+            RequestError: no served language fits a code, or several fit that of the target language.
+        """
+        if (message.source_lang or AUTO).lower() == AUTO:
+            return AUTO
+        routes = self.service.routes
+        return routes.find_first_pair(message.source_lang or AUTO, routes.find(message.target_lang))[0]
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
         """Return the stored glossary that a request names by its id, or None if it names none.
@@ -301,7 +313,7 @@ class DeepLHandlers:
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
-            codes = sorted({short_code(code).upper() for code in routes.sources})
+            codes = sorted(routes.regionless_code(code).upper() for code in routes.sources)
             return json_response([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
         targets = {code for target in routes.targets_of_any for code in _target_codes(target)}
         return json_response(
@@ -324,7 +336,8 @@ class DeepLHandlers:
     @Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs)
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
-        pairs = sorted({(short_code(source), short_code(target)) for source, target in self.service.routes.pairs})
+        routes = self.service.routes
+        pairs = sorted(tuple(map(routes.regionless_code, pair)) for pair in routes.pairs)
         return json_response(
             DeepLGlossaryPairs(
                 supported_languages=[
@@ -353,7 +366,7 @@ class DeepLHandlers:
         owner = self.checks.check_key(request)
         terms = parse_entries(message.entries, message.entries_format)
         routes = self.service.routes
-        source, target = routes.find(message.source_lang), routes.find(message.target_lang)
+        source, target = routes.find_first_pair(message.source_lang, message.target_lang)
         model = routes.model(source, target)
         if model is None:
             raise invalid_request("`source_lang` and `target_lang` must differ")
@@ -407,7 +420,7 @@ class DeepLHandlers:
             )
         order = DocumentOrder(
             UploadedFile(name, message.file.content),
-            message.source_lang or AUTO,
+            self._source(message),
             message.target_lang,
             self._glossary(message, owner),
             document_settings(message.format, message.columns, message.fields, message.encoding),
@@ -520,10 +533,6 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
         kind=kind, outline_detection=message.outline_detection is not False, split_lines=splits_lines
     )
     return msgspec.structs.replace(settings, **names)
-
-
-def _detected_language(answer: Answer) -> str:
-    return short_code(answer.source).upper()
 
 
 def _describe(stored: StoredGlossary) -> DeepLGlossary:

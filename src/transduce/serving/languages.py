@@ -172,6 +172,39 @@ class Routes:
             raise RequestError(400, f"{code[:32]} is not supported")
         return served
 
+    def find_first_pair(self, source: str, target: str) -> tuple[str, str]:
+        """Return the canonical codes of the served languages that a client's codes mean; of several pairs, the first.
+
+        A code without region may mean several languages: `pt` both `pt-BR` and `pt-PT`. If no model has such a pair,
+        the codes are the first ones.
+
+        Raises:
+            RequestError: no served language fits a code.
+        """
+        sources, targets = self._fitting(source), self._fitting(target)
+        found = (pair for pair in self._models if pair[0] in sources and pair[1] in targets)
+        return next(found, (sources[0], targets[0]))
+
+    def _fitting(self, code: str) -> list[str]:
+        try:
+            return [self.find(code)]
+        except RequestError:
+            fitting = [each for each in self.codes if fitting_code(canonical(code), [each]) is not None]
+            if not fitting:
+                raise
+            return fitting
+
+    def regionless_code(self, code: str) -> str:
+        """Return the two-letter code of a served language if it means no other one, or else its canonical code.
+
+        A language without a two-letter code has that of three letters, without script and region.
+        """
+        short = short_code(code)
+        try:
+            return short if self.find(short) == code else code
+        except RequestError:
+            return code
+
     def model(self, source: str, target: str) -> Model | None:
         """Return the model for a pair of canonical language codes; None leaves a text as it is.
 

@@ -18,6 +18,7 @@ from transduce.documents.limits import Limits
 from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
+from transduce.inference.quality_estimation import without_protected
 from transduce.serving.batching import ClientGoneError, deadline_error
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
@@ -152,7 +153,7 @@ class DocumentTranslation:
         This runs in the document's thread and waits until the event loop has the translations.
 
         Args:
-            texts: the texts.
+            texts: the texts; a plain text without words, such as `B`, stays as it is.
             kind: what all of them are.
             before: the document's texts before them with their translations, for a model that reads context.
         """
@@ -161,18 +162,18 @@ class DocumentTranslation:
 
     async def _queue_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
         self.state = "translating"
-        if self._source == "auto":
-            target = self._service.routes.find(self.order.target)
-            self._source = self._service.routes.identify_source(
-                " ".join(texts), target, self._service.detector
-            ).language
-        translations: list[str] = []
+        first = self._num_texts + 1
+        self._num_texts += len(texts)
+        translations = list(texts)
+        chosen = [index for index, text in enumerate(texts) if kind != "text" or not is_sign(text)]
+        source = self._detected_source(" ".join(texts[index] for index in chosen)) if chosen else self._source
         # Texts that are context of others are translated together.
-        max_texts = max(1, len(texts)) if self._context_before() else self._service.settings.max_texts
-        for start in range(0, len(texts), max_texts):
+        max_texts = max(1, len(chosen)) if self._context_before() else self._service.settings.max_texts
+        for start in range(0, len(chosen), max_texts):
+            indices = chosen[start : start + max_texts]
             request = TranslationRequest(
-                texts=list(texts[start : start + max_texts]),
-                source=self._source,
+                texts=[texts[index] for index in indices],
+                source=source,
                 target=self.order.target,
                 format="text" if kind == "text" else "html",
                 markup=UNIT_MARKUP.get(kind),
@@ -181,13 +182,26 @@ class DocumentTranslation:
                 is_document=True,
                 before=before,
             )
-            for answer in await self._when_free(request):
-                translations.append(answer.text)
-                self._num_texts += 1
+            for index, answer in zip(indices, await self._when_free(request), strict=True):
+                translations[index] = answer.text
                 if answer.language_warning is not None and self.order.source != "auto":
-                    self.warnings.append(describe_warning(self._num_texts, answer.language_warning))
+                    self.warnings.append(describe_warning(first + index, answer.language_warning))
             self.characters += sum(map(len, request.texts))
         return translations
+
+    def _detected_source(self, text: str) -> str:
+        """Return the document's source language; if it is `auto`, the detected one of its first text with words.
+
+        Raises:
+            RequestError: the text seems to be in a language that is not translated into the target language.
+        """
+        if self._source != "auto":
+            return self._source
+        routes = self._service.routes
+        found = routes.identify_source(text, routes.find(self.order.target), self._service.detector).language
+        if any(map(str.isalpha, without_protected(text))):
+            self._source = found
+        return found
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
         """Wait until the queue has a free slot, then translate texts of the document and return the answers.
@@ -221,9 +235,7 @@ class _QueuedTexts(ContextTexts):
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the translation of each text, in order; the texts of all calls are one document."""
-        chosen = [text for text in texts if kind != "text" or not is_sign(text)]
-        found = iter(self._document.translate_texts(chosen, kind, self.before))
-        translations = [text if kind == "text" and is_sign(text) else next(found) for text in texts]
+        translations = self._document.translate_texts(texts, kind, self.before)
         self.remember(texts, translations, kind)
         return translations
 

@@ -673,9 +673,8 @@ def _nested_spans(
                 near = _nearest_word(text, bounds, pair.inner.start / length)
                 whole = [_with_whole(each, inner) for each in (Span(start, end), near)]
                 candidates = (_longest_outside(text, each, others) for each in (*whole, bounds))
-                children.append(
-                    (number, next((each for each in candidates if _has_words(text, each)), Span(start, start)))
-                )
+                beside = _longest_outside(text, Span(start, start), [*inner, *others])
+                children.append((number, next((each for each in candidates if _has_words(text, each)), beside)))
         # Of two pairs with common words, the one with fewer keeps them.
         for number, own in sorted(children, key=lambda child: child[1].end - child[1].start):
             placed[number] = _longest_outside(text, own, [placed[n] for n, _ in children if n in placed])
@@ -715,13 +714,17 @@ def _has_words(text: str, span: Span) -> bool:
 
 
 def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
-    """Return the part of a span with the most letters and digits that overlaps none of the others, without spaces."""
+    """Return the part of a span with the most letters and digits that overlaps none of the others, without spaces.
+
+    If the others cover the span, the result is empty, and at the end of one of them or where the span begins.
+    """
     parts, start = list[Span](), span.start
     for other in sorted(others):
         if other.start < span.end and other.end > start:
-            parts.append(Span(start, max(start, other.start)))
+            if other.start >= start:
+                parts.append(Span(start, other.start))
             start = max(start, other.end)
-    parts.append(Span(min(start, span.end), span.end))
+    parts.append(Span(start, max(start, span.end)))
     best = max(parts, key=lambda part: sum(map(str.isalnum, text[slice(*part)])))
     inner = text[slice(*best)]
     start = best.start + len(inner) - len(inner.lstrip()) if inner.strip() else best.start
