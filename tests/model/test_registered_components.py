@@ -92,6 +92,17 @@ class RandomNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:]) * self.weight + self.drawn  # type: ignore[operator]
 
 
+class Valued(nn.Module):
+    """A norm that reads the values of a tensor while it is built."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = torch.linspace(0.9, 1.1, width).mean().item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.scale
+
+
 COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
     "attention": {"own-gate": Gated, "own-shift": Shifted, "own-convolution": Convolved, "own-failing": Failing},
     "activation": {"own-cube": lambda x: x.relu() ** 3, "own-sum": lambda x: x.cumsum(dim=1)},
@@ -100,6 +111,7 @@ COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
         "own-index": lambda _config, _causal: Distance(by_index=True),
     },
     "norm": {
+        "own-values": lambda width, _epsilon: Valued(width),
         "own-stored": lambda width, _epsilon: RandomNorm(width, persistent=True),
         "own-drawn": lambda width, _epsilon: RandomNorm(width, persistent=False),
     },
@@ -112,6 +124,7 @@ WRONG = [
     *(("attention", "own-convolution", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     ("attention", "own-convolution", "encoder", "depends on the padding of its batch"),
     ("attention", "own-failing", "transformer", "fails in decoding: RuntimeError"),
+    ("norm", "own-values", "transformer", "cannot be built without memory for its weights"),
     *(("activation", "own-sum", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     *(("positions", "own-index", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     *(("norm", "own-drawn", kind, "cannot be stored, because .* other values in `drawn`") for kind in KINDS),

@@ -307,6 +307,21 @@ def register(setting: str, name: str) -> Callable[[C], C]:
 _MORE_TOKENS, _ROUNDING = 40, 1e-3  # the latter in standard deviations of a logit
 
 
+def _difference_if_built_without_memory(model: AnyModel, named: str) -> Difference | None:
+    """Return `difference_from_config`, which builds a model on the meta device, as opening its folder does.
+
+    Raises:
+        TransduceError: a component reads the values of tensors while it is built; `named` names the components.
+    """
+    try:
+        return difference_from_config(model)
+    except (RuntimeError, NotImplementedError) as error:
+        raise TransduceError(
+            f"A model with {named} cannot be built without memory for its weights, as opening its folder does "
+            f"({error}): a component must not read the values of tensors while it is built; compute them from numbers."
+        ) from error
+
+
 def check_registered(config: ModelConfig) -> None:
     """Check that components of the user's compute in decoding and in batches what they compute in training.
 
@@ -324,7 +339,7 @@ def check_registered(config: ModelConfig) -> None:
         torch.manual_seed(1)
         try:
             model = build_any_model(_smaller(config)).eval()
-            difference = difference_from_config(model)
+            difference = _difference_if_built_without_memory(model, named)
             by_cache, by_padding = _largest_changes(model)
         except TransduceError:
             raise
