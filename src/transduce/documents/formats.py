@@ -267,8 +267,8 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
     """Return whether the format that a document's content shows contradicts the different format of its name.
 
-    It does if the name is of an archive or plain text, or if the two are SRT and WebVTT, or HTML and XLIFF. Any
-    other text format wins over what its content looks like.
+    Only an archive's or plain text's name can be contradicted, or one of the pairs SRT and WebVTT, HTML and XLIFF by
+    the other. Any other name decides the format.
     """
     return (
         by_name.is_archive

@@ -514,9 +514,9 @@ _SEARCH_OPTIONS = (
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     """Return the search settings, by name, to test a run with if `search` has changed since the run was started.
 
-    They do not affect training, whose validations search greedily. The result is empty if `search` has not changed, and
-    None if the run must be trained again: if it starts from a base model, which has search settings too, or if options
-    of `translate` do not express the change.
+    Search settings do not affect training, whose validations search greedily. The result is empty if `search` has not
+    changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
+    or if options of `translate` do not express the change.
     """
     former, settings = make_settings(tomllib.loads(run.settings_path.read_text("utf-8"))), make_settings(run.content)
     search = settings.search

@@ -295,10 +295,7 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *masks)
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Emit an address moved by `elements` of `size` bytes; address 0 stays 0.
-
-        `size` None means that of the packed elements.
-        """
+        """Emit an address moved by `elements` of `size` bytes (None: those of packed elements); address 0 stays 0."""
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))
         return k.build.select(k.is_nonzero(address), further, address)
