@@ -65,7 +65,7 @@ VERBS = {
 
 _SHARED_MODULES = {
     **dict.fromkeys(("demo", "prepare", "train"), "train"),
-    **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
+    **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed", "forecast"), "tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
     **dict.fromkeys(("experiment", "paper"), "experiments"),

@@ -505,10 +505,10 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
             f"Name the columns to translate by `columns`, as names or numbers from 1: the table has "
             f"{width} ({shown_names(names, 20)})."
         )
-    indices, has_header = set(), False
+    indices, has_header = set[int](), False
     for column in columns:
         if column in names:
-            indices.add(names.index(column))
+            indices.update(index for index, name in enumerate(names) if name == column)
             has_header = True
         elif column.isdecimal() and 1 <= int(column) <= width:
             indices.add(int(column) - 1)

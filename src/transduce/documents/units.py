@@ -455,7 +455,7 @@ def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> fr
     """
     found = set[str]()
     for identifier, name, base in list(styles) * 4:  # so many styles may be based on each other
-        if is_code_style(name) or base in found:
+        if is_code_style(name) or is_code_style(base) or base in found:
             found.add(identifier)
     return frozenset(found)
 
