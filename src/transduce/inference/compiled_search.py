@@ -54,9 +54,9 @@ _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search 
 
 
 class CompiledSearch:
-    """A search of a batch by compiled kernels, with the same results as one of the searches in PyTorch.
+    """A search of a batch by compiled kernels, which implements the interface `scorer.Search`.
 
-    These are `BeamSearch`, `GenerateSearch` and `GreedySearch`, whose interface (`scorer.Search`) it has.
+    Its results are those of the search in PyTorch that it replaces: `BeamSearch`, `GenerateSearch` or `GreedySearch`.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ def find_compiled_search(
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
 
-    It is None if no kernel supports the scorer, model, beam groups or rules, or if the search would need too much
-    memory.
+    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, or if a compiled
+    search would need too much memory.
 
     Args:
         scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
@@ -279,7 +279,7 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return the sampling options and the random numbers of `steps` decoding steps, as a compiled search needs them."""
+    """Return what a compiled search needs to draw tokens: random numbers for `steps` steps and the sampling options."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)

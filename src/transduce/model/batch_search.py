@@ -144,7 +144,8 @@ class BatchSearch(Protocol):
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence with this index in the original batch, best first.
 
-        Samples are in the order of their random numbers, and end symbols follow the one that ends a sample.
+        In sampling, the order is that of the random numbers instead, and a sample is padded after its end symbol with
+        more of them.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:

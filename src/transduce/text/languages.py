@@ -168,7 +168,7 @@ _SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
 def is_sign(text: str) -> bool:
     """Return whether a text is a sign that every language writes alike, such as `x` or `(B)`, and no word.
 
-    It has no letters, or one letter that has an upper and a lower case, and no punctuation of a sentence.
+    A sign has no letters; or one letter, which exists in upper and lower case, and no punctuation of a sentence.
     """
     letters = [character for character in text if character.isalpha()]
     if len(letters) != 1:
@@ -703,7 +703,7 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
 def _is_clear_script(text: str, script: str) -> bool:
     """Return whether a short text has enough letters of a script to rule out languages that are written in others.
 
-    These are two letters, or in Latin two words, one of them in lower case.
+    Two letters are enough; in Latin, two words, one of them in lower case.
     """
     if script != "Latin":
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS

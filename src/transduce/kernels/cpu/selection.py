@@ -489,7 +489,7 @@ class Rules:
         return k.build.fadd(scaled, offset)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Emit one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
+        """Emit the joint logit of two end tokens: the greater one or, in sampling, that of the sum of probabilities."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined, one)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
@@ -725,7 +725,7 @@ class _SortedRow:
         self.taken = k.variable(k.int64(0))
 
     def _take(self) -> Value:
-        """Emit the move of the row's likeliest token to the scratch space; return its probability, float32."""
+        """Emit the move of the row's likeliest token to the end of the scratch space; return its probability."""
         k, context = self.k, self.context
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
