@@ -301,8 +301,8 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
 def with_divided_messages(document: Document) -> Document:
     """Return a document in which ICU messages with branches are divided into the sentences of these branches.
 
-    Messages that cannot be divided exactly are left out, or stay a part of their unit if translation copies them. Those
-    in units of HTML, which are pages or parts of pages, are left out.
+    A message that cannot be divided exactly is not translated; if translation copies it anyway, the text around it is.
+    Units of HTML, which are pages or parts of pages, are not divided.
     """
     record, units = MessageRecord(), list[Unit]()
     found: list[list[Unit] | _Message] = []

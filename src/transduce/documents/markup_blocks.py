@@ -515,8 +515,8 @@ class _Renderer:
     def _span_of(self, node: InlineNode) -> Span:
         """Return the span in the translation around which an inline element's tags are put.
 
-        It is the aligned span extended to the element's own protected elements; if the protected elements of others lie
-        in there, it is the longest part of the aligned span without them.
+        The span is the aligned one, extended to the element's own protected elements. If protected elements of others
+        would lie in it, it is the longest part of the aligned span without them.
         """
         located = self.words[Span(node.start, node.end)]
         own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]

@@ -283,7 +283,7 @@ def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: s
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
     """Return the settings with which a language model generates text for a request: sampling, or greedy search.
 
-    Temperature 0 means greedy search. Without a seed in the request, it is drawn at random.
+    Temperature 0 means greedy search. Without a seed in the request, a random one is used.
 
     Args:
         model: the language model, whose settings the request changes.

@@ -84,7 +84,7 @@ class Model(QueuedModel, Protocol):
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
         """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
 
-        Only then its tokens alone give the text of its growing translation.
+        While the translation of such a text grows, its text so far follows from its tokens alone.
 
         Args:
             text: the text.

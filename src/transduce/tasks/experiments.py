@@ -425,7 +425,7 @@ def _with_fitting_jobs(
 ) -> ExperimentOptions:
     """Return options with as many runs at once as the machine has memory for, at least one, and report if it has less.
 
-    Each process counts with what its training needs at least (`least_memory_of`), those that need most first.
+    A run is assumed to need at least `least_memory_of` its settings; the runs that need most are assumed to coincide.
     """
     open_runs = {run.variant: run for run in runs if run.result() is None}
     count = {variant: sum(run.variant == variant for run in runs if run.result() is None) for variant in open_runs}

@@ -530,7 +530,7 @@ def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]
 def _class_name(files: TokenizerFiles, model_type: str) -> str:
     """Return the name of the class with which transformers opens a folder's tokenizer, without the suffix `Fast`.
 
-    It is the class in tokenizer_config.json or config.json, or else the usual one of the family; "" if unknown.
+    The name comes from tokenizer_config.json or config.json, or else is the usual one of the family; "" if unknown.
     """
     names = (files.json(name).get("tokenizer_class") for name in ("tokenizer_config.json", "config.json"))
     return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")

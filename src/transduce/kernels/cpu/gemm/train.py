@@ -250,7 +250,7 @@ class GemmEmitter:
     def _first_row(self, gemm: Gemm, number: Value) -> Value:
         """Emit the first row of row tile `number`; a tile that would reach behind the last row starts earlier instead.
 
-        It then computes some rows a second time.
+        Such a tile computes some rows a second time.
         """
         tile_rows = self.layout.tile_rows
         return self.k.minimum(self.k.mul(number, tile_rows), self.k.build.sub(gemm.rows, self.k.int64(tile_rows)))
