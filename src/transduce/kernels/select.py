@@ -434,6 +434,5 @@ def decoded_model(model: _Model) -> _Model:
     described = description_of(model)
     if described.is_training or described.refusal(PREPACKABLE) is not None:
         return cast(_Model, model)
-    return cast(
-        _Model, inference_copy.current(model, described.graph)
-    )  # an inference copy is of a class of the model's own
+    # An inference copy is of a subclass of the model's class.
+    return cast(_Model, inference_copy.current(model, described.graph))
