@@ -322,10 +322,12 @@ class Generator:
         """
         settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
-        progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
+        with explain_search_out_of_memory(settings):
+            progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
         observer = self._observer(one_line=one_line)
         while len(progress.rows):
-            with torch.inference_mode():  # inference mode must not stay on while the caller runs
+            # inference mode must not stay on while the caller runs
+            with torch.inference_mode(), explain_search_out_of_memory(settings):
                 progress.advance()
                 text = shown
                 if len(progress.rows):
