@@ -256,7 +256,7 @@ class Catalog:
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the fields that the translation repeats in English.
 
-        It does not ask for their translation, or the catalog lacks them.
+        Either the translation's template does not ask for their translation, or the catalog has none.
         """
         return {
             name: value

@@ -109,6 +109,10 @@ def odt(body: str) -> bytes:
         ("<p><s text:c='2'/>a<line-break/>B</p>", ("a", "A"), '<p><s text:c="2"/>A<line-break/>B</p>'),
         ("<p>a<note><p>b</p></note> c</p>", ('a<it id="0"/> c', 'C<it id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
         ("<p>a<s text:c='999999999'/>b</p>", ("a" + " " * 1000 + "b", "A  B"), "<p>A <s/>B</p>"),
+        ("<p>\n  Aa  b\n  c</p>", ("Aa b c", "C B"), "<p>C B</p>"),
+        ("<p>a <span> b</span></p>", ('a <g id="0">b</g>', '<g id="0">B</g> A'), "<p><span>B</span> A</p>"),
+        ("<p>a <bookmark/> b</p>", ('a <it id="0"/>b', 'A <it id="0"/>B'), "<p>A <bookmark/>B</p>"),
+        ("<p>a<s/> b</p>", ("a  b", "A  B"), "<p>A <s/>B</p>"),
     ],
 )
 def test_opendocument_text_is_translated_inside_its_markup(
@@ -207,6 +211,12 @@ def test_code_in_documents_stays() -> None:
         odt(code.replace("<", "<text:").replace("<text:/", "</text:").replace("style-", "text:style-")), "a.odt", fake
     )
     assert fake.texts == ['run <x id="0"/>']
+    namespace = 'xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0"'
+    styles = ("A", "Source_20_Text"), ("B", "A"), ("C", "B"), ("D", "Text")
+    elements = [f'<style:style {namespace} style:name="{a}" style:parent-style-name="{b}"/>' for a, b in styles]
+    texts = [f'<text:p text:style-name="{name}">text {name.lower()}</text:p>' for name, _ in styles]
+    translate_upload(odt("".join([*elements, *texts])), "a.odt", fake := Fake())
+    assert fake.texts == ["text d"]
 
 
 def backwards(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001

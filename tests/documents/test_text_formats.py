@@ -407,6 +407,17 @@ def test_formulas_and_errors_of_spreadsheets_stay() -> None:
     assert result == "a,b\n" + "".join(f"x,{cell}\n" for cell in (*cells, *map(str.upper, texts)))
 
 
+def test_all_columns_of_one_name_are_translated() -> None:
+    table = b"a,b,a\none,two,three\n"
+    assert translate_upload(table, "a.csv", upper, DocumentSettings(columns=("a",))) == b"a,b,a\nONE,two,THREE\n"
+
+
+@pytest.mark.parametrize("name", [name for name in DocumentSettings.__struct_fields__ if name.endswith("fuzzy")])
+def test_settings_of_other_formats_are_refused(name: str) -> None:
+    with pytest.raises(TransduceError, match=f"`{name}` applies to po, but the document is txt"):
+        translate_upload(b"a\n", "a.txt", upper, DocumentSettings(**{name: True}))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("language", "locale"), [("en", "en"), ("eng_Latn", "en"), ("pt-BR", "pt_BR"), ("zh", "zh"), (None, "de")]
 )

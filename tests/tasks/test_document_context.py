@@ -336,11 +336,11 @@ def test_a_search_begins_after_the_context(
             assert one.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-3)
 
     with torch.inference_mode():
-        together = [] if search.generate is not None else run_search(find(range(4), histories))
+        batch = find(range(4), histories)
+        together = [] if search.generate is not None else run_search(batch)
         alone = [find([row], [histories[row]]) for row in range(4)]
-        is_plain = not set(settings) & {"repetition_penalty", "no_repeated_ngrams", "forbidden", "min_length"}
-        if is_plain and search.coverage_penalty == 0.0 and search.diverse_groups == 1 and search.generate is None:
-            assert phrase is not None or type(alone[2]) is CompiledSearch
+        if phrase is None and not set(settings) & {"coverage_penalty", "diverse_groups", "forbidden", "generate"}:
+            assert {type(each) for each in (batch, *alone)} == {CompiledSearch}
         found = [run_search(each)[0] for each in alone]
         create: Any = decoding._scorers
         for row in range(4):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.commands.forecast import add_arguments, score_table
 from transduce.commands.main import main
+from transduce.commands.tasks import add_forecast_arguments, score_table
 from transduce.data.series import Numbers
 from transduce.errors import TransduceError
 from transduce.inference.forecaster import Forecaster, load_forecaster
@@ -214,7 +214,7 @@ def test_the_command_scores_the_tables_own_points(
 def test_scoring_covers_the_newest_whole_windows(forecaster: Forecaster) -> None:
     def skill(values: Numbers, *options: str) -> float:
         parser = argparse.ArgumentParser()
-        add_arguments(parser)
+        add_forecast_arguments(parser)
         return score_table(forecaster, values, parser.parse_args(["model", "table", "--score", *options])).skill
 
     values = wave(100)

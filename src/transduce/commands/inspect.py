@@ -441,7 +441,7 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> in
 def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
     """Return the labels for a probe: a list for each text's words, or one label for each text.
 
-    They are of words if each line has as many labels as its text has words, and a text has several.
+    The labels are of words if each line has as many labels as its text has words, and some text has several words.
 
     Args:
         texts: the texts.

@@ -199,7 +199,7 @@ def _is_letter(character: str) -> bool:
 
 
 def _letters(unknown: Iterable[str], source: str) -> list[str]:
-    """Return those of `unknown` (characters or words) that have a letter and are not only in protected spans.
+    """Return the items of `unknown` (characters or words) that have a letter and occur outside of protected spans.
 
     Protected spans of the source, such as URLs, are copied, so the model need not know their letters.
     """

@@ -65,7 +65,7 @@ VERBS = {
 
 _SHARED_MODULES = {
     **dict.fromkeys(("demo", "prepare", "train"), "train"),
-    **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
+    **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed", "forecast"), "tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
     **dict.fromkeys(("experiment", "paper"), "experiments"),
@@ -292,8 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explained(arguments: list[str], owns_process: bool) -> int:
     """Run a subcommand, and explain errors that a user can cause on standard error; return the exit code.
 
-    It is the subcommand's own, 2 after an error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed it. Errors
-    of other kinds are raised. `owns_process`: see `_run`.
+    The exit code is the subcommand's own, 2 after an error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed
+    it. Errors of other kinds are raised. `owns_process`: see `_run`.
     """
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -475,8 +475,8 @@ def _is_same(path: Path, other: Path) -> bool:
 def _is_model_file(path: Path, folder: Path) -> bool:
     """Return whether a file belongs to the model in a folder, so that a report must not overwrite it.
 
-    It does if it is directly in the folder and the manifest lists it, or a run writes a file of this name; without a
-    manifest any file in the folder does.
+    A file belongs to the model if it is directly in the folder, and the manifest lists it or a run writes a file of
+    this name. Without a manifest, every file directly in the folder does.
     """
     from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
     from transduce.tasks.run.run_folder import RUN_FILES

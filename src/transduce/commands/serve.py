@@ -255,7 +255,7 @@ def _is_for(pair: tuple[str, str], model: "ServedModel") -> bool:
 def _samples(folder: Path) -> tuple[str, ...]:
     """Return up to four short sentences that a run translated when it last validated, as examples for the web page.
 
-    Empty if the folder has none, or the report in it is damaged.
+    The result is empty if the run's folder has no such sentences, or its report is damaged.
     """
     from transduce.inspection.sentence import sample_sentences
 

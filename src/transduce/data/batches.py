@@ -79,9 +79,9 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the source and target lengths of pairs as ``length_order`` sorts them, to count batches without the ids.
+    """Return the source and target lengths of pairs in the order of ``length_order``, to count batches without the ids.
 
-    This is far faster than sorting the pairs, because pairs of equal lengths need no order.
+    Sorting only the lengths is far faster, because pairs of equal lengths need no order among themselves.
     """
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
@@ -485,8 +485,8 @@ class TaggedTexts(LabeledTexts):
         """Store tokenized sentences with the labels of their words.
 
         Args:
-            rows: the tokens of each sentence, or of a part of a long one.
-            labels: the label index of each word, by sentence.
+            rows: the tokens of each sentence, or of a part of a long one, with the index of the sentence in `labels`.
+            labels: for each sentence, the label index of each of its words.
         """
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)

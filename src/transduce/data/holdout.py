@@ -167,11 +167,10 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates that can be held out without dropping many other pairs.
+    """Return the first candidates that can be held out without dropping many other pairs, at most `count`.
 
-    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. Returned
-    are 1 to `count` candidates: if every one exceeds this limit, the one that drops the fewest pairs, and none only if
-    there are no candidates.
+    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
+    candidate alone exceeds this limit, the one that drops the fewest pairs is returned.
     """
     if not candidates:
         return []

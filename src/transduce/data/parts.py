@@ -475,7 +475,7 @@ class _Preparation:
     def column_names(self) -> list[Column]:
         """Return the names of the columns (a number for each kept pair) that the request needs.
 
-        They are for finding duplicates, for the dev set, for weights and for documents.
+        Columns serve to find duplicates, to choose the dev set, and to store weights and documents.
         """
         keys: list[Column] = ["keys"] if self._hold_out is not None else []
         digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []

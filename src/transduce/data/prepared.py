@@ -252,9 +252,9 @@ class ContextCorpus(PreparedCorpus):
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where each pair of these ranges is in data that also have the pairs before it as context.
+        """Return, for each pair of these ranges, its row among the pairs read, and its number of context sentences.
 
-        Returned are its row there, and its number of context sentences, (N,) each.
+        Both are (N,). Besides the ranges, the pairs before them are read as context.
         """
         extended = self._extended(ranges)
         continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
@@ -276,7 +276,10 @@ class ContextCorpus(PreparedCorpus):
 def _lengths_with_context(
     lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the length in tokens of each sentence in `rows` (N,) with those of the `context` (N,) ones before it."""
+    """Return the length in tokens of each sentence in `rows`, (N,), together with its context.
+
+    The context of a sentence are the `context`, (N,), sentences just before it.
+    """
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
 

@@ -217,10 +217,10 @@ class _Sentences(NamedTuple):
         return ends[stop] - ends[start]
 
     def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return the first sentence and the end of each row's second segment, if the segments are consecutive.
+        """Return the first sentence and the end of each row's second segment, for segments that are consecutive.
 
         A row of several sentences is divided at random. After a row of one sentence, the next sentence of the document
-        is the second segment, if there is one.
+        is the second segment, if there is one; otherwise that segment is empty.
 
         Args:
             start: the first sentence of each row.
@@ -233,9 +233,9 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return for each row the first and the end of up to `count` sentences from elsewhere in the text.
+        """Return for each row the first and the end index of up to `count` sentences from elsewhere in the text.
 
-        They are of one document. If the row is the whole text, both indices are equal.
+        The sentences of a row are of one document. If the row is the whole text, both indices are equal.
 
         Args:
             start: the first sentence of each row.

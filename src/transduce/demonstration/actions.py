@@ -149,7 +149,7 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
     """Return a random time phrase that fits a frame (tense and form of the sentence), or NOTHING.
 
-    It is NOTHING if the frame takes no time, and in half of the cases in which the frame does not need one.
+    A frame that takes no time gets NOTHING, and so does a frame that need not have one in half of the cases.
     """
     if frame.times and (frame.timed or random.random() < 0.5):
         return time_phrase(random.choice(frame.times))

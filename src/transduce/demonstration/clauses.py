@@ -325,7 +325,7 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """Return a noun phrase for a thing in a random quantity, such as one book, three books or a lot of books."""
+    """Return a noun phrase in both languages for things in a random number, such as 三 本 书 / three books."""
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -601,6 +601,6 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 def particle() -> Phrase:
     """Return the question particle 吗 and the question mark, aligned with the English question mark.
 
-    It is for questions whose English auxiliary translates another word than 吗.
+    Questions use it if their English auxiliary translates another Chinese word than 吗.
     """
     return phrase("吗 ？", "?")

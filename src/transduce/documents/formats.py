@@ -90,9 +90,9 @@ _ARCHIVE_FORMATS = (
     Format("docx", "Word document", (".docx",), "office:read_docx", f"{_OFFICE}.wordprocessingml.document"),
     Format("pptx", "PowerPoint file", (".pptx",), "office:read_pptx", f"{_OFFICE}.presentationml.presentation"),
     Format("xlsx", "Excel workbook", (".xlsx",), "office:read_xlsx", f"{_OFFICE}.spreadsheetml.sheet"),
-    Format("odt", "OpenDocument text", (".odt",), "office:read_opendocument", f"{_OPEN}.text"),
-    Format("odp", "OpenDocument slides", (".odp",), "office:read_opendocument", f"{_OPEN}.presentation"),
-    Format("ods", "OpenDocument table", (".ods",), "office:read_opendocument", f"{_OPEN}.spreadsheet"),
+    Format("odt", "OpenDocument text", (".odt",), "opendocument:read_opendocument", f"{_OPEN}.text"),
+    Format("odp", "OpenDocument slides", (".odp",), "opendocument:read_opendocument", f"{_OPEN}.presentation"),
+    Format("ods", "OpenDocument table", (".ods",), "opendocument:read_opendocument", f"{_OPEN}.spreadsheet"),
     Format("epub", "e-book", (".epub",), "text_formats:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
@@ -267,8 +267,8 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
     """Return whether the format that a document's content shows contradicts the different format of its name.
 
-    It does if the name is of an archive or plain text, or if the two are SRT and WebVTT, or HTML and XLIFF. Any
-    other text format wins over what its content looks like.
+    Only an archive's or plain text's name can be contradicted, or one of the pairs SRT and WebVTT, HTML and XLIFF by
+    the other. Any other name decides the format.
     """
     return (
         by_name.is_archive
@@ -312,6 +312,7 @@ _FORMATS_OF_SETTING = {
     "keep_source": ("txt", "srt", "vtt", "ass", "po", "xliff"),
     "join_lines": ("txt",),
     "overwrite": ("po", "xliff"),
+    "overwrite_fuzzy": ("po",),
     "mark_fuzzy": ("po",),
     "encoding": tuple(each.name for each in _TEXT_FORMATS),
 }

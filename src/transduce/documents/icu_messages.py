@@ -70,7 +70,10 @@ class _MessageReader:
         self._choices = 0
 
     def pattern(self, around: Sequence[_Choice] = ()) -> _Pattern:
-        """Return the parts up to the closing brace of a branch; without arguments `around`, those of the message."""
+        """Return the parts of the branch that is being read, up to its closing brace, or those of the whole message.
+
+        `around` are the choices around the branch; empty for the message.
+        """
         parts: _Pattern = []
         in_plural = any(each.is_plural for each in around)
         while (character := self.text[self.position : self.position + 1]) not in ("", "}"):
@@ -141,7 +144,7 @@ class _Sentence:
     """The text of an ICU message for one choice of branches: literal texts, and parts that a translation copies."""
 
     def __init__(self, parts: Sequence[str | _Copied], around: _Around) -> None:
-        """Write each `#` as it is read inside the branch; raise ValueError if this is not possible."""
+        """Create the sentence, with each `#` as the number that it stands for there; raise ValueError if that fails."""
         self.in_plural = bool(around) and around[-1][0].is_plural
         has_sign = any(isinstance(part, str) and "#" in part for part in parts)
         if has_sign and not self.in_plural and any(choice.is_plural for choice, _ in around):
@@ -203,9 +206,9 @@ def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -
 
 
 def _branches(parts: Sequence[str | _Copied | _Choice], around: _Around) -> Iterator[tuple[_Pattern, _Around]]:
-    """Yield the parts of a message once for each branch of its first argument with branches, which they replace.
+    """Yield the parts of a message once for each branch of its first choice, in whose place the branch's parts are put.
 
-    Of an argument that chooses like one `around`, only the same branch is possible.
+    If a choice in `around` always takes the branch with the same index as this one, only that branch is yielded.
 
     Args:
         parts: the parts.
@@ -298,8 +301,8 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
 def with_divided_messages(document: Document) -> Document:
     """Return a document in which ICU messages with branches are divided into the sentences of these branches.
 
-    Messages that cannot be divided exactly are left out, or stay a part of their unit if translation copies them. Those
-    in units of HTML, which are pages or parts of pages, are left out.
+    A message that cannot be divided exactly is not translated; if translation copies it anyway, the text around it is.
+    Units of HTML, which are pages or parts of pages, are not divided.
     """
     record, units = MessageRecord(), list[Unit]()
     found: list[list[Unit] | _Message] = []

@@ -190,7 +190,7 @@ def _quoted(text: str, newline: str) -> str:
 def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
     """Return the strings of a catalog entry that get a new translation, each with the source text to translate.
 
-    They are those without a translation, or all with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
+    Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
 
     Args:
         entry: the entry.
@@ -210,8 +210,8 @@ def _edit_entry(
 ) -> Edit:
     """Return the edit that writes new translations into an entry of a gettext catalog.
 
-    The flag `fuzzy` belongs to the former translation, so it is removed if no string of that stays. With `mark_fuzzy`
-    the entry gets it.
+    The flag `fuzzy` marks the former translation, so it is removed if all strings of the entry get new ones. With
+    `mark_fuzzy` the entry gets the flag.
 
     Args:
         file: the catalog.
@@ -570,7 +570,7 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
 
 
 def _around(segments: Sequence[_Segment], content: str) -> str:
-    """Return what an element's content has before, between and after the segments in it."""
+    """Return the content of an element without its segments: the text before, between and after them, joined."""
     starts, ends = [each.start for each in segments], [each.end for each in segments]
     return "".join(content[end:start] for end, start in zip([0, *ends], [*starts, len(content)], strict=True))
 
@@ -670,7 +670,8 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
 def _kind(name: str, attributes: str, content: str = "") -> Literal["empty", "break", "object"]:
     """Return the kind of tag for an XLIFF element without text to translate, by its name, attributes and content.
 
-    `object` for placeholders that stand for a word and for protected spans; `empty` for codes that only format.
+    The kind is `object` for placeholders that stand for a word and for protected spans, `break` for line breaks, and
+    `empty` for codes that only format.
     """
     if name not in _CODES:
         return "object" if name in ("mrk", "g", "pc", "cp") else "empty"

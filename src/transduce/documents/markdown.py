@@ -460,7 +460,7 @@ class _Inline:
 def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
     """Return whether a letter or digit stands directly before a start tag, or directly after an end tag, of a text.
 
-    False if the text (`parts`, strings and tags) lacks the tag.
+    The result is False if the text (`parts`, strings and tags) lacks the tag.
     """
     if tag not in parts:
         return False
@@ -473,7 +473,7 @@ def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
     """Append the line break at a position of a Markdown block to its parsed parts.
 
-    It becomes what joins two lines, or a tag after two spaces (a hard line break).
+    After two spaces (a hard line break), a tag is appended; otherwise the text that joins two lines, such as a space.
 
     Returns:
         The position after the line break and the indentation that follows.
@@ -582,7 +582,7 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
 def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     """Make one tag of an HTML element in Markdown that is a raised number, as in 10<sup>2</sup> or H<sub>2</sub>O.
 
-    Inside a word, and as an index at its end, the tag is the whole word.
+    If the element is inside a word, or an index at its end, the tag covers the whole word.
 
     Args:
         parsed: the block's strings and tags, which are changed.
@@ -649,7 +649,8 @@ _EMPHASIS = re.compile(r"[*_]+|~~")
 def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
     """Return the strings and tags of a translation with emphasis as Markdown requires: around words, and not empty.
 
-    Spaces at the inner ends of emphasis move out of it (before a letter, punctuation too); empty emphasis is removed.
+    Empty emphasis is removed. Spaces at the inner ends of emphasis move out of it; where a letter or digit is next to
+    it outside, punctuation does too.
 
     Args:
         parts: the strings and tags.

@@ -108,8 +108,8 @@ class Block(NamedTuple):
     def located(self) -> list[Span]:
         """Return the spans of the text that the model must align, so that `render` can put the tags back.
 
-        They are those of elements with words, and of words beside which a tag stays; of the latter only as many as fit
-        into 64 spans. They are nested or disjoint, and each occurs once.
+        The spans are elements with words, and words beside which a tag stays; the latter only until there are 64 spans
+        in all. The spans are nested or disjoint, and each occurs once.
         """
         elements = [Span(node.start, node.end) for node in self.root.elements()]
         neighbors = (node.neighbor for node in self.root.leaves() if node.neighbor and node.kind != "protected")
@@ -267,8 +267,8 @@ class _Builder:
     def _put(self, character: str) -> None:
         """Append a character to the plain text, preceded by a space if the source has white space before it.
 
-        No space is added at the start of the text, for a line break between letters of a script without spaces, or
-        between a word and a closing mark if there is a tag without words, and no space, before the mark.
+        No space is added at the start of the text, or for a line break between letters of a script without spaces.
+        Before a closing mark, a space that only precedes a tag without words is left out, too (`word <img/>,`).
         """
         last = self._characters[-1] if self._characters else ""
         is_wrap = "\n" in self._space and last and all(map(is_unspaced_or_punctuation, (last, character)))
@@ -436,8 +436,8 @@ def _is_same_word(one: str, other: str) -> bool:
 def is_row(block: Block, settings: MarkupSettings) -> bool:
     """Return whether a text is a row of elements, such as links in a menu, each of which is translated by itself.
 
-    It is if it has several elements with words, no words between them, and not only elements for formatting; never in
-    XLIFF.
+    A row has several elements with words, no words between them, and not only elements for formatting. In XLIFF there
+    are no rows.
     """
     elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
     names = {node.opening.name for node in elements if not node.opening.name.startswith(NUMBERED)}
@@ -515,8 +515,8 @@ class _Renderer:
     def _span_of(self, node: InlineNode) -> Span:
         """Return the span in the translation around which an inline element's tags are put.
 
-        It is the aligned span extended to the element's own protected elements; if the protected elements of others lie
-        in there, it is the longest part of the aligned span without them.
+        The span is the aligned one, extended to the element's own protected elements. If protected elements of others
+        would lie in it, it is the longest part of the aligned span without them.
         """
         located = self.words[Span(node.start, node.end)]
         own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]
@@ -595,9 +595,9 @@ class _Renderer:
     def _wordless(self, parent: InlineNode, element: InlineNode, part: Span, occupied: Sequence[Span]) -> Span:
         """Return the span in the translation at which to write an inline element without words, such as `<b>(!)</b>`.
 
-        It is where the element's protected elements are, or else the same signs if they occur once in the translation.
-        Otherwise it is empty: at the start or end if the element stands there in its parent, or at about the same share
-        of the parent's translation.
+        The span covers the element's protected elements, or else the same signs if they occur once in the translation.
+        Otherwise it is empty: at the start or end if the element stands there in its parent, or as far into the
+        parent's translation, relative to its length, as the element is into the parent.
 
         Args:
             parent: the element around it.
@@ -638,8 +638,8 @@ class _Renderer:
     def _position(self, parent: InlineNode, leaf: InlineNode, part: Span, occupied: Sequence[Span]) -> int:
         """Return the offset in the translation at which to insert a tag without words, such as an image.
 
-        It is before or after the translation of the word or element that the tag stays beside, never inside a word or
-        another element; without a known neighbor it is at about the same share of the parent's translation.
+        The offset is before or after the translation of the tag's neighbor (a word or element), never inside a word or
+        another element. If that translation is unknown, the relative offset in the parent is that of the source.
 
         Args:
             parent: the element around the tag.
@@ -675,7 +675,7 @@ class _Renderer:
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
-        """Return the span in the translation of the word or element that a tag stays beside; None if it is unknown."""
+        """Return the translation's span of a tag's neighbor, a word or element of the source; None if it is unknown."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)
         if neighbor.kind == "protected":
@@ -685,7 +685,8 @@ class _Renderer:
     def _past_comma(self, sign: str, end: int, part: Span) -> int:
         """Return the offset in the translation after the sign, such as a comma, that a tag follows in the source.
 
-        0 if the sign is none that ends a clause, or the translation has another number of these than the source.
+        The result is 0 if the sign does not end a clause, if the translation has another number of such signs than the
+        source, or if the sign lies outside of `part`.
 
         Args:
             sign: the punctuation between the word before the tag and the tag.

@@ -189,9 +189,9 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
     """Yield the start and end, in a token's source, of each text in it that is translated.
 
-    They are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is copied
-    with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a text
-    only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
+    Such texts are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is
+    copied with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a
+    text only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
     """
     opening = _MARKUP.match(token.source)
     if token.kind in ("text", "end") or opening is None:
@@ -263,7 +263,7 @@ def _attribute(attributes: str, *names: str) -> str:
 
 
 def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
-    """Return the language that a tag's attribute `lang` names if it is another than that of the text; else None."""
+    """Return the language in a tag's attribute `lang`; None without one, or if it is the language of the text."""
     if settings.source_language is None:
         return None
     code = _attribute(attributes, "lang", "xml:lang")
@@ -505,7 +505,7 @@ class _Reader:
         return Token(item.role, item.source, item.name, start)
 
     def _start_of(self, index: int) -> int:
-        """Return the index of the start tag of the element that an end tag closes; that of another tag is its own."""
+        """Return the index of the start tag that belongs to an end tag; the index itself for all other items."""
         return self.outline.partner.get(index, index) if self.items[index].role == "end" else index
 
     def _other_kind(self, source: str) -> Kind:
@@ -518,7 +518,7 @@ class _Reader:
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of the element that starts at an index and is copied with its content.
 
-        -1 if the item at the index is no start tag of such an element, or has no end tag.
+        The result is -1 if the item at the index is no start tag of such an element, or has no end tag.
         """
         item = self.items[index]
         end = self.outline.partner.get(index, -1) if item.role == "start" else -1
@@ -600,7 +600,7 @@ class _Reader:
     def _text_before(self, index: int) -> str:
         """Return the last character of the text before an inline element, with the white space after it.
 
-        "" if the element with this index is at the start of a text.
+        The result is "" if the element with this index is at the start of a text.
         """
         space = ""
         for number in range(index - 1, -1, -1):
@@ -684,8 +684,8 @@ class _Reader:
     def _kind_of_empty(self, index: int) -> Kind:
         """Return the kind of the token for an element without content, by its name and attributes.
 
-        `block` if it is not inline, `break` for line breaks, `empty` for known inline elements and formatting codes,
-        `protected` for all others, which may stand for a word.
+        The kind is `block` if the element is not inline, `break` for line breaks, `empty` for known inline elements and
+        formatting codes, and `protected` for all others, which may stand for a word.
 
         Args:
             index: index of its tag among the document's items.
@@ -748,9 +748,10 @@ def _side(name: str) -> Side:
 
 
 def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:
-    """Return what a tag or code without words is in its sentence, such as `<x ctype="lb"/>` of XLIFF.
+    """Return the role in a sentence of a tag or code without words, such as `<x ctype="lb"/>` of XLIFF.
 
-    It is a line `break`, an `empty` code that only formats, or stands for a word (`protected`).
+    The roles are a line break (`break`), a code that only formats (`empty`), and one that stands for a word
+    (`protected`).
 
     Args:
         name: the element's name.

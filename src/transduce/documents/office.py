@@ -1,4 +1,4 @@
-"""Read Office Open XML (Word, PowerPoint, Excel) and OpenDocument (LibreOffice), and write them with translations."""
+"""Read Office Open XML (Word, PowerPoint, Excel), and write it with translations; the base of OpenDocument's reader."""
 
 import copy
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import Archive, add_text, clear, escaped, parse_xml, unescaped, write_xml, xml_text
+from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
     InlineText,
@@ -23,7 +23,6 @@ from transduce.documents.units import (
     joined_parts,
     split_at,
 )
-from transduce.errors import TransduceError
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -34,7 +33,8 @@ _THREADS = "{http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomm
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 
-def _names(namespace: str, names: str) -> frozenset[str]:
+def names_in(namespace: str, names: str) -> frozenset[str]:
+    """Return the names of XML elements in a namespace; spaces separate them in `names`."""
     return frozenset(namespace + name for name in names.split())
 
 
@@ -70,22 +70,22 @@ _WORD = _Dialect(
     f"{_W}r",
     f"{_W}rPr",
     f"{_W}t",
-    _names(_W, "pPr"),
-    _names(_W, "hyperlink ins moveTo smartTag customXml sdt fldSimple dir bdo"),
-    _names(_W, "sdtContent"),
-    _names(_W, "tab ptab"),
-    _names(_W, "br cr"),
-    _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
-    _names(_W, "sym ruby pgNum fldSimple sdt") | _names(_M, "oMath oMathPara"),
+    names_in(_W, "pPr"),
+    names_in(_W, "hyperlink ins moveTo smartTag customXml sdt fldSimple dir bdo"),
+    names_in(_W, "sdtContent"),
+    names_in(_W, "tab ptab"),
+    names_in(_W, "br cr"),
+    names_in(_W, "proofErr lastRenderedPageBreak softHyphen"),
+    names_in(_W, "sym ruby pgNum fldSimple sdt") | names_in(_M, "oMath oMathPara"),
 )
-_DRAWING = _Dialect(f"{_A}p", f"{_A}r", f"{_A}rPr", f"{_A}t", _names(_A, "pPr endParaRPr"))
-_DRAWING = _DRAWING._replace(breaks=_names(_A, "br"), objects=_names(_A, "fld"))
-_SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
+_DRAWING = _Dialect(f"{_A}p", f"{_A}r", f"{_A}rPr", f"{_A}t", names_in(_A, "pPr endParaRPr"))
+_DRAWING = _DRAWING._replace(breaks=names_in(_A, "br"), objects=names_in(_A, "fld"))
+_SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", names_in(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 _CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
 """Names of categories and data series, which a chart stores beside the cells that they come from."""
-_UNIMPORTANT = _names(_W, "lang noProof")
+_UNIMPORTANT = names_in(_W, "lang noProof")
 
 # --- reading a paragraph ---
 
@@ -120,12 +120,14 @@ class _Field(NamedTuple):
 _Payload = list[_Leaf] | _Container | _Format | _Field
 
 
-class _Paragraph:
+class Paragraph:
     """A paragraph of an office document that is read as texts with inline tags and written with translations."""
 
     element: Any
     texts: Sequence[InlineText | Part]
     """The texts that are translated by themselves, and the tags that divide them, such as tabs."""
+    range_ids: tuple[str, ...]
+    """Attributes that the start and the end of a range, such as a bookmark, have in common."""
 
     @property
     def units(self) -> list[Unit]:
@@ -160,7 +162,7 @@ class _Paragraph:
     def _range_of(self, tag: Tag) -> tuple[Hashable, bool] | None:
         """Return the kind and number of the range, such as a comment's, that a tag starts (True) or ends; else None."""
         element = self._element(tag)
-        number = next(filter(None, map(element.get, _RANGE_IDS)), None) if element is not None else None
+        number = next(filter(None, map(element.get, self.range_ids)), None) if element is not None else None
         name = re.fullmatch("(.*?)-?([Ss]tart|[Ee]nd)", element.tag) if number else None
         return None if name is None else ((name[1], number), name[2].lower() == "start")
 
@@ -172,8 +174,10 @@ class _Paragraph:
         raise NotImplementedError
 
 
-class _OpenXmlParagraph(_Paragraph):
+class _OpenXmlParagraph(Paragraph):
     """A paragraph of a Word, PowerPoint or Excel document, read as texts with inline tags."""
+
+    range_ids = (f"{_W}id",)
 
     def __init__(self, element: Any, dialect: _Dialect) -> None:
         self.element = element
@@ -312,9 +316,11 @@ class _OpenXmlParagraph(_Paragraph):
             return True
         if element.tag not in self.dialect.breaks:
             return False
-        before = "".join(content for kind, _, content in atoms[max(0, index - 3) : index] if kind == "text").rstrip()
-        after = "".join(content for kind, _, content in atoms[index + 1 : index + 4] if kind == "text").lstrip()
-        return bool(element.attrib) or not after[:1].islower() or not (before[-1:].isalnum() or before.endswith(","))
+        before, after = (
+            "".join(content for kind, _, content in part if kind == "text")
+            for part in (atoms[max(0, index - 3) : index], atoms[index + 1 : index + 4])
+        )
+        return bool(element.attrib) or not goes_on(before, after)
 
     # --- writing ---
 
@@ -396,6 +402,12 @@ class _OpenXmlParagraph(_Paragraph):
 
 
 _Atom = tuple[str, Any, Any]
+
+
+def goes_on(before: str, after: str) -> bool:
+    """Return whether a sentence goes on after a line break: a small letter follows a word or a comma."""
+    before, after = before.rstrip(), after.lstrip()
+    return after[:1].islower() and (before[-1:].isalnum() or before.endswith(","))
 
 
 def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
@@ -500,16 +512,16 @@ def _is_field_mark(atom: _Atom, type: str) -> bool:
 # --- documents ---
 
 
-class _PartFile(NamedTuple):
+class PartFile(NamedTuple):
     """An XML file in a document's archive: its name, its tree, and the paragraphs in it that are translated."""
 
     name: str
     tree: Any
-    paragraphs: Sequence[_Paragraph]
+    paragraphs: Sequence[Paragraph]
 
 
-def _document(
-    archive: Archive, files: Iterable[_PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
+def document_of_archive(
+    archive: Archive, files: Iterable[PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
 ) -> Document:
     """Return an archive as a document of its files' texts; `others` returns more files that change if a text does."""
     files = list(files)
@@ -533,7 +545,7 @@ def _document(
     return Document(units, write)
 
 
-def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[_PartFile]:
+def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
     """Yield the XML files of an archive whose whole names match a pattern, with the paragraphs to translate in them."""
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
@@ -541,7 +553,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
             tree = parse_xml(archive[name], name)
             by_tag = {dialect.paragraph: dialect for dialect in dialects}
             paragraphs = [_OpenXmlParagraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
-            yield _PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
+            yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
 
 
 _WORKBOOK = "xl/workbook.xml"
@@ -555,7 +567,7 @@ def read_docx(source: Source) -> Document:
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
     word = _WORD._replace(code_styles=_code_styles(archive))
-    return _document(archive, _part_files(archive, pattern, word, _DRAWING, *_CHART_LABELS))
+    return document_of_archive(archive, _part_files(archive, pattern, word, _DRAWING, *_CHART_LABELS))
 
 
 def _code_styles(archive: Archive) -> frozenset[str]:
@@ -569,7 +581,7 @@ def read_pptx(source: Source) -> Document:
     """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
     pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWINGS})\.xml"
-    return _document(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
+    return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -598,7 +610,8 @@ def read_xlsx(source: Source) -> Document:
         ]
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
-    return _document(archive, files, *([_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []))
+    recalculated = [_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []
+    return document_of_archive(archive, files, *recalculated)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
@@ -607,193 +620,3 @@ def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")
     return {_WORKBOOK: write_xml(tree)}
-
-
-# --- OpenDocument (LibreOffice) ---
-
-_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
-_OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
-_TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
-_STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
-_DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
-_REVISION = "{http://openoffice.org/2009/office}"
-
-_RANGE_IDS = (f"{_W}id", f"{_OFFICE}name", *(f"{_TEXT}{name}" for name in ("name", "id", "change-id")))
-"""Attributes that the start and the end of a range, such as a bookmark, have in common."""
-_PARAGRAPHS = (f"{_TEXT}p", f"{_TEXT}h")
-_CONTAINERS = {f"{_TEXT}span", f"{_TEXT}a", f"{_TEXT}meta"}
-_NAMES = (
-    "note bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end change "
-    "change-start change-end alphabetical-index-mark toc-mark user-index-mark tab line-break"
-)
-_WORDLESS = {f"{_OFFICE}annotation", f"{_OFFICE}annotation-end"} | {_TEXT + name for name in _NAMES.split()}
-
-
-def read_opendocument(source: Source) -> Document:
-    """Read an OpenDocument file as a document to translate: paragraphs, headings, text cells, headers and footers.
-
-    Raises:
-        TransduceError: the document is damaged or protected by a password.
-    """
-    archive = source.archive()
-    if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
-        raise TransduceError("The document is protected by a password: remove the password first.")
-    files = []
-    for name in ("content.xml", "styles.xml"):
-        if name in archive:
-            tree = parse_xml(archive[name], name)
-            files.append(_PartFile(name, tree, list(_paragraphs(tree.getroot()))))
-    return _document(archive, files)
-
-
-def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield the paragraphs of an OpenDocument file to translate, without code, deleted text, numbers and formulas."""
-    styles = _Styles(root)
-    deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
-    for element in root.iter(*_PARAGRAPHS):
-        parent = element.getparent()
-        is_cell = parent is not None and parent.tag == f"{_TABLE}table-cell"
-        is_computed = is_cell and (
-            parent.get(f"{_OFFICE}value-type", "string") != "string" or parent.get(f"{_TABLE}formula") is not None
-        )
-        if element not in deleted and not is_computed and not styles.is_code(element):
-            paragraph = _OpenDocumentParagraph(element, styles)
-            if paragraph.units:
-                yield paragraph
-
-
-class _Styles:
-    """The styles that an OpenDocument file defines itself, such as `P1`, whose parents have meaningful names."""
-
-    def __init__(self, root: Any) -> None:
-        self._parents: dict[str, str] = {}
-        self._without_effect: set[str] = set()
-        for style in root.iter(f"{_STYLE}style"):
-            name, parent = style.get(f"{_STYLE}name", ""), style.get(f"{_STYLE}parent-style-name")
-            properties = [attribute for child in style for attribute in child.attrib]
-            is_plain = parent is None and style.get(f"{_STYLE}family") == "text"
-            # Some styles only number the editing sessions of a document.
-            if is_plain and all(attribute.startswith(_REVISION) for attribute in properties):
-                self._without_effect.add(name)
-            if parent is not None:
-                self._parents[name] = parent
-
-    def has_no_effect(self, element: Any) -> bool:
-        """Return whether the style of an OpenDocument element changes nothing about how text looks."""
-        return element.get(f"{_TEXT}style-name", "") in self._without_effect
-
-    def is_code(self, element: Any) -> bool:
-        """Return whether an OpenDocument element's style, or that style's parent, is one for code by its name."""
-        name = element.get(f"{_TEXT}style-name")
-        return is_code_style(name) or is_code_style(self._parents.get(name or ""))
-
-
-class _OpenDocumentParagraph(_Paragraph):
-    """A paragraph of an OpenDocument file, read as texts with inline tags."""
-
-    def __init__(self, element: Any, styles: "_Styles") -> None:
-        self.element = element
-        self.styles = styles
-        self.payloads: list[Any] = []
-        separators: set[Tag] = set()
-        self.texts = split_at(list(self._parts(element, separators)), separators)
-
-    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the strings and inline tags of an element; add those that end a text, such as tabs, to `separators`."""
-        yield _collapsed(parent.text)
-        for child in parent:
-            number = len(self.payloads)
-            if child.tag == f"{_TEXT}s":
-                yield " " * _space_count(child)
-            elif child.tag in _CONTAINERS and self.styles.has_no_effect(child):
-                yield from self._parts(child, separators)
-            elif child.tag in _CONTAINERS and not self.styles.is_code(child):
-                self.payloads.append(child)
-                yield Tag("open", number)
-                yield from self._parts(child, separators)
-                yield Tag("close", number)
-            elif child.tag != f"{_TEXT}soft-page-break" and isinstance(child.tag, str):
-                self.payloads.append(child)
-                is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
-                is_break = child.tag == f"{_TEXT}line-break"
-                tag = Tag("break" if is_break else "empty" if is_wordless else "object", number)
-                if child.tag == f"{_TEXT}tab" or (is_break and _ends_text(child)):
-                    separators.add(tag)
-                yield tag
-            yield _collapsed(child.tail)
-
-    @override
-    def _element(self, tag: Tag) -> Any:
-        return self.payloads[tag.id]
-
-    @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
-        holders, is_after_space = [self.element], True
-        clear(self.element)
-        for part in parts:
-            if isinstance(part, str):
-                is_after_space = _append_text(holders[-1], part, is_after_space=is_after_space)
-            elif part.kind == "close":
-                holders.pop()
-            else:
-                element = self.payloads[part.id]
-                element.tail = None
-                holders[-1].append(element)
-                is_after_space = is_after_space or element.tag in (f"{_TEXT}tab", f"{_TEXT}line-break")
-                if part.kind == "open":
-                    clear(element)
-                    holders.append(element)
-        cell = self.element.getparent()
-        if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
-            lines = ("".join(_characters(each)) for each in cell.iterchildren(f"{_TEXT}p"))
-            cell.set(f"{_OFFICE}string-value", "\n".join(lines))
-
-
-def _characters(element: Any) -> Iterator[str]:
-    """Yield the text of an element of OpenDocument, in which elements stand for some spaces, tabs and line breaks."""
-    yield element.text or ""
-    for child in element:
-        if child.tag == f"{_TEXT}s":
-            yield " " * _space_count(child)
-        elif child.tag in (f"{_TEXT}tab", f"{_TEXT}line-break"):
-            yield "\t" if child.tag == f"{_TEXT}tab" else "\n"
-        elif child.tag not in _WORDLESS and isinstance(child.tag, str):
-            yield from _characters(child)
-        yield child.tail or ""
-
-
-def _space_count(element: Any) -> int:
-    """Return the number of spaces that an OpenDocument element `text:s` stands for: 1 by default, at most 1,000."""
-    count = element.get(f"{_TEXT}c", "1")
-    return min(1_000, int(count)) if count.isdecimal() and len(count) < 10 else 1
-
-
-def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
-    """Append a text to an OpenDocument element, and return whether the element's text now ends with a space.
-
-    Spaces that OpenDocument would collapse (all but the first of a run) are written as elements.
-    """
-    for index, word in enumerate(xml_text(text).split(" ")):
-        if index and not is_after_space:
-            add_text(holder, " ")
-        elif index and len(holder) and holder[-1].tag == f"{_TEXT}s" and not holder[-1].tail:
-            holder[-1].set(f"{_TEXT}c", str(_space_count(holder[-1]) + 1))
-        elif index:
-            holder.append(holder.makeelement(f"{_TEXT}s"))
-        if word:
-            add_text(holder, word)
-        is_after_space = not word and (is_after_space or index > 0)
-    return is_after_space
-
-
-def _collapsed(text: str | None) -> str:
-    """Return a text with each line break and tab replaced by a space; an empty text for None."""
-    return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
-
-
-def _ends_text(line_break: Any) -> bool:
-    """Return whether an OpenDocument line break ends a text: unless a small letter follows a word or a comma."""
-    previous = line_break.getprevious()
-    before = (previous.tail if previous is not None else line_break.getparent().text) or ""
-    after = (line_break.tail or "").lstrip()
-    return not (after[:1].islower() and (before.rstrip()[-1:].isalnum() or before.rstrip().endswith(",")))

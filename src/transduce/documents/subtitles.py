@@ -301,8 +301,8 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
-    It does not across a dash, another style, music, or more than two seconds. Otherwise punctuation and the case of the
-    next letter decide.
+    A sentence ends before a dash, another style, music, or a pause of more than two seconds. Otherwise punctuation and
+    the case of the next letter decide.
 
     Args:
         one: what is said at the end of the first cue.

@@ -88,8 +88,8 @@ def _text(paragraph: Sequence[Line]) -> str:
 def _continues(paragraph: Sequence[Line], line: Line) -> bool:
     """Return whether a line continues a wrapped paragraph, so that the two are translated as one text.
 
-    It does if it has no list mark and is indented like the second line; a second line may be indented at most like the
-    first one, or like the text behind the first one's list mark.
+    Such a line has no list mark, and has the indentation of the paragraph's second line. A second line itself may be
+    indented at most like the first one, or like the text behind the first one's list mark.
     """
     if _LIST_MARK.match(line.text):
         return False
@@ -319,7 +319,8 @@ def _matches(path: Path, pattern: Path) -> bool:
 def _is_prose(path: Path, value: str) -> bool:
     """Return whether a string value of a JSON file is text for people, judging by its keys and its form.
 
-    False for keys such as `id` and `url` and metadata keys with `@`, and for values that look like identifiers.
+    The result is False for keys such as `id` and `url` and metadata keys with `@`, and for values that look like
+    identifiers.
     """
     key = next((key for key in reversed(path) if not key.isdecimal()), "")
     is_metadata = any(key.startswith("@") for key in path)  # as in Application Resource Bundles
@@ -504,10 +505,10 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
             f"Name the columns to translate by `columns`, as names or numbers from 1: the table has "
             f"{width} ({shown_names(names, 20)})."
         )
-    indices, has_header = set(), False
+    indices, has_header = set[int](), False
     for column in columns:
         if column in names:
-            indices.add(names.index(column))
+            indices.update(index for index, name in enumerate(names) if name == column)
             has_header = True
         elif column.isdecimal() and 1 <= int(column) <= width:
             indices.add(int(column) - 1)

@@ -202,10 +202,10 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
 def find_nested_ranges(
     parts: Sequence[Part], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
 ) -> dict[Tag, Tag]:
-    """Return the empty tags that start ranges with words, such as comments, with those that end them.
+    """Return the empty tags that enclose words in pairs, such as the two ends of a comment: a dictionary, start to end.
 
-    Ranges that cross another range or a formatted span are left out. `range_of` returns what a tag has in common with
-    the other end of its range, and whether it is the start; None for other tags.
+    Ranges that cross another range or a formatted span are left out. `range_of` returns, for a tag of a range, a key
+    that its two ends share and whether the tag is the start; None for other tags.
     """
     found: dict[Tag, Tag] = {}
     opened: list[tuple[Hashable, Tag, int]] = []  # key, tag and index of each start
@@ -393,7 +393,7 @@ class TextFile:
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
-        """Return the document whose units are the texts of these edits, and which is written with their spans replaced.
+        """Return the document whose units are the texts of some edits, and which is written by carrying the edits out.
 
         Args:
             edits: the spans to replace, which are disjoint and in order.
@@ -455,7 +455,7 @@ def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> fr
     """
     found = set[str]()
     for identifier, name, base in list(styles) * 4:  # so many styles may be based on each other
-        if is_code_style(name) or base in found:
+        if is_code_style(name) or is_code_style(base) or base in found:
             found.add(identifier)
     return frozenset(found)
 
@@ -492,9 +492,10 @@ def is_mark_a_word(before: str) -> bool:
 
 
 def is_after_word(before: str) -> bool:
-    """Return whether a number without brackets in a link can be the mark of a note, by the text before it.
+    """Return whether the text before a number in a link, without brackets, allows the number to be the mark of a note.
 
-    It directly follows a word, or punctuation after one. In scripts without spaces such a number may be a word.
+    The text must end with a word, or with punctuation. The result is False after scripts without spaces, in which the
+    number may be a word.
     """
     last = before[-1:] or " "
     is_end = is_word_character(last) or last in ".,;!?…\"'”’»)]}।؟۔،"
@@ -502,7 +503,7 @@ def is_after_word(before: str) -> bool:
 
 
 def formula_part(source: str, *, at_end: bool = False) -> str:
-    """Return the part of a formula, such as the `CO` of CO<sub>2</sub>, at the start of a text; "" if it has none.
+    """Return the part of a formula at the start of a text, such as the `CO` of CO<sub>2</sub>; "" without one.
 
     Args:
         source: the text, in which characters may be written as entities of HTML.

@@ -368,8 +368,8 @@ def _differences(
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Return whether two greedy translations of a source agree.
 
-    They do if they are equal, or if the log-probabilities of the two tokens at which they diverge are the same by the
-    original, up to rounding.
+    Translations agree if they are equal, or if the original gives the same log-probability, up to rounding, to both
+    tokens at the first position where they differ.
 
     Args:
         original: the original model.
@@ -645,9 +645,9 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return those of some texts that the exported tokenizer must split into the tokens that the model's own does.
+    """Return the texts for which the exported tokenizer must return the same tokens as the model's own.
 
-    Texts that contain a language token are left out, and texts with the spelling of a special token such as `</s>` if
+    Left out are texts that contain a language token, and texts with the spelling of a special token such as `</s>` if
     the tokenizers may read it differently.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind

@@ -198,8 +198,8 @@ class DocumentHistories:
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts (sentences), each with the preceding sentences of its document as context.
 
-        They are unchanged if the model reads no context, or if it also reads translations of these sentences, which do
-        not exist yet.
+        The parts are unchanged if the model reads no context, or if it also reads translations of these sentences,
+        which do not exist yet.
         """
         memory = self._memory
         if memory is None or self.is_sequential:
@@ -450,7 +450,7 @@ class PartsObserver:
         self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the parts that are decoded next, and return them: those of `batch` whose texts were not stopped."""
+        """Return the parts of `batch` whose texts the observer has not stopped; they are stored as the next batch."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
@@ -499,10 +499,10 @@ class PartsObserver:
             observer.after_text(text, *self._compose(text))
 
     def _compose(self, text: int) -> tuple[str, str]:
-        """Return the start of a text's translation that will not change, and that start with the best continuation.
+        """Return the start of a text's translation that can no longer change, and the same start followed by a draft.
 
-        It consists of the finished parts up to the first unfinished one, and of the tokens on which all hypotheses of
-        that part agree.
+        The start consists of the translated parts before the first unfinished one, and of the tokens on which all
+        hypotheses of that part agree. The draft is the rest of that part's best hypothesis.
         """
         segmented, final = self._texts[text], ""
         writer = LayoutWriter(segmented)

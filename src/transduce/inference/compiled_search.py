@@ -54,9 +54,9 @@ _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search 
 
 
 class CompiledSearch:
-    """A search of a batch by compiled kernels, with the same results as one of the searches in PyTorch.
+    """A search of a batch by compiled kernels, which implements the interface `scorer.Search`.
 
-    These are `BeamSearch`, `GenerateSearch` and `GreedySearch`, whose interface (`scorer.Search`) it has.
+    Its results are those of the search in PyTorch that it replaces: `BeamSearch`, `GenerateSearch` or `GreedySearch`.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ def find_compiled_search(
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
 
-    It is None if no kernel supports the scorer, model, beam groups or rules, or if the search would need too much
-    memory.
+    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, or if a compiled
+    search would need too much memory.
 
     Args:
         scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
@@ -245,15 +245,12 @@ def find_compiled_search(
     longest: list[int] = limits.max_lengths.tolist()
     if isinstance(scorer, DecoderOnlyScorer) and max(longest) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
-    ranks, start = beam.beam_size > 1 and draw is None, 0
+    contexts: Sequence[Sequence[int]] = ()
     if any(limits.context_lengths):
-        starts = set(limits.context_lengths)
-        start = starts.pop() if len(starts) == 1 else 0
-        if generate is not None or (ranks and starts):
-            return None  # kernels count the tokens of all hypotheses alike
-        compiled_rules = _rules_after_context(rules, start, scorer.forbidden_tokens, limits.eos_id, is_certain=ranks)
-    else:
-        compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
+        if generate is not None or len(rules) != 1 or type(rules[0]) is not ForcedContext:
+            return None
+        contexts, rules = rules[0].contexts, rules[0].rules
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
     ranking = ranking_of(generate)
@@ -266,8 +263,8 @@ def find_compiled_search(
         max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (greatest + 2) // 64, start),
-        rules=compiled_rules._replace(ranking="paper" if generate is None else generate.stop),
+        penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (greatest + 2) // 64),
+        rules=_after_context(compiled_rules, contexts)._replace(ranking="paper" if generate is None else generate.stop),
         sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
         reserved=reserved,
     )
@@ -282,49 +279,25 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return the sampling options and the random numbers of `steps` decoding steps, as a compiled search needs them."""
+    """Return what a compiled search needs to draw tokens: random numbers for `steps` steps and the sampling options."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)
 
 
 @lru_cache(maxsize=64)
-def _penalties(divisor: LengthPenalty, alpha: float, blocks: int, start: int) -> Tensor:
-    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64.
-
-    The first `start` tokens are context and do not count.
-    """
-    lengths = (max(0, length - start) for length in range(64 * blocks))
-    return torch.tensor([divisor(length, alpha) for length in lengths], dtype=torch.float64)
+def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
+    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64."""
+    return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-def _rules_after_context(
-    rules: Sequence[Rule], start: int, never: Sequence[int], eos_id: int, *, is_certain: bool
-) -> SearchRules | None:
-    """Return rules that begin after a forced context as arguments of a compiled search.
-
-    The result is None if there are rules that kernels would apply to the context, too.
-
-    Args:
-        rules: the rules, of which the only one is a `ForcedContext`.
-        start: the number of tokens of each context, if it is the same; else 0.
-        never: token ids to which the model gives no probability.
-        eos_id: the end symbol.
-        is_certain: True if the context must have probability 1, which takes contexts of the same length.
-    """
-    if len(rules) != 1 or type(rules[0]) is not ForcedContext:
-        return None
-    contexts, inner = rules[0].contexts, rules[0].rules
-    prefixes: Sequence[Sequence[int]] = [[] for _ in contexts]
-    if inner and type(inner[0]) is ForcedPrefix:
-        if len(inner) > 1:
-            return None
-        prefixes, inner = inner[0].prefixes, inner[0].rules
-    if any(type(rule) is not Forbid for rule in inner):
-        return None
+def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> SearchRules:
+    """Return the rules of a compiled search with a forced context before each sentence's output; empty: no contexts."""
+    if not contexts:
+        return rules
+    prefixes = rules.forced or [()] * len(contexts)
     forced = [[*context, *prefix] for context, prefix in zip(contexts, prefixes, strict=True)]
-    found = _compiled_rules([ForcedPrefix(forced, inner)], [], never, eos_id, draws=False)
-    return found if found is None else found._replace(certain_count=start if is_certain else 0)
+    return rules._replace(forced=forced, context_lengths=[len(context) for context in contexts])
 
 
 def _compiled_rules(

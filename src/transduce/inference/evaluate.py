@@ -126,8 +126,8 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
     """Return the search settings to report with a score, by name.
 
-    These are the settings without their default value, and always beam size, length penalty, precision, and all that
-    `sampling` and `generate` set.
+    Reported are settings that differ from their default, and always the beam size, the length penalty, the precision,
+    and all that `sampling` and `generate` set.
     """
     defaults, changed = SearchSettings(), dict[str, Any]()
     for name, value in msgspec.structs.asdict(search).items():

@@ -454,7 +454,7 @@ class Generator:
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
         """Return an observer that ends the search after the first line, or None if that is not needed.
 
-        It is needed with `one_line` if line feeds are ordinary tokens.
+        One is needed with `one_line` if line feeds are ordinary tokens.
         """
         return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
 
@@ -606,7 +606,7 @@ class _GrowingBatch:
     def has_space(self, needed: ReservedCapacity) -> bool:
         """Return whether the batch can take more prompts: it has free sentences, and buffers for their tokens.
 
-        False if the search is not compiled, or has reserved no capacity.
+        The result is False if the search is not compiled, or has reserved no capacity.
         """
         capacity = self.search.reserved if isinstance(self.search, CompiledSearch) else None
         return (
@@ -619,7 +619,8 @@ class _GrowingBatch:
     def absorb(self, other: "_GrowingBatch") -> bool:
         """Move the prompts of another batch, which has taken its first step, into this one; return whether it worked.
 
-        False if a search is not compiled, or this one cannot take the other's prompts; both are then unchanged.
+        The result is False if a search is not compiled, or this one cannot take the other's prompts; both are then
+        unchanged.
         """
         mine, its = self.search, other.search
         if not isinstance(mine, CompiledSearch) or mine.reserved is None or not isinstance(its, CompiledSearch):
@@ -694,9 +695,9 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """Return the number of tokens up to and including the first with a line feed; None if there is none.
+    """Return the number of tokens up to and including the first with a line feed; None without such a token.
 
-    None, too, if lines of the model end with the end symbol.
+    The result is also None if the model's lines end with the end symbol instead.
     """
     if not vocabulary.keeps_line_feeds:
         return None

@@ -25,7 +25,7 @@ from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase, normalize_for_comparison, read_glossary
-from transduce.text.languages import CHINESE, JAPANESE, base_code, is_unspaced_character, is_word_character
+from transduce.text.languages import CHINESE, JAPANESE, is_unspaced_character, is_word_character, short_code
 from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
@@ -77,8 +77,8 @@ def attach_phrases(
 ) -> list[Part]:
     """Return parts (sentences) of texts, each with the phrases that its translation must contain.
 
-    If a text has several parts, each phrase is required in one of them. This is the part whose translation has the
-    phrase anyway, or else the part whose score the phrase lowers least.
+    If a text has several parts, each phrase is required in only one of them: in one whose translation has the phrase
+    anyway, or else in the one whose score the phrase lowers least.
 
     Args:
         parts: sentences of texts, or parts of long sentences.
@@ -122,7 +122,7 @@ def _best_part(
 ) -> int:
     """Return the index of the part (sentence) of a text in whose translation a phrase should be required.
 
-    This is the part whose translation has the phrase anyway, or else the part whose score the phrase lowers least.
+    The part is one whose translation has the phrase anyway, or else the one whose score the phrase lowers least.
 
     Args:
         phrase: the phrase.
@@ -147,8 +147,8 @@ def parts_missing_terms(
 ) -> list[Part]:
     """Return the parts (sentences) to search again, with their glossary terms as additional required phrases.
 
-    These are the parts each of whose alternatives lacks a term. Of many terms, only the first ones are required: at
-    most 64 tokens, and as many as `max_length` allows.
+    A part is searched again if each of its alternatives lacks a term. Of many terms, only the first ones are required:
+    at most 64 tokens, and as many as `max_length` allows.
 
     Args:
         parts: parts of sentences.
@@ -172,10 +172,10 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return the first or the second translation of a sentence, whichever lacks fewer glossary terms.
+    """Return that one of two translations of a sentence which lacks fewer glossary terms; `former` if both are equal.
 
-    Only its alternatives that lack the fewest terms are kept. If both are equal, it is the first. Truncated
-    alternatives of the second are ignored; None: there is no second.
+    The result keeps only the alternatives that lack the fewest terms. Truncated alternatives of `latter` do not count;
+    without `latter` (None), the result comes from `former`.
     """
     finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
     counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
@@ -277,8 +277,8 @@ def translate_whole_terms(
 def _whole_targets(text: str, glossary: Glossary, vocabulary: Vocabulary, language: str | None) -> list[str]:
     """Return the translations of a sentence that is exactly one glossary term, the preferred first; otherwise none.
 
-    Targets in lower case begin with a capital if the sentence does where the term does not, and before the mark that
-    ends a sentence, unless the vocabulary has no such letter.
+    A target in lower case gets a capital if the sentence has one that the term lacks, or if a mark that ends a sentence
+    follows; not if the vocabulary lacks the capital.
     """
     term, marks = glossary.term_of(text), ""
     if term is None and (match := _MARKS.search(text)) is not None:
@@ -297,7 +297,7 @@ def _whole_targets(text: str, glossary: Glossary, vocabulary: Vocabulary, langua
 
 def _marks_like(marks: str, target: str, language: str | None) -> str:
     """Return the marks after a target as its language writes them: full-width in Chinese and Japanese, else narrow."""
-    code = None if language is None else base_code(language)
+    code = None if language is None else short_code(language)
     is_wide = is_unspaced_character(target[-1]) if code is None else code in (*CHINESE, *JAPANESE)
     if marks.startswith(("...", "…")):
         return "……" if is_wide else "..." if marks.startswith(".") else "…"

@@ -164,7 +164,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield what of the character span `run` is outside of `spans`, which are in order and disjoint."""
+    """Yield the parts of the character span `run` that are outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]
@@ -231,7 +231,7 @@ def _with_brackets(span: Span, text: str) -> Span:
 def _begins_unspaced(text: str) -> bool:
     """Return whether the first character of a text after its spaces belongs to a script without spaces.
 
-    False for a text without characters other than spaces.
+    The result is False for a text without characters other than spaces.
     """
     return bool(text.strip()) and is_unspaced_character(text.lstrip()[0])
 
@@ -249,7 +249,7 @@ def _join(before: str, after: str) -> str:
 
 
 class MaskedPair(NamedTuple):
-    """A source and a given translation of it, in which placeholders replace copied spans or these are left out."""
+    """A source and a given translation of it, in which copied spans are replaced by placeholders or left out."""
 
     source: str
     target: str
@@ -303,9 +303,10 @@ def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Sp
 
 
 def _without_copies(text: str, copies: Mapping[Span, str]) -> str:
-    """Return a translation with its copies of protected spans, and brackets around these, replaced by placeholders.
+    """Return a translation in which copies of protected spans, with brackets around them, are replaced by placeholders.
 
-    An empty placeholder leaves a span out, with the space before a mark that ends a sentence or clause.
+    `copies` has the placeholder of each copy. If it is empty, the copy is left out, and so is the space before a mark
+    that ends a sentence or clause.
     """
     written, position = "", 0
     for span in sorted(copies):
@@ -356,7 +357,10 @@ class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
-        """Create a translator of sentences with spans; of alternatives that become equal, only samples all stay."""
+        """Create a translator of sentences with protected spans; `sampled` keeps all alternatives that become equal.
+
+        Other searches keep only one of these.
+        """
         self._tokenizer = tokenizer
         self._sampled = sampled
         self._tokens = placeholder_tokens(tokenizer)
@@ -657,7 +661,7 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return runs of protected spans, of which those with a start or end tag without its partner keep their order."""
+    """Return runs of protected spans with their offsets, changed so that tags without a partner keep their order."""
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)
@@ -690,7 +694,7 @@ def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
 
 
 def _one_by_one(translation: Translation) -> Iterator[Translation]:
-    """Yield each alternative of a translation as a translation, with the protected spans that are found in its text."""
+    """Yield, for each alternative, a translation that has only this one, with the protected spans found in its text."""
     for number, alternative in enumerate(translation.alternatives):
         own = translation.protected
         if number:
@@ -758,8 +762,8 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 def _at_edge(request: _Request) -> int:
     """Return the character offset for protected spans that precede the first or follow the last word of the source.
 
-    This is the start of the translation or the end of its last word; the end of the text if a mark that ends a sentence
-    or clause, or a closing bracket, stands between last word and span.
+    Spans before the first word go to the start of the translation, others behind its last word; or to the very end, if
+    a closing bracket or a mark that ends a sentence or clause stands before them in the source.
     """
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:

@@ -117,7 +117,7 @@ class _Number(NamedTuple):
     def may_become(self, other: "_Number") -> bool:
         """Return whether another plain number may be a right translation of this one, which has other digits.
 
-        It may be if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
+        This is so if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
         (2, 2.0).
         """
         hours = [_leading_digits(each.text) for each in (self, other) if each.text.isdecimal()]
@@ -523,7 +523,7 @@ def _cut(translation: Translation) -> str | None:
 def _repeated(source: str, text: str) -> str | None:
     """Return the longest run of words that a translation repeats too often in a row, with its count, as evidence.
 
-    None if nothing is repeated more often than the limit and than any run of the source.
+    The result is None if nothing is repeated more often than the limit and than any run of the source.
     """
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
@@ -585,7 +585,7 @@ def _copied(translation: Translation) -> str | None:
 def _untranslated(translation: Translation, target_script: str) -> str | None:
     """Return the letters of a translation that are in the source's script, if the target language has another one.
 
-    None without such letters, or if the source's script is Latin or unknown.
+    The result is None without such letters, or if the source's script is Latin or unknown.
     """
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):

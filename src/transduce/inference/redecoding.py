@@ -197,9 +197,9 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return the glossary with further terms, by which these numbers stay unchanged in translations.
+    """Return a glossary with these numbers as further terms, each translated by itself, so that they stay unchanged.
 
-    Without numbers, it is returned as it is, perhaps None.
+    Without numbers, the glossary (which may be None) is returned unchanged.
     """
     if not numbers:
         return glossary
@@ -239,8 +239,9 @@ def _numbers(
 ) -> list[str]:
     """Return the numbers missing from a translation that re-decoding can insert as if they were glossary terms.
 
-    There are none without a warning about numbers, or if a maximum length is set. Excluded are numbers that the model
-    cannot write, forbidden ones, and those that a translation may write in another form: small ones, dates and times.
+    The result is empty without a warning about numbers, or if a maximum length is set. Excluded are forbidden numbers,
+    numbers that the model cannot write, and small numbers, dates and times, which a translation may write in another
+    form.
     """
     if search.max_length is not None or not any(warning.kind == "numbers" for warning in found_warnings):
         return []
@@ -264,9 +265,10 @@ def _fewest_warnings(
 
 
 def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
-    """Return a sort key of quality warnings: the number without "unlikely" (low probability), then their number.
+    """Return a sort key of quality warnings: the number of those that are not "unlikely", and the number of all.
 
-    Warnings about characters of the source that the model cannot read do not count, because re-decoding cannot help.
+    An "unlikely" translation has a low probability. Warnings about characters of the source that the model cannot read
+    do not count, because re-decoding cannot help.
     """
     kinds = [warning.kind for warning in found_warnings if warning.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

@@ -221,8 +221,8 @@ def batch_invariant_scorer(
 ) -> "EncoderDecoderScorer | BatchInvariantScorer":
     """Return a scorer whose results for a sentence do not depend on the batch, for source token ids (B, S).
 
-    S must be a multiple of 16. It is an `EncoderDecoderScorer`, whose other arguments these are, with kernels that are
-    batch-invariant by themselves, or else one wrapped in `BatchInvariantScorer`.
+    S must be a multiple of 16. The scorer is an `EncoderDecoderScorer`, made with these arguments, if it runs on
+    compiled steps, which are batch-invariant; otherwise one wrapped in a `BatchInvariantScorer`.
     """
     inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
@@ -262,7 +262,7 @@ class BatchInvariantScorer(Scorer, AttentiveScorer):
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences at these batch indices, and fill the batch up to 16 rows with copies of the first one."""
+        """Keep the sentences at these batch indices, and add copies of the first one for at least 16 hypotheses."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
@@ -327,7 +327,10 @@ class BatchInvarianceCheck:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return random source token ids with the end symbol, of all lengths that are padded to `bucket_length` tokens."""
+    """Return a batch of random sources (token ids with the end symbol), each padded to `bucket_length` in a search.
+
+    The sources take turns in having each length that is padded so.
+    """
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)

@@ -315,7 +315,7 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
 def _list_mark(line: str) -> int:
     """Return the number of characters in a line's indentation and list mark; 0 without a mark.
 
-    A mark with nothing after it, or an ordinal number of a date such as "5. Mai", is none.
+    A mark with nothing after it does not count, nor does the ordinal number of a date, such as "5. Mai".
     """
     indentation = len(line) - len(line.lstrip())
     match = _LIST_MARK.match(line, indentation)

@@ -285,7 +285,7 @@ class _Aligner:
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
         """Return the indices of the translated words that a marked span may get.
 
-        They are inside its bounds, and not taken by a marked span that is disjoint from it.
+        Free words are inside the span's bounds, and not taken by a marked span that is disjoint from it.
 
         Args:
             parents: the indices of the marked spans that enclose the one to align.
@@ -577,9 +577,10 @@ def _parts(each: Translation) -> Iterator[_Part]:
 
 
 def _found_parts(each: Translation) -> Iterator[_Part]:
-    """Yield the pairs of spans of sentences if the text differs from the joined sentences, as far as they are found.
+    """Yield pairs of source and target spans of sentences in a translation whose text is not its joined sentences.
 
-    It may be another alternative, or edited. Consecutive sentences whose translations are not found are one part.
+    The text may be another alternative, or was edited. Sentences are searched for in it in order; consecutive ones that
+    are not found form one pair.
     """
     position = 0
     start: int | None = None

@@ -281,7 +281,7 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the character span of a term's usual translation in a text; None if it does not overlap `around`.
+    """Return the span in a text of a term's usual translation, the first one that overlaps `around`; None without one.
 
     The usual translation is the model's translation of the term alone.
     """

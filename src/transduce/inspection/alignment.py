@@ -600,7 +600,7 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return the links (True) of words of which one comes from the other with a high probability, (T, S).
+    """Return links, (T, S), True where one of two words comes from the other with a high probability.
 
     The probabilities that a word comes from none or each word of the other side are (T, 1 + S) and (S, 1 + T).
     """

@@ -272,7 +272,7 @@ class _Subject:
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
         """Return how much each prediction's log-probability drops, in nats, without each group of tokens, (T, groups).
 
-        0 for a prediction that disappears with the group.
+        The result is 0 for a prediction that disappears with the group.
         """
         unique = list(dict.fromkeys(map(tuple, groups)))
         shortened = [[id for n, id in enumerate(self.ids) if n not in group] for group in unique]
@@ -538,7 +538,7 @@ class _MovedVectors(msgspec.Struct, frozen=True):
 
 
 def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
-    """Yield what the output of each attention module of a stack consists of, in the order of computation.
+    """Yield the components of the output of each attention module of a stack, in the order of computation.
 
     `recording` has the inputs, weights and values of these modules.
     """

@@ -272,7 +272,7 @@ def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
-    """Return the names of the hook points at sub-layers' outputs, by stack: a list for each layer."""
+    """Return the hook points at the outputs of sub-layers, by stack: for each of its layers, a list of their names."""
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
         stack, number, *rest = f"{point.name}.".split(".")
@@ -325,7 +325,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables of shares as heat maps with shades from -1 to 1."""
+        """Return the tables of the restored shares of the logit difference as heat maps, with shades from -1 to 1."""
         return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
 
 

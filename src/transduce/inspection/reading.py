@@ -155,7 +155,7 @@ class Reading:
 
 
 def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | None = None) -> Reading:
-    """Return the tokens and the output of a model for a text, with functions that compute its predictions.
+    """Run a loaded model on a text; return its tokens and output, with functions that compute predictions again.
 
     Args:
         reader: a loaded model of any kind, as `transduce.load` returns it.

@@ -197,7 +197,7 @@ def record_activations(
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
     """Return the hook that edits (`change`) and records the activation of a hook point, each only if not None.
 
-    It ignores the calls of other layers that share the module.
+    Calls of the same module by other layers, which share it, are ignored.
     """
     count = 0
 

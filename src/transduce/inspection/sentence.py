@@ -52,7 +52,10 @@ class BeamRecorder:
     """An observer that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
 
     def __init__(self, beam_size: int, eos_id: int, then: Observer | None = None) -> None:
-        """Create a recorder; it also calls the observer `then`, if any, at every step, which may stop the search."""
+        """Create a recorder of a search, which passes every step on to the observer `then`, if any.
+
+        The observer `then` may stop the search.
+        """
         self.eos_id = eos_id
         self.then = then
         # The last row of a beam search is its best finished hypothesis, which greedy search does not have.

@@ -211,8 +211,8 @@ def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
 def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor | None:
     """Return the vectors that are added to the embeddings of positions 0, 1, …, (P, D), as an exported table.
 
-    Learned positions have as many rows as the model, sinusoids 1,024 (`MAXIMUM_POSITIONS`). None if the model adds no
-    vectors, as with rotary or relative positions.
+    Learned positions have as many rows as the model, sinusoids 1,024 (`MAXIMUM_POSITIONS`). The result is None if the
+    model adds no vectors, as with rotary or relative positions.
     """
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]

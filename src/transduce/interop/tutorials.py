@@ -394,7 +394,7 @@ def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _is_position_table(tensor: Tensor) -> bool:
     """Return whether a tensor is a table of the paper's sinusoids, which needs no import.
 
-    Its shape is (T, D), with or without an axis of length 1 in front or in the middle; sines and cosines alternate.
+    Such a table is (T, D), with or without an axis of length 1 in front or in the middle; sines and cosines alternate.
     """
     table = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor.squeeze(1) if tensor.dim() == 3 else tensor
     if table.dim() != 2 or table.shape[1] % 2 or not len(table):
@@ -553,7 +553,7 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 def _axis(name: str) -> str | None:
     """Return which axis of the weight with this name has the model width D, to permute that axis.
 
-    "rows" for the first, "columns" for the second, None for neither.
+    The result is "rows" for the first axis, "columns" for the second, and None if neither has.
     """
     if name in ("source_weight", "own_target_weight", "own_output_weight"):
         return "columns"

@@ -360,7 +360,8 @@ class _BufferedBytes:
     def until_space(self) -> bytes | None:
         """Return the bytes before the next space, and skip them and the space.
 
-        None if the file ends before a space, or about 10,000 bytes have none, so that they cannot be a word.
+        The result is None if the file ends before a space, or about 10,000 bytes have none, so that they cannot be a
+        word.
         """
         while (end := self.buffer.find(b" ")) < 0:
             more = self.file.read(1 << 16)

@@ -213,7 +213,7 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
     """Return a search on CPU or GPU kernels that starts from a decoding state before its first step.
 
-    None if the state is not one of these kernels', or if they do not support the options.
+    The result is None if the state is of other kernels or none, or if the kernels do not support the options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -405,7 +405,8 @@ def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
 def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear | None:
     """Return the function that makes the linear layers of a model's prepacked copy, for a dtype.
 
-    None if kernels do not support the model, or if the copy would take more than a quarter of the usable memory.
+    The result is None if kernels do not support the model, or if the copy would take more than a quarter of the usable
+    memory.
     """
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear

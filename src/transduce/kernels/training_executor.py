@@ -382,7 +382,8 @@ def _padded_attend(
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """Return a function that computes a padded batch's attention from its projections (and the memory's) with a kernel.
 
-    None if the kernels do not support the module, the mask, or its position effect (biases and rotary embedding).
+    The result is None if the kernels do not support the module, the mask, or its position effect (biases and rotary
+    embedding).
     """
     others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
     if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):

@@ -178,7 +178,8 @@ class MultiHeadAttention(Component):
             cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
                 empty cache and then reads it.
             weights_out: a list that receives the weights, (B, H, Q, L).
-            position_effect: the rotary embedding of self-attention, and the first cached key that queries can reach.
+            position_effect: for self-attention, the rotary embedding of queries and keys, and the number of first
+                cached keys that are too far away for every query, and are left out.
 
         Returns:
             (B, Q, D).

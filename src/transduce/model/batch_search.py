@@ -33,9 +33,13 @@ class SearchRules(NamedTuple):
     """
 
     forced: Sequence[Sequence[int]] = ()
-    """The first tokens of each sentence's hypotheses; they keep the model's probability from `certain_count` on."""
+    """The first tokens of each sentence's hypotheses, which keep the model's probability after `certain_count` ones."""
     certain_count: int = 0
-    """The number of first positions at which a forced token has probability 1 instead of the model's."""
+    """The number of first tokens after the context that have probability 1 instead of the model's if forced."""
+    context_lengths: Sequence[int] = ()
+    """The number of each sentence's forced tokens that are context: they have probability 1, and rules, penalties and
+    scores begin after them; empty: no context.
+    """
     forced_last: int | None = None
     """The token at each sentence's maximum length, with probability 1; None: any token."""
     forbidden: Sequence[int] = ()
@@ -104,7 +108,7 @@ class BatchSearchOptions(NamedTuple):
     n_best: int
     """The number of hypotheses that must be certain before a sentence is finished."""
     penalties: Tensor
-    """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
+    """The length penalty of 0, 1, … tokens after the context, float64; at least max(max_lengths) + 2 entries."""
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
@@ -140,7 +144,8 @@ class BatchSearch(Protocol):
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence with this index in the original batch, best first.
 
-        Samples are in the order of their random numbers, and end symbols follow the one that ends a sample.
+        In sampling, the order is that of the random numbers instead, and a sample is padded after its end symbol with
+        more of them.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:

@@ -323,9 +323,9 @@ def _difference_if_built_without_memory(model: AnyModel, named: str) -> Differen
 
 
 def check_registered(config: ModelConfig) -> None:
-    """Check that components of the user's compute in decoding and in batches what they compute in training.
+    """Check that components registered by the user give the same output in decoding and in batches as in training.
 
-    A small model of the configuration reads random input. One without registered components is not checked.
+    A small model of the configuration reads random input. A configuration without registered components is not checked.
 
     Raises:
         TransduceError: decoding with a cache, or padding, changes the model's output; or stored weights are not all

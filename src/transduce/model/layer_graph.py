@@ -562,9 +562,9 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the kind and epsilon of a normalization module, which must agree with the configuration.
+        """Return the kind and epsilon of a normalization module; both must agree with the configuration.
 
-        It must also have weights.
+        A norm without weights is refused as unknown.
         """
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
@@ -577,7 +577,7 @@ class _Describer:
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
         """Return the operations of multi-head attention in order: projections, attention, output projection.
 
-        Its sizes and its score must agree with the configuration.
+        The module's sizes and score must agree with the configuration.
         """
         self.kind(path, module, MultiHeadAttention)
         names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
@@ -644,7 +644,7 @@ class _Describer:
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
         """Return the description of a linear layer, after a check of its numbers of inputs and outputs.
 
-        None stands for the model width. Number formats that have no such attributes are not checked.
+        A number of None stands for the model width. Number formats without such attributes are not checked.
         """
         self.kind(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:

@@ -93,8 +93,8 @@ class SinusoidalPositions(nn.Module):
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
     """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
 
-    It is T if `positions` is None, otherwise `end` if that is known. If `end` is None, the number is read from
-    `positions`; reading a GPU's tensor stalls the CPU.
+    The number is T without `positions`, otherwise `end` or, if that is None too, read from `positions`; reading a GPU's
+    tensor stalls the CPU.
     """
     if positions is None:
         return x.shape[1]

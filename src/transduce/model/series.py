@@ -62,7 +62,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Draw all weights: numbers of variance 1 become vectors of variance 1, and first predictions are near 0."""
+        """Draw all weights, so that inputs of variance 1 give vectors of variance 1, and first predictions near 0."""
         if self.head.weight.is_meta:
             return
         initialize_layers(self)

@@ -136,9 +136,10 @@ class Ancestry:
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Append one cached position for each of W hypotheses, and return the attention mask (B, 1, W, L).
+        """Add a cached position for each of a sentence's W hypotheses, and return the attention mask (B, 1, W, L).
 
-        The result is None if every hypothesis may attend to all cached positions.
+        Each hypothesis sees its own new position and those of its ancestors. The result is None if every hypothesis may
+        attend to all cached positions.
         """
         batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1

@@ -54,10 +54,11 @@ def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def kept_documents(folder: Path) -> dict[str, str]:
-    """Return the text files of a model folder, by name, that writing its model and tokenizer anew would lose.
+    """Return the text files of a model folder, by name, that writing its model and tokenizer again would lose.
 
-    These are the task card, the measurements of training lines, which decide how texts are split into sentences, and
-    the profiles of languages. Without a card in the folder, the card follows from the model's heads, if it can.
+    The files are the task card, the measurements of training lines (which decide how texts are split into sentences),
+    and the profiles of languages. Without a task card in the folder, the card follows from the model's heads, if it
+    can.
     """
     card = find_task_card(folder)
     texts = {} if card is None else {TASK_CARD: card.text()}

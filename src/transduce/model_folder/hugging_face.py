@@ -51,7 +51,8 @@ class HuggingFaceFolder(NamedTuple):
 def is_hugging_face_folder(folder: Path) -> bool:
     """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write.
 
-    False if there is no such file, for an unsupported type of model, and for one that needs code of its own.
+    The result is False if there is no such file, for an unsupported type of model, and for one that needs code of its
+    own.
     """
     if not (folder / "config.json").is_file():
         return False
@@ -146,7 +147,7 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
     """Return whether a classifier of `classes` outputs assigns exactly one of several classes to a text or token.
 
-    False for a multi-label classifier and for regression.
+    The result is False for a multi-label classifier and for regression.
     """
     return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
 

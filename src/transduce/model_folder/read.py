@@ -290,7 +290,7 @@ def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFo
 def was_saved_by_transformers(folder: Path) -> bool:
     """Return whether transformers loaded a transduce model and saved it again, in place or to another folder.
 
-    False for a folder without a config.json.
+    The result is False for a folder without a config.json.
     """
     if not (folder / CONFIG).is_file():
         return False

@@ -97,7 +97,7 @@ def verify(folder: str | Path) -> VerifyReport:
 def _is_whole(path: Path) -> bool:
     """Return whether the data of a file with quantized weights match the digest in its header.
 
-    False if the file cannot be read.
+    The result is False if the file cannot be read.
     """
     try:
         header = MappedTensors(path.parent, path.name, whole_numbers=None).header

@@ -63,7 +63,7 @@ def cache_folders(folder: Path) -> list[Path]:
 def _is_of_another_user(folder: Path) -> bool:
     """Return whether a folder belongs to another user, whose files cannot be trusted; False if it does not exist.
 
-    True if that cannot be found out.
+    The result is True if the owner cannot be found out.
     """
     try:
         return hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()
@@ -223,7 +223,9 @@ class PrepackedCache:
         )
 
     def load(self, packed: PackedLayers) -> MappedTensors | None:
-        """Map a model's prepacked weights from the cache; None if it has no file of them that is whole and current.
+        """Return the tensors of a model's prepacked weights, mapped from a cache file; None if there is no usable file.
+
+        A file is usable if it is complete and was made from the folder's current weights.
 
         Args:
             packed: the model with prepacked weights on the meta device, without data.
@@ -260,9 +262,9 @@ class PrepackedCache:
     def store(self, packed: PackedLayers, *, always: bool = False) -> Path | None:
         """Write prepacked weights to a cache file and return its path.
 
-        None if they are smaller than 32 MiB (and `always` is not set), if caching is disabled, if they could not be
-        written, or while another process writes the same file. If no folder can be written to, or the disk is full, a
-        warning says so.
+        The result is None if the weights are smaller than 32 MiB (and `always` is not set), if caching is disabled, if
+        nothing could be written, or while another process writes the same file. If no folder can be written to, or the
+        disk is full, a warning says so.
 
         Args:
             packed: the model with prepacked weights.

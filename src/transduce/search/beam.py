@@ -234,10 +234,7 @@ class BeamSearch:
         return self.ranking.length_penalty(max(0, length - self.starts[row]), self.beam.alpha)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input, and count their live hypotheses as finished ones.
-
-        These are marked as not ended.
-        """
+        """Stop decoding sentences, by index in the input; add their live hypotheses to the results, as not ended."""
         staying = []
         for row, sentence in enumerate(self.sentences):
             if sentence in sentences:
@@ -308,7 +305,7 @@ class BeamSearch:
     def _may_be_returned(self, ended: Candidates) -> Tensor:
         """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
 
-        With a coverage penalty or several groups, these are all that exist.
+        With a coverage penalty or several groups, all ended candidates may be.
         """
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
@@ -489,8 +486,8 @@ class GenerateSearch(BeamSearch):
     def _undecided(self) -> list[list[bool]]:
         """Return whether a live hypothesis may still displace a finished one in each sentence's groups, B lists of G.
 
-        Its score is taken at its current length or, with `stop` = never, at the maximum length. With `stop` = full,
-        only groups without enough finished hypotheses count.
+        The live hypothesis is scored as if it ended at its current length or, with `stop` = never, at the maximum
+        length. With `stop` = full, only groups without enough finished hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = list[list[bool]]()

@@ -199,8 +199,8 @@ class ConstrainedSelection(Selection):
     def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
         """Return the candidates of one sentence, (1, n), from which constrained search chooses.
 
-        These are what `selection` chose without constraints, each hypothesis's best token, and those that advance a
-        phrase.
+        Candidates are those that `selection` chose without constraints, each hypothesis's best token, and all tokens
+        that advance a required phrase (the end symbol, if no phrase is left).
         """
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
@@ -353,7 +353,7 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: within a word, only its next is left."""
+        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: a word that is begun must be finished."""
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
@@ -367,7 +367,7 @@ class BalancedBrackets(Rule):
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
     """Return how many constituents each hypothesis has opened at its end, without a word since, (B, W).
 
-    This is the sum over its last tokens, up to one that writes a word or opens no constituent.
+    Counted are its last tokens, back to one that writes a word or opens no constituent.
     """
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -165,7 +165,7 @@ def make_hypothesis(
 ) -> Hypothesis:
     """Create a hypothesis from its tokens, including the end symbol if it ended, and their log-probabilities.
 
-    The first `start` tokens, its context, are left out. Its score is the sum of the other log-probabilities divided by
+    The first `start` tokens, its context, are left out. The score is the sum of the other log-probabilities divided by
     the length penalty, plus `penalty`, in nats.
     """
     tokens, log_probabilities = tokens[start:], log_probabilities[start:]

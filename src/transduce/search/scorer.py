@@ -40,7 +40,7 @@ class AttentiveScorer(Protocol):
     def attention(self) -> Tensor:
         """Return the newest step's attention to each of S source tokens, float32 (B, W, S), for coverage penalties.
 
-        It is 1 where there is nothing to translate: at padding and the end symbol.
+        At padding and the end symbol, where there is nothing to translate, the attention is 1.
         """
 
 

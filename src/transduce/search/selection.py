@@ -50,7 +50,7 @@ class Reductions(Protocol):
 
 
 class _Kernels:
-    """A holder of process-wide state: the compiled `Reductions` in use, or None."""
+    """A namespace for one process-wide variable: the compiled `Reductions` in use, or None if PyTorch computes them."""
 
     reductions: Reductions | None = None
 
@@ -170,10 +170,9 @@ class Step:
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, hypotheses: slice) -> "Step":
-        """Return the data of this step for the hypotheses in the slice `hypotheses` of each sentence.
+        """Return the data of this step for the hypotheses in a slice of each sentence's, such as those of one group.
 
-        They are those of one group, for example. Only logits and scores are cut; the tokens stay those of all
-        hypotheses.
+        Logits, scores and normalizer are cut; the tokens stay those of all hypotheses.
         """
         return Step(
             self.logits[:, hypotheses],

@@ -493,9 +493,9 @@ class BatchObserver:
         self._adapt_threads = adapt_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report progress to clients after a decoding step, and return the batch indices of sentences to drop.
+        """Report progress to clients after a decoding step, and return the batch indices of the sentences to abandon.
 
-        These are of requests whose deadline has passed or whose client has gone.
+        A sentence is abandoned if its request's deadline has passed or its client has disconnected.
 
         Args:
             rows: index in the batch of each of the B sentences still being decoded, (B,).

@@ -207,7 +207,7 @@ class Completions:
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
         """Return the response header that warns of prompts which are not in the translation model's source language.
 
-        Empty if there are none, or for a language model.
+        The result is empty if there are no such prompts, or for a language model.
         """
         name = self.find(request.model)
         pairs = self.service.routes.named_pairs
@@ -283,7 +283,7 @@ def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: s
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
     """Return the settings with which a language model generates text for a request: sampling, or greedy search.
 
-    Temperature 0 means greedy search. Without a seed in the request, it is drawn at random.
+    Temperature 0 means greedy search. Without a seed in the request, a random one is used.
 
     Args:
         model: the language model, whose settings the request changes.
@@ -347,9 +347,9 @@ class GenerationJob(Job):
         """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether prompts of both jobs may be in one batch.
+        """Return whether prompts of both jobs may be in one batch: their model and settings are the same.
 
-        They may if the model is the same, and the settings are except maximum length and seed.
+        The settings that may differ are maximum length and seed.
         """
         return (
             isinstance(other, GenerationJob)
@@ -377,7 +377,7 @@ class GenerationJob(Job):
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
         """Report the first of a prompt's growing continuations, and return whether all have reached a stop sequence.
 
-        Then they need not be continued. False without a report and stop sequences.
+        If so, they need not be continued. The result is False for a job without a report or stop sequences.
 
         Args:
             prompt: the text of the prompt.

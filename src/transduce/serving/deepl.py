@@ -491,7 +491,7 @@ def _check_formality(formality: Formality | None) -> None:
 def _split(value: str | Sequence[str] | None) -> list[str]:
     """Return the names in a field of a request: a text, or several, each with names separated by commas.
 
-    Empty for None; empty names are left out.
+    The result is empty for None; empty names are left out.
     """
     return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
 

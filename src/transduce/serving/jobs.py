@@ -84,7 +84,7 @@ class Model(QueuedModel, Protocol):
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
         """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
 
-        Only then its tokens alone give the text of its growing translation.
+        While the translation of such a text grows, its text so far follows from its tokens alone.
 
         Args:
             text: the text.
@@ -263,8 +263,8 @@ class Job:
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch.
 
-        They may if the model and the settings of search, glossary and texts are the same, and neither job has documents
-        whose sentences are context of others.
+        The model and the settings of search, glossary and texts must be the same. A job with documents, whose sentences
+        are context of others, shares no batch.
         """
         if self.documents is not None or other.documents is not None:
             return self is other

@@ -192,7 +192,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
         return self.noun or self.files.noun
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
-        """Return this text with its line feeds kept, if `keeps`, or read as spaces.
+        """Return a copy of these settings by which line feeds in texts are kept, if `keeps`, or else read as spaces.
 
         Line feeds can be kept if the vocabulary has a token for them.
         """

@@ -425,7 +425,7 @@ def _with_fitting_jobs(
 ) -> ExperimentOptions:
     """Return options with as many runs at once as the machine has memory for, at least one, and report if it has less.
 
-    Each process counts with what its training needs at least (`least_memory_of`), those that need most first.
+    A run is assumed to need at least `least_memory_of` its settings; the runs that need most are assumed to coincide.
     """
     open_runs = {run.variant: run for run in runs if run.result() is None}
     count = {variant: sum(run.variant == variant for run in runs if run.result() is None) for variant in open_runs}
@@ -514,9 +514,9 @@ _SEARCH_OPTIONS = (
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     """Return the search settings, by name, to test a run with if `search` has changed since the run was started.
 
-    They do not affect training, whose validations search greedily. The result is empty if `search` has not changed, and
-    None if the run must be trained again: if it starts from a base model, which has search settings too, or if options
-    of `translate` do not express the change.
+    Search settings do not affect training, whose validations search greedily. The result is empty if `search` has not
+    changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
+    or if options of `translate` do not express the change.
     """
     former, settings = make_settings(tomllib.loads(run.settings_path.read_text("utf-8"))), make_settings(run.content)
     search = settings.search

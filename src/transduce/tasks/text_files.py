@@ -269,7 +269,7 @@ class StoredTextFiles:
     def is_same(self, old: str, new: str) -> bool:
         """Return whether the file `new` has the content that the run's file `old` had at the start of the run.
 
-        False if it is missing. Without a stored digest, both must be the same file.
+        The result is False if `new` is missing. Without a stored digest, both must be the same file.
         """
         state = self._files.get(old)
         if not Path(new).is_file():
@@ -295,7 +295,7 @@ class StoredTextFiles:
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
         """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
 
-        Such are the paths of a run that is resumed from another folder.
+        A run that is resumed from another working directory needs this.
 
         Args:
             settings: the run's settings.
@@ -364,16 +364,16 @@ class StoredTextFiles:
     def changed_training_files(self, data: DataSettings) -> list[str]:
         """Return the training files whose content has changed since the run's start; files of the dev set do not count.
 
-        These are those of `data` and those that were the dev set then.
+        Files of the dev set are those that `data` names, and those that it had at the run's start.
         """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path in self._files if path not in dev and self.has_other_content(path, path)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings of several corpora with new paths; `paths` lists, by setting, the files of all corpora.
+    """Return the data settings of a run with several corpora, in which each corpus has its new paths.
 
-    They are in the order of the corpora.
+    `paths` lists, by setting, the files of all corpora, in the order of the corpora.
     """
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(

@@ -322,9 +322,9 @@ class _Decoder:
             raise not_utf8(f"{self._name}:{number}", f"{self._undecodable_lines} of the first {number} lines are not")
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """Return the texts of the file's next lines, bytes with their line feeds, without the line feeds.
+        """Decode the file's next lines at once, bytes with line feeds, and return their texts without line feeds.
 
-        It is faster than decoding one line at a time.
+        Decoding one line at a time is slower.
 
         Raises:
             TransduceError: a line is not UTF-8 and such lines are not kept, or there are too many of them.

@@ -212,7 +212,10 @@ class _Side(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
-    """Return the languages of the source and of the target, each with the words that tell it from the other."""
+    """Return a description of each side, source and target: its language, and the words that only this language has.
+
+    The words are frequent ones, by which sides that are exchanged are found.
+    """
     sides = []
     for language, other in (languages, languages[::-1]):
         own, others = (

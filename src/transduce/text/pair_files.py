@@ -198,8 +198,8 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
     """Return the names of a table's columns that hold source and target.
 
-    They are those that are set, those named by the codes of the languages, those with usual names, those named by the
-    names of the languages, or else the only two.
+    The columns are those that are set, or else the first that exist of: columns named by the languages' codes, by usual
+    names, by the languages' names, and the only two columns.
 
     Raises:
         TransduceError: the specified columns do not exist or are the same, or none are specified and none of the known

@@ -233,9 +233,10 @@ _MANY_NUMBERS, _MANY_DIGITS_TOGETHER, _DIGITS_OF_TELEPHONES = 3, 9, 7
 
 
 def _number_spans(text: str) -> tuple[list[Span], list[Span]]:
-    """Return the spans of long numbers, prices and quantities, and those of numbers that are left to the model.
+    """Return two lists of spans of numbers in a text: those that are copied, and those that the model translates.
 
-    Each span is a whole number with its sign, groups of digits, currency and unit.
+    Long numbers, prices and quantities are copied. Each span is a whole number with its sign, groups of digits,
+    currency and unit.
     """
     protected, left = list[Span](), list[Span]()
     for match in _NUMBERS.finditer(text):
@@ -420,8 +421,8 @@ def _matches(text: str) -> Iterator[Span]:
 def _end_without_trailing(text: str, start: int, end: int) -> int:
     """Return where a protected match, `text[start:end]`, ends without characters that belong to the sentence around it.
 
-    These are closing brackets without opening ones, and punctuation after most kinds of matches. The first character
-    always stays.
+    Such characters are closing brackets without opening ones, and punctuation after most kinds of matches. The first
+    character always stays.
     """
     ends_by_punctuation = text[start] not in "`<\\$%{&:"
     unopened = {

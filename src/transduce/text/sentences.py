@@ -202,9 +202,10 @@ def _width(followed: Sequence[tuple[str, str]]) -> int:
 
 
 def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether more sentences end within lines than at line ends; `followed` are pairs of consecutive lines.
+    """Return whether lines seem wrapped: within lines, more sentences end than at line ends.
 
-    Few lines may begin with a capital letter or digit after a line that ends no sentence.
+    In addition, few lines may begin with a capital letter or digit after a line that ends no sentence, as items of a
+    list do. `followed` are pairs of consecutive lines.
     """
     within = at_end = large = 0
     for line, after in followed:

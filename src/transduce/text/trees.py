@@ -164,7 +164,7 @@ class _Reader:
 def clean(tree: Tree) -> Tree | None:
     """Return the tree for training and scoring of parsers: without traces, function tags and the outer bracket.
 
-    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. None if nothing is left.
+    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. The result is None if nothing is left.
     """
     cleaned = _clean(tree)
     while cleaned is not None and cleaned.label in ("", TOP) and len(cleaned.children) == 1:

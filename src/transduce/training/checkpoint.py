@@ -398,9 +398,9 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of tensors in a checkpoint's file by its name, such as "weights" for `weights.safetensors`.
+    """Return the kind of tensors in a checkpoint's file by its name: "weights" for `weights.safetensors`.
 
-    It is the same for `weights.00001-of-00002.safetensors`.
+    The numbered parts of a file, such as `weights.00001-of-00002.safetensors`, have the kind of the whole.
     """
     return name.split(".", maxsplit=1)[0]
 

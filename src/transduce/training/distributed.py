@@ -114,7 +114,7 @@ def current_processes() -> Processes:
 def explain_lost_processes() -> Iterator[None]:
     """Replace errors of lost connections in the body of `with` by one message, in the first process.
 
-    They mean that another process has ended. With a single process, errors pass unchanged.
+    A lost connection means that another process has ended. With a single process, errors pass unchanged.
 
     Raises:
         TransduceError: in the first process.

@@ -180,7 +180,7 @@ def _varint(value: int) -> bytes:
 
 
 def _within_float32(value: float) -> float:
-    """Return the value, or infinity if it exceeds the range of float32."""
+    """Return the value, or infinity with the value's sign if it exceeds the range of float32."""
     return math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else value
 
 

@@ -182,7 +182,10 @@ def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
-    """Return the coefficients of a ridge regression of gains on features, in which each corpus has the same weight."""
+    """Return the coefficients of a ridge regression from examples' features to their gains in the logit of BLEU.
+
+    Each corpus has the same weight, however many examples it has.
+    """
     count = Counter(each.corpus for each in examples)
     weights = np.array([1.0 / count[each.corpus] for each in examples])
     features = np.stack([each.features for each in examples])

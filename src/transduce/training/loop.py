@@ -367,8 +367,8 @@ class Trainer:
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
         """Estimate the duration of a step in seconds by timing micro-batches, if full steps would exceed the limit.
 
-        Return None, without having taken a step, if they would not. Otherwise `settings.accumulate` becomes 1, and one
-        step of a single micro-batch is taken.
+        If full steps stay within the limit, return None, and take no step. Otherwise set `settings.accumulate` to 1,
+        and take one step of a single micro-batch.
         """
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels

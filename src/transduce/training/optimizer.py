@@ -190,7 +190,7 @@ class Adam:
         self._updates.fill_(updates)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return the optimizer state that a checkpoint stores besides the weights, by name: the two moments."""
+        """Return the vectors that a checkpoint stores besides the weights, Adam's two moments, by name."""
         return dict(self._moments)
 
 
@@ -545,9 +545,9 @@ class FlatOptimizer(Optimizer):
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return views by kind and name of master weights, moments, moving average and running statistics (BatchNorm).
+        """Return views of all tensors that a checkpoint stores, by kind and name.
 
-        Kinds that the run does not have are left out.
+        Kinds are master weights, moments, moving average, and running statistics (BatchNorm); some may be missing.
         """
         return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 

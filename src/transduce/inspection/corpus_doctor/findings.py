@@ -154,10 +154,10 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> tuple[list[int], bool]:
-    """Return the indices of the lines with full-width marks, or those with ASCII marks after characters, if fewer.
+    """Return the indices of the lines with the rarer punctuation, and whether it is full-width marks.
 
-    On a side where under half of the lines have Chinese characters, return those with full-width marks in any case. The
-    second value tells whether the lines have full-width marks.
+    The other kind are ASCII marks after Chinese characters. On a side where under half of the lines have Chinese
+    characters, full-width marks are the rarer kind in any case.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]

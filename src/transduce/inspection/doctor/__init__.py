@@ -173,7 +173,7 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
 def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set[str]) -> set[str]:
     """Return the names of failed checks that would also fail without dropout, so that dropout is not their cause.
 
-    Empty if evaluation is not random, or if something else than dropout is random.
+    The result is empty if evaluation is not random, or if something else than dropout is random.
     """
     if "repeatability" not in failed or "finite logits" in failed:
         return set()

@@ -228,7 +228,7 @@ class _Watch(TorchFunctionMode):
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
         """Return the factor on the product of queries and keys in scores, the head width and the number of heads.
 
-        None if no recorded product is proportional to the scores.
+        The result is None if no recorded product is proportional to the scores.
         """
         visible = scores > _LOW
         for product, width, before in reversed(self.products):

@@ -155,7 +155,7 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
     """Return the layers for the check of residual connections.
 
-    Empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
+    The result is empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
     """
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":

@@ -95,7 +95,7 @@ def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collecti
 def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings | None = None) -> dict[str, Any] | None:
     """Return the content of `generation_config.json`, the settings of Hugging Face's `generate`.
 
-    None for an encoder, which generates no text.
+    The result is None for an encoder, which generates no text.
 
     Args:
         config: the model's configuration.
@@ -157,7 +157,7 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
 def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
     """Return whether the Hugging Face class of a configuration has a name for every parameter and buffer of a model.
 
-    True if no class computes the configuration, because this package's names are stored then.
+    The result is True if no class computes the configuration, because this package's names are stored then.
 
     Args:
         names: this package's names of the parameters and buffers.
@@ -192,8 +192,8 @@ def stored_parameters(
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
     """Return the names of tensors in a weights file that a reader may ignore if no parameter needs them.
 
-    They are tables that can be copies of other tensors, and tensors that are recomputed, such as sinusoids; empty for a
-    file with this package's names.
+    Such tensors are tables that can be copies of other tensors, and recomputed ones, such as sinusoids. The result is
+    empty for a file with this package's names.
 
     Args:
         config: the model's configuration.
@@ -209,9 +209,9 @@ def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def ignored_names(config: ModelConfig) -> set[str]:
-    """Return the names of tensors in a model folder that its BERT class reports as unexpected, as it lacks the head.
+    """Return the names of tensors in a model folder that its BERT class reports as unexpected, as they are unused.
 
-    Empty for other families.
+    The result is empty for other families.
     """
     family = family_for(config)
     if family is None or family.model_type != "bert":
@@ -259,10 +259,10 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return the number of rows of each stored tensor into which a parameter with this name is split.
+    """Return the number of rows of each stored tensor into which the parameter with this name is split.
 
-    They are the two halves of a gated feed-forward layer, or else the queries, keys and values of an attention; only
-    parameters that are stored as several tensors need them.
+    A gated feed-forward layer is split into its two halves, and any other parameter (of an attention) into queries,
+    keys and values.
     """
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
@@ -466,7 +466,8 @@ def tokenizer_files(
 ) -> dict[str, Any]:
     """Return the contents of the JSON files, by name, with which Hugging Face tokenizes as this package does.
 
-    They replace files of the same names that `Tokenizer.save` writes. Empty if Hugging Face has no such tokenizer.
+    The files replace those of the same names that `Tokenizer.save` writes. The result is empty if Hugging Face has no
+    such tokenizer.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -498,7 +499,7 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
     """Return whether Hugging Face has a tokenizer class that can tokenize as this tokenizer does.
 
     For separate vocabularies, only Marian's class exists. A joint sentencepiece model must be one that tokenizer.json
-    can express. False for imported tokenizers.
+    can express. The result is False for imported tokenizers.
     """
     if isinstance(tokenizer, ImportedTokenizer):
         return False

@@ -164,8 +164,8 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that Qwen2's config.json cannot express; empty if it can.
 
-    They are those for Llama, but different biases of the attention's projections and output are allowed: in Qwen2 only
-    queries, keys and values have biases.
+    The settings are those of Llama, except that only Qwen2 allows biases of queries, keys and values without one of the
+    attention's output.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -232,7 +232,7 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 def _nearest(config: ModelConfig) -> Family | None:
     """Return the Hugging Face class of the model's kind with the fewest settings that differ from the model's.
 
-    Different position encodings count three times. None if there is no class of this kind.
+    Different position encodings count three times. The result is None if there is no class of this kind.
     """
 
     def distance(family: Family) -> int:
@@ -262,8 +262,8 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
 def _default_values(config: ModelConfig) -> dict[str, object]:
     """Return the values that a model's settings must have, by name, unless a Hugging Face class says otherwise.
 
-    They are the defaults of `ModelConfig`, with sizes of heads that follow from the model's; settings that any class
-    allows, such as the width, are left out.
+    The values are the defaults of `ModelConfig`, with sizes of heads that follow from the model's. Settings that any
+    class allows, such as the width, are left out.
     """
     fields = msgspec.structs.fields(ModelConfig)
     defaults = {field.name: field.default for field in fields if field.name not in _ALWAYS_FREE}
@@ -320,8 +320,9 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that T5's class cannot express; empty if it can.
 
-    Those are values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a cache with as
-    many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if tied.
+    The class cannot express values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a
+    cache with as many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if
+    tied.
     """
     scales = (config.d_model**-0.5, 1.0) if config.tie_output else (1.0,)
     return [

@@ -397,9 +397,9 @@ def bert(config: ConfigReader) -> Settings:
 
 
 def roberta(config: ConfigReader) -> Settings:
-    """Convert the config.json of a RoBERTa or a descendant to model settings.
+    """Convert the config.json of RoBERTa, or of a model derived from it, to model settings.
 
-    They are those of BERT, but positions start after the padding id, and there are start and end ids.
+    The settings are those of BERT, except that positions start after the padding id, and there are start and end ids.
     """
     settings = bert(config.with_defaults({"pad_token_id": 1}))
     # The stored table also has rows for the unused positions below the offset.
@@ -633,7 +633,7 @@ def import_generation(
 ) -> SearchSettings:
     """Convert a Hugging Face folder's generation settings to search settings that generate the same.
 
-    Settings that are not specified have the defaults of `generate`, but without its limit of 20 tokens.
+    Unspecified settings have the defaults of `generate`, except that its limit of 20 tokens does not apply.
 
     Args:
         generation: the content of `generation_config.json`; empty if there is none.

@@ -91,7 +91,7 @@ class TokenizerFiles:
     def extra_tokens(self) -> list[str]:
         """Return the additional special tokens, such as language tags, in the order of the first file that lists any.
 
-        Empty if neither special_tokens_map.json nor tokenizer_config.json does.
+        The files are special_tokens_map.json and tokenizer_config.json; the result is empty if neither lists any.
         """
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             content = self.json(name)
@@ -104,7 +104,7 @@ class TokenizerFiles:
 def text_of(token: Any) -> str | None:
     """Return the text of a token that a tokenizer's JSON file stores as a string or as an object with `content`.
 
-    None for anything else, such as a missing token.
+    The result is None for anything else, such as a missing token.
     """
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
@@ -509,7 +509,7 @@ _NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
 def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
     """Return a tokenizer.json with the settings of tokenizer_config.json that override it in transformers.
 
-    They are those of BERT's normalizer and `add_prefix_space` of byte-level classes; other classes have none.
+    Only the settings of BERT's normalizer, and `add_prefix_space` of byte-level classes, override it.
 
     Args:
         content: the content of tokenizer.json, which is not changed.
@@ -530,7 +530,7 @@ def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]
 def _class_name(files: TokenizerFiles, model_type: str) -> str:
     """Return the name of the class with which transformers opens a folder's tokenizer, without the suffix `Fast`.
 
-    It is the class in tokenizer_config.json or config.json, or else the usual one of the family; "" if unknown.
+    The name comes from tokenizer_config.json or config.json, or else is the usual one of the family; "" if unknown.
     """
     names = (files.json(name).get("tokenizer_class") for name in ("tokenizer_config.json", "config.json"))
     return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")
@@ -589,7 +589,7 @@ def _with_special_tokens(
 ) -> TokenizerParts:
     """Return what was read from a tokenizer.json with the special tokens that the folder's other files name.
 
-    As in transformers, one that the vocabulary lacks gets the next free id. One without an embedding, for which
+    As in transformers, a token that the vocabulary lacks gets the next free id. A token without an embedding, for which
     transformers fails, stays ordinary text.
 
     Args:
@@ -689,8 +689,8 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Return the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
-    Those of padding and end come from the model's configuration, or else from the tokenizer's files. In a decoder the
-    end also serves as a missing padding, and in a byte-level tokenizer as the unknown token.
+    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. A decoder
+    without padding uses the end symbol for it, and a tokenizer without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -728,7 +728,8 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
     """Return the texts of the special tokens that are never recognized in a text: start, end, padding, unknown.
 
-    They are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as `</s>`.
+    The tokens are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as
+    `</s>`.
     """
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     configured = {
@@ -744,7 +745,7 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
     """Return the language tags of an imported tokenizer by language, and where they are put in source and target.
 
-    None for families that do not select languages by tags.
+    The result is None for families that do not select languages by tags.
 
     Raises:
         TransduceError: the family does, but a tokenizer without tokenizer.json names no tag.

@@ -43,9 +43,9 @@ class StoredTensors:
         return self.names[name]().shape
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return a reader of these tensors under the names that current versions of transformers use.
+        """Return these stored tensors under the names that current versions of transformers use.
 
-        Norms have `weight` and `bias` instead of `gamma` and `beta`.
+        Norms then have `weight` and `bias` instead of `gamma` and `beta`.
 
         Args:
             prefix: the family's prefix of names, such as `model.`; if no name begins with it, as in the folder of a

@@ -55,7 +55,7 @@ class TokenSplitter(Protocol):
     def bytes_of(self, token: str) -> bytes | None:
         """Return the UTF-8 bytes that a token adds to a text, such as part of a character in a byte-level vocabulary.
 
-        None if they are the token's own characters, with ▁ as a space.
+        The result is None if the bytes are those of the token's own characters, with ▁ as a space.
         """
 
     def spelling(self, token: str) -> str:
@@ -290,7 +290,7 @@ def open_pipeline(
 def is_byte_level(content: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json is byte-level: its `pre_tokenizer`, at any depth, maps bytes to characters.
 
-    False without a pre-tokenizer.
+    The result is False without a pre-tokenizer.
     """
     step = content.get("pre_tokenizer")
     steps = [step] if step else []

@@ -345,7 +345,7 @@ def build_embedding(
 def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
     """Add the norm before a sub-layer to an ONNX graph, and return the name of the sub-layer's input.
 
-    That is x itself if the layer has no such norm.
+    The input is x itself if the layer has no such norm.
     """
     return build_norm(graph, x, residual.norm_before)
 

@@ -49,7 +49,7 @@ class _State(NamedTuple):
     """The weighted average of the past hidden states in the last step."""
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yield the kind (such as `hidden`) and the name in the graph of each part that the layer's state has."""
+        """Yield kind (such as `hidden`) and name in the ONNX graph of each value that the layer's state consists of."""
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
@@ -120,8 +120,8 @@ def _build_mean(graph: Graph, memory: str, present: str) -> str:
 def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
     """Add the initial state of each decoder layer to the outputs of the encoder's graph.
 
-    It is the context vector, or zeros if only the steps use the context. The outputs have the names of the decoder
-    graph's inputs.
+    The initial state is the context vector, or zeros if only the steps use the context. The outputs have the names of
+    the decoder graph's inputs.
 
     Args:
         graph: the encoder's graph.

@@ -335,7 +335,7 @@ class Head(HeadAddresses):
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
-        """Emit the number of leading keys that each query of a group may attend to."""
+        """Return, for each query of a group, the number (an emitted value) of leading keys that it may attend to."""
         k = self.k
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 

@@ -117,7 +117,7 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Emit code that sets `words` elements of 32 bits to zero, whole vectors."""
+        """Emit code that zeros `words` elements of 32 bits at a pointer; `words` is a multiple of a vector's length."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))

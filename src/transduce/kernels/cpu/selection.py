@@ -124,6 +124,8 @@ class RuleArguments(NamedTuple):
     """The number F of first positions for which `forced` has tokens."""
     certain_count: Any
     """The number of first positions at which a forced token has probability 1 instead of the model's."""
+    starts: Any
+    """Address of each sentence's number of first tokens that are context, by index in the input batch, int64 (N,)."""
     forced_last: Any
     """The token at the greatest length of a sentence, with probability 1; -1: none."""
     indices: Any
@@ -358,9 +360,12 @@ class Rules:
         self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
         self.eos_id = args.eos_id
         self.sentence = sentence
-        self.row = row
-        self.length = k.build.sub(self.fields.get("length"), self.fields.element("joined", sentence, I64))
-        """The number of tokens of the hypothesis so far."""
+        self.index = self.fields.element("indices", sentence, I64)
+        self.position = k.build.sub(self.fields.get("length"), self.fields.element("joined", sentence, I64))
+        self.start = self.fields.element("starts", self.index, I64)
+        self.length = k.build.sub(self.position, self.start)
+        """The number of tokens of the hypothesis so far, without its context, to which rules do not apply."""
+        self.history = self.fields.at("tokens", k.add(k.mul(row, self.fields.get("capacity")), self.start), I32)
 
     def apply(self, line: LogitsRow) -> "RuleResult":
         """Emit the rules for a row of logits: forbidden tokens' logits become -inf, and penalties change others.
@@ -410,18 +415,17 @@ class Rules:
     def _forced_token(self) -> tuple[Value, Value]:
         """Emit the token that must come next, or -1, and the condition that its probability is 1."""
         k, fields = self.k, self.fields
-        position, count = self.length, fields.get("forced_count")
+        position, count = self.position, fields.get("forced_count")
         token = k.variable(k.int64(-1))
         with k.when(k.build.icmp_signed("<", position, count)):
-            index = fields.element("indices", self.sentence, I64)
-            k.store(fields.element("forced", k.add(k.mul(index, count), position), I64), token)
+            k.store(fields.element("forced", k.add(k.mul(self.index, count), position), I64), token)
         forced_last, first = fields.get("forced_last"), k.load_variable(token, position)
         is_last = k.build.and_(
             k.build.icmp_signed(">=", forced_last, k.int64(0)),
             k.build.icmp_signed("==", k.add(position, 1), fields.element("longest", self.sentence, I64)),
         )
-        is_certain = k.build.or_(is_last, k.build.icmp_signed("<", position, fields.get("certain_count")))
-        return k.build.select(is_last, forced_last, first), is_certain
+        is_early = k.build.icmp_signed("<", self.length, fields.get("certain_count"))
+        return k.build.select(is_last, forced_last, first), k.build.or_(is_last, is_early)
 
     def _forbid(self, line: LogitsRow) -> None:
         """Emit the rules that set logits to -inf: additional end tokens, forbidden tokens, early ends, repetitions."""
@@ -449,10 +453,9 @@ class Rules:
         )
         of_log_probabilities = k.is_nonzero(fields.get("penalizes_log_probabilities"))
         offset = k.build.select(of_log_probabilities, normalizer, k.float32(0.0))
-        index, length = fields.element("indices", self.sentence, I64), self.length
+        index, length, history = self.index, self.length, self.history
         before = fields.at("before", k.mul(index, fields.get("before_stride")), I64)
         count = fields.element("before_counts", index, I64)
-        history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
@@ -486,7 +489,7 @@ class Rules:
         return k.build.fadd(scaled, offset)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Emit one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
+        """Emit the joint logit of two end tokens: the greater one or, in sampling, that of the sum of probabilities."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined, one)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
@@ -500,8 +503,7 @@ class Rules:
         """Emit the rule that forbids every token that would complete an n-gram of the hypothesis a second time."""
         k, fields = self.k, self.fields
         before = k.add(fields.get("ngram"), -1)  # tokens of an n-gram before its last one
-        length = self.length
-        history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
+        length, history = self.length, self.history
         end = k.build.sub(length, before)  # the newest tokens start here
         with k.loop(0, end) as first:
             differences = k.variable(k.int64(0))
@@ -687,7 +689,7 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
         sample = k.add(beam, number)
         token, value = k.variable(choice.forced), k.variable(choice.forced_value)
         with k.when(k.build.not_(is_forced)):
-            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.length)
+            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.position)
             uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
             index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
             k.store(k.load(k.element_pointer(context.tokens, index, I64), I64), token)
@@ -723,7 +725,7 @@ class _SortedRow:
         self.taken = k.variable(k.int64(0))
 
     def _take(self) -> Value:
-        """Emit the move of the row's likeliest token to the scratch space; return its probability, float32."""
+        """Emit the move of the row's likeliest token to the end of the scratch space; return its probability."""
         k, context = self.k, self.context
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))

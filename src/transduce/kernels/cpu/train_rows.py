@@ -675,7 +675,7 @@ def add_in_place(total: Tensor, part: Tensor) -> None:
 def supports_activation(name: str, x: Tensor, width: int) -> bool:
     """Return whether `activate` computes the activation `name` for this output width, in x's dtype on x's device.
 
-    False for an unknown name, an empty x, or a width that does not fill whole vectors.
+    The result is False for an unknown name, an empty x, or a width that does not fill whole vectors.
     """
     tile, kind_fits = find_integer_tile(), x.device.type == "cpu" and x.dtype in LLVM_TYPES
     is_known = name in ACTIVATION_EMITTERS or name in GATED_BY
@@ -683,7 +683,10 @@ def supports_activation(name: str, x: Tensor, width: int) -> bool:
 
 
 def activate(projected: Tensor, name: str) -> Tensor:
-    """Apply an activation that `supports_activation` knows: (…, F), or (…, 2 F) with gates before values, to (…, F)."""
+    """Apply an activation, one that `supports_activation` accepts, to a linear layer's output; return (…, F).
+
+    The input is (…, F), or (…, 2 F) with gates before values for a gated activation.
+    """
     return ActivationNode.apply(projected, name)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -28,7 +28,7 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """A process-wide holder of the next dropout seeds on the GPU; None means that each seed is drawn when needed."""
+    """A namespace for one process-wide variable: the next dropout seeds on the GPU; None: each is drawn when needed."""
 
     remaining: Iterator[Tensor] | None = None
 

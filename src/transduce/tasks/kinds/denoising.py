@@ -43,9 +43,9 @@ class NoiseGenerator:
         self._marks = [tokenizer.source.id(mark) for mark in noise_tokens(noise)]
 
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch with the corrupted texts as sources and what the model must write as targets.
+        """Return a batch with the corrupted texts as sources and, as targets, the text that the model must write.
 
-        This is the whole text or, with T5's spans, the removed ones. A batch without texts is returned as it is.
+        The target is the whole text or, with T5's spans, the removed ones. A batch without texts is returned as it is.
         """
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:

@@ -171,7 +171,10 @@ class Validation(ABC):
 
     @abstractmethod
     def measure(self, step: int) -> ValidationEvent:
-        """Measure the model with its current weights, those of a training step, on the dev set."""
+        """Measure the model, with the weights that it has now, on the dev set, and return the results as an event.
+
+        `step` is the training step that the weights are of.
+        """
 
 
 def validation_event(
@@ -429,7 +432,7 @@ class TaskKind(ABC, Generic[C]):
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings, with the filters of the `transduce prepare` that made the corpus, if one did."""
+        """Return the data settings, with the filters of `transduce prepare` if a corpus was prepared by it."""
         return data
 
     # --- choices ---
@@ -682,8 +685,8 @@ class TextKind(TaskKind[TaskCorpus]):
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Return the text to prepare, with all special tokens; other formats are first converted to files of lines.
 
-        These are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run uses
-        them.
+        The converted files are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a
+        resumed run uses them.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.

@@ -109,9 +109,9 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
 
 def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
-    """Return the tag of each file that the corpora name in `side`, such as "source"; "" is none.
+    """Return the tag of each file that the corpora name in `side`, such as "source"; "" stands for no tag.
 
-    Empty if no corpus has a tag.
+    The result is empty if no corpus has a tag.
     """
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()

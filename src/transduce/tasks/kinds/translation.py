@@ -474,7 +474,7 @@ class TranslationKind(SequenceToSequenceKind):
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Return {file name: content} of the list of language pairs, if there are several, and of the document context.
 
-        Empty if there is neither.
+        The result is empty if there is neither.
         """
         directions, data = dict.fromkeys(resolved.data.directions), resolved.data
         files = {DIRECTIONS: directions_text(directions)} if directions else {}

@@ -205,7 +205,7 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
     """Return a base model's configuration, with the tokenizer's vocabulary sizes where these are larger.
 
-    They are if the user's symbols extend the vocabulary. Without a tokenizer, the configuration is unchanged.
+    Symbols of the user that extend the vocabulary make it larger. Without a tokenizer, the configuration is unchanged.
     """
     if tokenizer is None:
         return config

@@ -387,7 +387,7 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
     """Copy the base model's own tokenizer files to the run's folder if they describe the run's tokenizer.
 
-    They do for an imported model, such as one of Hugging Face, whose vocabulary is not extended.
+    This is so for an imported model, such as one of Hugging Face, whose vocabulary is not extended.
     """
     before, now = base.tokenizer, corpus.tokenizer
     if (

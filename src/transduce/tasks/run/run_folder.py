@@ -251,8 +251,8 @@ def apply_changes(
 def _chosen_decay(settings: Settings) -> float | None:
     """Return the weight decay that Muon has by default in a run with these settings, which a base model may lower.
 
-    None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting that it
-    depends on is missing.
+    The result is None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting
+    that it depends on is missing.
     """
     training, d_model = settings.training, settings.model.d_model
     rate, schedule, warmup = training.learning_rate, training.schedule, training.warmup_steps

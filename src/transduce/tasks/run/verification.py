@@ -235,7 +235,7 @@ def _last_step(run: Path) -> int:
 def _differences(run: Path, reference: Path, step: int) -> list[str]:
     """Return the kinds of tensors that differ between two runs at a step, and the first step with other metrics.
 
-    Empty if both are equal.
+    The result is empty if both runs are equal.
     """
     ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [

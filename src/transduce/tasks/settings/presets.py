@@ -142,10 +142,10 @@ _BASE_MODEL_TABLES = ("task.", "tokenizer.", "model.")
 
 
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the settings that a preset adds to the user's, by dotted name, each with its reason.
+    """Return the settings that a preset adds to the user's, by dotted name, each as its value and a reason.
 
-    Empty without a preset, or if it has only sizes. The user's settings win. In a run of other length than the paper's,
-    checkpoints keep their share of the run.
+    The result is empty without a preset, or if the preset has only sizes. What the user has set is left out. If the
+    user sets another number of steps than the paper's, the interval between checkpoints is scaled in proportion.
 
     Args:
         content: the user's settings, nested as in a settings file.

@@ -429,7 +429,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def pair(self) -> tuple[str, str] | None:
         """The source and target language of a run with one pair of languages.
 
-        None if the settings do not name them, or if there are several pairs.
+        The value is None if the settings name no languages, or if there are several pairs.
         """
         if not self.corpora or self._has_several_pairs:
             return self.languages

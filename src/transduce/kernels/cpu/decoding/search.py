@@ -110,6 +110,7 @@ class NativeSearch:
             "scores": (torch.float32, by_row),
             "indices": (torch.int64, by_sentence),
             "joined": (torch.int64, by_sentence),
+            "starts": (torch.int64, by_sentence),
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.options.forbidden_tokens),)),
@@ -172,7 +173,10 @@ class NativeSearch:
         numbers("newest")[:] = [self.options.start_id] * self.rows
         numbers("indices")[:count] = range(count)
         numbers("longest")[:count] = self.options.max_lengths
-        numbers("greatest_penalties")[:count] = self.options.penalties[self.options.max_lengths].tolist()
+        starts = torch.tensor(self.options.rules.context_lengths or [0] * count)
+        numbers("starts")[:count] = starts.tolist()
+        own_lengths = torch.tensor(self.options.max_lengths) - starts
+        numbers("greatest_penalties")[:count] = self.options.penalties[own_lengths].tolist()
         numbers("never")[:] = self.options.forbidden_tokens
         numbers("forbidden")[:] = self.options.rules.forbidden
         numbers("more_ends")[:] = self.options.rules.more_ends

@@ -104,10 +104,12 @@ class SearchArguments(NamedTuple):
     """Address of the number of steps before each sentence joined the batch, int64 (B,)."""
     longest: Any
     """Address of each sentence's greatest number of tokens, int64 (B,)."""
+    starts: Any
+    """Address of each sentence's number of first tokens that are context, by index in the input batch, int64 (N,)."""
     greatest_penalties: Any
     """Address of the length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
-    """Address of the length penalty of n tokens at index n, float64 (T + 2,)."""
+    """Address of the length penalty of n tokens, without context, at index n, float64 (T + 2,)."""
     finished_counts: Any
     """Address of the number of finished hypotheses by index in the input batch, int64 (N,)."""
     order: Any
@@ -174,7 +176,7 @@ def _write_record(k: KernelBuilder) -> None:
             k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
         full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.add(length, 1)
-        score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
+        score = k.build.fdiv(full_total, _penalty_of(fields, index, new_length))
         score = k.build.select(_is_sampling(fields), k.build.fneg(k.build.sitofp(own, F64)), score)
         slots = k.add(fields.get("beam_size"), 1)
         base, count = k.mul(index, slots), fields.element("finished_counts", index, I64)
@@ -202,6 +204,12 @@ def _write_record(k: KernelBuilder) -> None:
 def _length_of(fields: Fields, sentence: Value) -> Value:
     """Emit the number of tokens so far of each hypothesis of a sentence."""
     return fields.k.build.sub(fields.get("length"), fields.element("joined", sentence, I64))
+
+
+def _penalty_of(fields: Fields, index: Value, length: Value) -> Value:
+    """Emit the length penalty of a hypothesis of `length` tokens; `index` is its sentence's in the input batch."""
+    own_length = fields.k.build.sub(length, fields.element("starts", index, I64))
+    return fields.element("penalties", own_length, F64)
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
@@ -349,7 +357,7 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
     length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(_length_of(fields, sentence), 1))
-    bound = k.build.fdiv(k.build.fpext(best, F64), fields.element("penalties", length, F64))
+    bound = k.build.fdiv(k.build.fpext(best, F64), _penalty_of(fields, index, length))
     count, base = fields.element("finished_counts", index, I64), k.mul(index, k.add(beam_size, 1))
     slot = fields.element("order", k.add(base, beam_size, -1), I64)  # of the worst of W finished hypotheses
     beats_worst = k.build.fcmp_ordered(">", bound, fields.element("finished_scores", k.add(base, slot), F64))

@@ -183,10 +183,10 @@ class _Blocks:
         self.fetched = k.variable(none)  # bytes
 
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
-        """Emit the loop that multiplies one block of rows after another by the block of 64 outputs.
+        """Emit a loop over blocks of rows, each of which is multiplied by the same block of weights (64 outputs).
 
-        `ahead` points to the weights that are multiplied next, of which `lines` cache lines per 16 rows are prefetched
-        at each step along the inputs.
+        `ahead` points to the block of weights that is multiplied next. Per 16 rows, `lines` cache lines of it are
+        prefetched for every 64 bytes of inputs that are summed over.
         """
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)

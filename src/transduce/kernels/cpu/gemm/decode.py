@@ -423,7 +423,10 @@ class NativeVocabulary(NativeLinear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Pack the matrix (V, D), and keep the original for the likeliest tokens (no copy if embeddings are tied)."""
+        """Pack the matrix (V, D), and keep the original, by which the likeliest tokens' logits are computed again.
+
+        With tied embeddings the original takes no extra memory.
+        """
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
         self.recomputes_likeliest = self.is_rounded
@@ -494,8 +497,9 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
     """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
 
-    Activations have 8 bits in layers of many inputs where the processor supports it, else 12 bits. Those of a
-    vocabulary projection have 8 or 6, as its likeliest logits are computed again; those of the use `memory` have 12.
+    The number of bits of activations depends on `use`. In a layer with many inputs they have 8 bits where the processor
+    supports it, otherwise 12, and for `memory` always 12. For a vocabulary projection they have 8 or 6, as its
+    likeliest logits are computed again.
 
     Raises:
         TransduceError: the number of inputs is no multiple of `INPUT_MULTIPLE`, or sums could exceed 32 bits.

@@ -327,7 +327,10 @@ PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64,
 
 
 class EpilogueEmitter(NamedTuple):
-    """Callbacks that emit the epilogue (the work on finished sums, such as bias and ReLU) of a row, and prefetches."""
+    """Two callbacks for the rows of a GEMM's result: one emits the epilogue of a row, the other prefetches for it.
+
+    The epilogue is the work on finished sums, such as bias and ReLU.
+    """
 
     fetch: Callable[[Value], None]
     """Emit prefetches for a row's epilogue, given the offset in elements, from the result's start, of the row.

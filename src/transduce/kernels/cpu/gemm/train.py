@@ -250,7 +250,7 @@ class GemmEmitter:
     def _first_row(self, gemm: Gemm, number: Value) -> Value:
         """Emit the first row of row tile `number`; a tile that would reach behind the last row starts earlier instead.
 
-        It then computes some rows a second time.
+        Such a tile computes some rows a second time.
         """
         tile_rows = self.layout.tile_rows
         return self.k.minimum(self.k.mul(number, tile_rows), self.k.build.sub(gemm.rows, self.k.int64(tile_rows)))
@@ -295,10 +295,7 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *masks)
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Emit an address moved by `elements` of `size` bytes; address 0 stays 0.
-
-        `size` None means that of the packed elements.
-        """
+        """Emit an address moved by `elements` of `size` bytes (None: those of packed elements); address 0 stays 0."""
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))
         return k.build.select(k.is_nonzero(address), further, address)

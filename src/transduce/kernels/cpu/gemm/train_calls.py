@@ -258,7 +258,7 @@ def bfloat16_tile() -> Tile | None:
 def gemm_tile(dtype: torch.dtype) -> Tile | None:
     """Return the register tile (instructions and vector length) for GEMMs of a dtype on this processor.
 
-    None for a dtype other than float32 and bfloat16, and on a processor without kernels.
+    The result is None for a dtype other than float32 and bfloat16, and on a processor without kernels.
     """
     if dtype == torch.float32:
         return find_float_tile("floats")
@@ -384,7 +384,7 @@ class PackedProjection:
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjection | None:
     """Return a vocabulary projection that packs its weight (V, D) once, for hidden states (N, D) of the same dtype.
 
-    None if the compiled kernels do not support the dtypes, sizes or memory layout (implements
+    The result is None if the compiled kernels do not support the dtypes, sizes or memory layout (implements
     `backend.TrainingKernels.project`).
     """
     tile = gemm_tile(hidden.dtype)

@@ -47,7 +47,7 @@ def cache_key(*parts: Any) -> str:
 def load_cached_code(key: str) -> bytes | None:
     """Return the machine code that the cache has for a key, and mark its file as recently used.
 
-    None if there is no such file, if it cannot be read, or if it does not match its checksum.
+    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
     """
     path = _path(key)
     if path is None:

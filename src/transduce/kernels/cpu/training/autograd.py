@@ -62,8 +62,8 @@ _WIDEST = 128  # greatest head width
 def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
     """Return whether compiled attention kernels support this head width and number of keys, and x's dtype and device.
 
-    They need a CPU that compiled kernels support, float32 or bfloat16, 1 to 256 keys, and a head width of at most 128
-    that fills whole vector registers. False for an empty x.
+    Supported are CPUs with compiled kernels, float32 or bfloat16, 1 to 256 keys, and a head width of at most 128 that
+    fills whole vector registers. The result is False for an empty x.
     """
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
@@ -360,8 +360,8 @@ def _run_norm(
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
     """Return whether the compiled kernel of `linear` supports this input, weight and range of the weight's rows.
 
-    True for float32 or bfloat16 on a CPU if the range's ends and the number of inputs are multiples of the vector
-    length. `rows` None means all rows.
+    The result is True for float32 or bfloat16 on a CPU if the range's ends and the number of inputs are multiples of
+    the vector length. `rows` None means all rows.
     """
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
