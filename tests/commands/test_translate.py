@@ -216,7 +216,7 @@ def test_search_options_of_the_command_take_effect(
             "`--coverage-penalty` ranks the hypotheses of a beam, but `--beam-size` is 1: raise it.",
         ),
         (
-            ["--diversity-penalty", "1"],
+            ["--diversity-penalty", "2"],
             "`--diversity-penalty` applies between groups of a beam, but `--diverse-groups`",
         ),
         (

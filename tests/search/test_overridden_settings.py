@@ -23,12 +23,12 @@ BEAM = {"beam_size": 8, "length_penalty": 1.0}
         ({"sampling": SAMPLES}, {"length_penalty": 1.0}, {}, {"length_penalty": 1.0}),
         (
             {"sampling": SAMPLES},
-            {"diversity_penalty": 1.0, "diverse_groups": 2},
+            {"diversity_penalty": 2.0, "diverse_groups": 2},
             {},
-            {"diversity_penalty": 1.0, "diverse_groups": 2},
+            {"diversity_penalty": 2.0, "diverse_groups": 2},
         ),
-        ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"beam_size": 3}, {}, {"beam_size": 3}),
-        ({"diverse_groups": 2, "diversity_penalty": 1.0}, {"diverse_groups": 1}, {}, {}),
+        ({"diverse_groups": 2, "diversity_penalty": 2.0}, {"beam_size": 3}, {}, {"beam_size": 3}),
+        ({"diverse_groups": 2, "diversity_penalty": 0.5}, {"diverse_groups": 1}, {}, {}),
         (
             {"beam_size": 6, "diverse_groups": 3, "diversity_penalty": 1.5},
             {"beam_size": 4, "diverse_groups": 2},
@@ -80,7 +80,7 @@ def test_what_the_user_sets_has_its_effect(
         ({}, {"beam_size": 0}, {}, "`beam_size` must be at least 1, but is 0"),
         ({}, {}, {"temperature": 0, "top_k": 5}, "`top_k` sets how to sample, but with `temperature` 0 search is"),
         ({}, {}, {"temperature": 0.0, "seed": 9}, "`seed` sets how to sample, but with `temperature` 0 search is"),
-        ({}, {"diversity_penalty": 1.0}, {}, "`diversity_penalty` applies between groups of a beam, but"),
+        ({}, {"diversity_penalty": 2.0}, {}, "`diversity_penalty` applies between groups of a beam, but"),
     ],
 )
 def test_a_setting_without_effect_is_refused(
@@ -127,13 +127,15 @@ def test_a_stored_penalty_without_effect_is_ignored_with_a_warning(tmp_path: Pat
         "it out, or change them."
         for each in idle
     ]
-    assert (search.coverage_penalty, search.diversity_penalty) == (0.0, 0.5)
+    assert (search.coverage_penalty, search.diversity_penalty) == (0.0, 1.0)
     assert msgspec.structs.replace(search, n_best=1) == search
 
 
 def test_defaults_of_earlier_versions_are_stored_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("[search]\ndiverse_groups = 1\ndiversity_penalty = 0.5\n")
-    assert read_search_settings(tmp_path) == SearchSettings()
+    assert read_search_settings(tmp_path) == SearchSettings() == SearchSettings(diversity_penalty=0.5)
+    (tmp_path / "settings.toml").write_text("[search]\ndiverse_groups = 2\ndiversity_penalty = 0.5\n")
+    assert read_search_settings(tmp_path).diversity_penalty == 0.5
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ SEARCH_OPTIONS = {
     ),
     "diversity_penalty": SettingOption(
         "search.diversity_penalty",
-        "cost of a choice of an earlier group; usually 0.5",
+        "cost of a choice of an earlier group; usually 1",
         {"type": float, "metavar": "NATS"},
     ),
     "forbid": SettingOption(

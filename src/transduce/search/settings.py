@@ -29,7 +29,7 @@ _MAX_VALUES = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_pe
 _MAX_VALUES |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
-_DIVERSITY_PENALTY = 0.5  # the default
+_DIVERSITY_PENALTY = 1.0  # the default (docs/log/searching.md)
 EARLIER_DEFAULTS = (("diversity_penalty", 0.5),)
 """Names and values of search settings that files of earlier versions may hold although nobody set them."""
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
@@ -208,6 +208,8 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "set `max_length`, in tokens."
             )
         _check_penalties(self)
+        if self.diverse_groups == 1 and ("diversity_penalty", self.diversity_penalty) in EARLIER_DEFAULTS:
+            msgspec.structs.force_setattr(self, "diversity_penalty", _DIVERSITY_PENALTY)
         _check_beam(self)
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
