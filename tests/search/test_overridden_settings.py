@@ -21,6 +21,13 @@ BEAM = {"beam_size": 8, "length_penalty": 1.0}
     [
         ({"sampling": SAMPLES, "n_best": 8}, {"beam_size": 3}, {}, {"beam_size": 3, "n_best": 3}),
         ({"sampling": SAMPLES}, {"length_penalty": 1.0}, {}, {"length_penalty": 1.0}),
+        ({"sampling": SAMPLES, "frequency_penalty": -0.5}, {"beam_size": 3}, {}, {"beam_size": 3}),
+        (
+            {"sampling": SAMPLES, "frequency_penalty": -0.5},
+            {"beam_size": 1},
+            {},
+            {"beam_size": 1, "frequency_penalty": -0.5},
+        ),
         (
             {"sampling": SAMPLES},
             {"diversity_penalty": 2.0, "diverse_groups": 2},

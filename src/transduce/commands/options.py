@@ -23,9 +23,9 @@ from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
-    from transduce.inference.load import LoadOptions
     from transduce.inference.translator import Translator
     from transduce.inspection.plots import Chart
+    from transduce.model_folder.load import LoadOptions
     from transduce.search.settings import SearchSettings
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that

@@ -41,13 +41,8 @@ from transduce.text.filters import (
     with_current_names,
 )
 from transduce.text.languages import language_of
-from transduce.text.vocabulary import (
-    BACK_TRANSLATED,
-    Vocabulary,
-    language_token,
-    tag_token,
-    tokenizes_words_independently,
-)
+from transduce.text.sentencepiece_model import tokenizes_words_independently
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token, tag_token
 
 # --- tokenization of many sentences, each word only once if the vocabulary permits ---
 # Nine of ten words of a corpus have occurred before. Looking a word up takes a tenth of the time of tokenizing it.

@@ -222,6 +222,7 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 
 
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
+    """Return the settings of the second search: one wide beam, in which n-grams of this length may not repeat."""
     wide = max(_WIDTH, search.beam_size)
     changes = {
         "beam_size": wide,

@@ -605,11 +605,9 @@ class Translator:
         """
         alpha, generate = search.length_penalty, search.generate
         rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate)
-        return (
-            rank
-            if not search.batch_invariant
-            else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
-        )
+        if not search.batch_invariant:
+            return rank
+        return lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
 
     @renamed_arguments(places="indices")
     def search_ids(

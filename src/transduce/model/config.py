@@ -576,11 +576,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def has_plain_attention(self) -> bool:
         """True if attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
-        uses_positions = (
-            self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
-        )
-        score = self.attention_score, self.attention_kind, self.attention_scale
-        return self.kind != "recurrent" and not uses_positions and score == ("scaled", "soft", None)
+        parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
+        is_plain = parts == ("multi-head", "scaled", "soft", None, None)
+        return self.kind != "recurrent" and is_plain and self.positions in ("sinusoidal", "learned", "none")
 
     @property
     def can_be_packed(self) -> bool:

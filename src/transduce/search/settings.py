@@ -367,6 +367,8 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
+    else:  # a beam refuses penalties that make repetitions more likely
+        neutral |= {name: 0.0 for name in ("frequency_penalty", "presence_penalty") if getattr(search, name) < 0.0}
     if {**neutral, **changes}.get("diverse_groups", search.diverse_groups) == 1:
         neutral["diversity_penalty"] = _DIVERSITY_PENALTY
     max_length = changes.get("max_length")

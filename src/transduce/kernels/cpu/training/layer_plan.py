@@ -238,7 +238,7 @@ class _PlannedSublayer:
         """False if the activation's large output is recomputed in the backward pass instead of being saved."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Describe rows [start, stop) of the weight of the sub-layer's first linear layer, which one GEMM multiplies."""
+        """Describe rows [start, stop) of the weight of the sub-layer's first linear layer, as operand of a GEMM."""
         return _Matrix(SublayerBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: SublayerBase) -> MemoryOffset:
