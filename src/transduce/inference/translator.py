@@ -68,7 +68,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.load import choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
-from transduce.search.settings import SearchSettings, checked_search, override_search
+from transduce.search.settings import SearchSettings, checked_search, override_with_warnings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
@@ -277,13 +277,14 @@ class Translator:
 
         Warns:
             WrongLanguageWarning: a text seems not to be in the source language.
+            IdleSettingWarning: the arguments leave other search settings without effect, or change them.
 
         Raises:
             TransduceError: an option is out of range.
         """
         options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        settings = override_search(checked_search(search or self.search), options, sampling)
+        settings = override_with_warnings(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
         warn_wrong_language(sentences, self.source_language)
         required = [as_phrases(phrases)] * len(sentences)
