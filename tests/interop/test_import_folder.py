@@ -207,6 +207,43 @@ def test_an_imported_folder_translates_as_the_original_does(
         import_model_folder(out, tmp_path / "again")
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("forced", [None, "deu_Latn"])
+@pytest.mark.parametrize("start", ["</s>", "deu_Latn"])
+def test_a_translation_begins_as_by_generate(
+    start: str, forced: str | None, beams: int, nllb: Path, tmp_path: Path
+) -> None:
+    """The tag of the target language is the start symbol, or the first token after it, and both count as tokens."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    shutil.copytree(nllb, tmp_path / "folder")
+    tokenizer = opened(nllb).tokenizer.source
+    ids: dict[str, Any] = {"decoder_start_token_id": tokenizer.id(start)}
+    ids |= {} if forced is None else {"forced_bos_token_id": tokenizer.id(forced)}
+    said = ids | {"num_beams": beams, "max_length": 9, "eos_token_id": 2, "pad_token_id": 1}
+    (tmp_path / "folder" / "generation_config.json").write_text(json.dumps(said), "utf-8")
+    config = json.loads((nllb / "config.json").read_text("utf-8"))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config | ids), "utf-8")
+    import_model_folder(tmp_path / "folder", tmp_path / "imported")
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(tmp_path / "folder").eval()
+    for folder in (tmp_path / "folder", tmp_path / "imported"):
+        for language in ({}, {"target_language": "deu_Latn"}):
+            translator = opened(folder, **language)
+            vocabulary = translator.tokenizer.source
+            source = vocabulary.with_special_tokens(vocabulary.encode("我喜欢茶。"))
+            # Without a tag in the folder, the user of `generate` names it.
+            named = (
+                {}
+                if forced or start != "</s>"
+                else {"forced_bos_token_id": tokenizer.id(str(translator.target_language))}
+            )
+            written = theirs.generate(torch.tensor([source]), do_sample=False, **named)[0].tolist()
+            (best,) = translator("我喜欢茶。", n_best=1).alternatives
+            found = [tokenizer.id(token) for token in best.tokens]
+            assert found == [id for id in written[1:] if id != 2]
+            assert len(written) == 9 or written[-1] == 2
+            assert written[0] == translator.model.config.start_id
+
+
 def loss_per_token(folder: Path, corpus: Path) -> float:
     """Return a model's loss on the dev sentences, in nats per token."""
     sides = [(corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]

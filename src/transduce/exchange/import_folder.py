@@ -91,6 +91,7 @@ def import_model_folder(
         content, weights = outline_imported(folder)
         content = with_languages(content, source_language, target_language)
         source_language = target_language = None  # those of the manifest are the model's own codes
+    longest = hugging_face_context(folder)
     languages = (
         source_language or content.manifest.source_language,
         target_language or content.manifest.target_language,
@@ -107,8 +108,8 @@ def import_model_folder(
         }
     elif kind == "transformer":  # other kinds have no search settings
         documents[SETTINGS_FILE] = _settings(hugging_face_search_settings(folder))
-    elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:
-        documents[SETTINGS_FILE] = f"[task]\ncontext = {context}\n"
+    elif kind == "decoder" and longest is not None:
+        documents[SETTINGS_FILE] = f"[task]\ncontext = {longest}\n"
     write_model_folder(
         out,
         weights=weights,
@@ -116,6 +117,7 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
+        longest=longest,
     )
     write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None

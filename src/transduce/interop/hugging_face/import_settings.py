@@ -744,18 +744,12 @@ def _forbidden_ids(values: Mapping[str, Any], location: str) -> tuple[int, ...]:
     return tuple(sorted({*(word[0] for word in words), *(values.get("suppress_tokens") or ())}))
 
 
-def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str, Any], ids: tuple[int, int]) -> int:
-    """Return the token id with which an imported encoder–decoder's decoder starts.
-
-    It is the one in the folder's files, or else the family's default, padding or end.
+def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
 
     Args:
-        model_type: the model's family.
         generation: the content of `generation_config.json`, which takes precedence.
         config: the content of `config.json`.
-        ids: the ids of padding and end.
     """
-    for content in (generation, config):
-        if isinstance(content.get("decoder_start_token_id"), int):
-            return int(content["decoder_start_token_id"])
-    return ids[1] if FAMILIES[model_type].begins_with_end else ids[0]
+    ids = (content.get("decoder_start_token_id") for content in (generation, config))
+    return next((id for id in ids if isinstance(id, int)), None)

@@ -7,7 +7,8 @@ when a folder is opened. They serve folders of earlier versions, and models that
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -276,15 +277,48 @@ def open_pipeline(
     bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
     bare |= {"pre_tokenizer": None, "decoder": None, **content, "added_tokens": [], "post_processor": None}
     bare["model"] = _with_unknown_token(bare["model"])
-    try:
+    with _refused_if_damaged(location):
         opened = package.Tokenizer.from_str(msgspec.json.encode(bare).decode())
         opened.add_tokens([_added_token(package, symbol) for symbol in symbols])
+    return opened
+
+
+def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the special tokens that a post-processor of a tokenizer.json puts before and after a text.
+
+    `tokenizers` itself processes a text of one token.
+
+    Args:
+        processor: the post-processor's JSON object; None: there is none.
+        location: name of the file in error messages.
+
+    Raises:
+        TransduceError: `tokenizers` is not installed, cannot read the post-processor, or the latter does not keep the
+            text as it is.
+    """
+    package = import_extra("tokenizers", "hf")
+    model = {"type": "WordLevel", "vocab": {_UNKNOWN: 0}, "unk_token": _UNKNOWN}
+    content: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
+    content |= {"version": "1.0", "added_tokens": [], "post_processor": processor, "model": model}
+    with _refused_if_damaged(f"{location}: `post_processor`"):
+        encoding = package.Tokenizer.from_str(msgspec.json.encode(content).decode()).encode(_UNKNOWN)
+    ids, texts = tuple(encoding.ids), [number for number, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    if len(texts) != 1:
+        raise TransduceError(
+            f"{location}: `post_processor` must put the text between its tokens once, but puts it {len(texts)} times."
+        )
+    return ids[: texts[0]], ids[texts[0] + 1 :]
+
+
+@contextmanager
+def _refused_if_damaged(location: str) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         # A panic in the Rust code, which a damaged file may cause, is not derived from Exception.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TransduceError(f"{location} cannot be read ({error}): copy its file again.") from None
         raise
-    return opened
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
