@@ -357,6 +357,46 @@ def test_generation_settings_in_the_configuration_count_only_without_a_file_of_t
     assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (2, 0, 1.0, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "forbidden"),
+    [
+        ({"bad_words_ids": [[2], [5]]}, (5,)),  # `generate` leaves the end symbol out of this list
+        ({"bad_words_ids": [[2], [5]], "eos_token_id": [2]}, (5,)),
+        ({"bad_words_ids": [[5]], "suppress_tokens": [2]}, (2, 5)),
+        ({"no_repeat_ngram_size": 1, "decoder_start_token_id": 7}, (7,)),  # the start symbol has occurred
+        ({"no_repeat_ngram_size": 1}, (2,)),
+        ({"no_repeat_ngram_size": 2}, ()),
+    ],
+)
+def test_generation_forbids_what_generate_forbids(said: dict[str, Any], forbidden: tuple[int, ...]) -> None:
+    config = {"model_type": "bart", "eos_token_id": 2, "pad_token_id": 1}
+    found = import_generation(said, config, "folder", max_positions=None).generate
+    assert found is not None
+    assert found.forbidden_ids == forbidden
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            {"length_penalty": -1.0},
+            "folder/generation_config.json: .* `length_penalty` must not be negative, but is -1",
+        ),
+        (
+            {"min_length": 50, "max_length": 20},
+            "folder/generation_config.json: the minimum .* but the file has `min_length` = 50, `max_length` = 20: ",
+        ),
+        (
+            {"min_new_tokens": 40, "max_new_tokens": 90},
+            "the file has `min_new_tokens` = 40, .* 90, 30 positions: change",
+        ),
+    ],
+)
+def test_messages_about_generation_settings_name_their_file_and_values(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        import_generation(said, {}, "folder", max_positions=30)
+
+
 @pytest.mark.parametrize("ends", [[2, 7], 7, [7]])
 def test_other_end_symbols_for_generation_than_for_the_model_are_refused(ends: int | list[int]) -> None:
     config = {"eos_token_id": 2}

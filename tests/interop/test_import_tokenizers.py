@@ -309,6 +309,27 @@ def test_a_t5_with_the_tokenizer_of_bert_ends_sources_with_sep(tmp_path: Path) -
     assert tokenizer.target.with_special_tokens([6])[-1] == 1
 
 
+def test_padding_is_no_token_that_stands_around_a_text(tmp_path: Path) -> None:
+    """A T5 whose padding is its end symbol is padded by the tokenizer's token; RoBERTa's positions depend on the id."""
+    tokenizers = pytest.importorskip("tokenizers")
+    trained, names = tokenizers.ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
+    trained.train_from_iterator(LINES * 9, vocab_size=300, show_progress=False, special_tokens=names)
+    trained.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    trained.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    write(tmp_path, "tokenizer_config.json", named | {"pad_token": "<pad>"})
+    for model_type in ("bart", "t5", "bert"):
+        assert our_tokenizer(tmp_path, model_type, pad_id=2, eos_id=2).source.pad_id == 1
+    for model_type, pad_id in (("roberta", 0), ("xlm-roberta", 2)):
+        with pytest.raises(
+            TransduceError, match=f"must be a token that does not stand around a text, but it is {pad_id}"
+        ):
+            our_tokenizer(tmp_path, model_type, pad_id=pad_id, eos_id=2)
+    write(tmp_path, "tokenizer_config.json", named | {"pad_token": "</s>"})
+    with pytest.raises(TransduceError, match="must be a token that does not stand around a text, but it is 2"):
+        our_tokenizer(tmp_path, "bart", pad_id=2, eos_id=2)
+
+
 @pytest.mark.parametrize(
     ("single", "message"),
     [

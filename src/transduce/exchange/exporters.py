@@ -359,7 +359,8 @@ class HuggingFaceExporter(Exporter):
     def write(self, folder: Path, quantization: str) -> None:
         original = self.original
         tokenizer = original.tokenizer
-        _check_fits("huggingface", "Hugging Face's classes", original.config)
+        is_imported = isinstance(tokenizer, ImportedTokenizer)
+        _check_fits("huggingface", "Hugging Face's classes", original.config, is_imported=is_imported)
         check_components(HUGGING_FACE, original.model)
         self._check_tokenizer()
         documents = {
@@ -513,7 +514,7 @@ def formats_for(config: ModelConfig) -> list[str]:
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
-def _check_fits(name: str, title: str, config: ModelConfig) -> None:
+def _check_fits(name: str, title: str, config: ModelConfig, *, is_imported: bool = False) -> None:
     obstacles = _OBSTACLES[name](config)
     own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
     if own:
@@ -524,7 +525,8 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
         )
     if obstacles:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
-        remedy = huggingface_remedy(config) if name == "huggingface" else {}
+        # The settings of an imported model are those of its family.
+        remedy = huggingface_remedy(config) if name == "huggingface" and not is_imported else {}
         fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
         alternative = f", or train one with {fitting}" if fitting else ""
         raise TransduceError(

@@ -14,6 +14,7 @@ from transduce.model_folder.cards import kept_documents
 from transduce.model_folder.hugging_face import (
     check_hugging_face_folder,
     hugging_face_context,
+    hugging_face_notes,
     hugging_face_search_settings,
 )
 from transduce.model_folder.load import with_languages
@@ -47,10 +48,13 @@ class ImportReport(msgspec.Struct, frozen=True):
     """Code of the default target language; None: unknown."""
     languages: tuple[str, ...]
     """Language codes that the model can translate between; empty for models without language tags."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was left out or renamed, such as a head that no task uses."""
 
     def __str__(self) -> str:
         languages = f"; {len(self.languages)} languages" if self.languages else ""
-        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
+        line = f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
+        return "\n".join([line, *self.notes])
 
 
 def import_model_folder(
@@ -129,6 +133,7 @@ def import_model_folder(
         source_language=languages[0],
         target_language=languages[1],
         languages=() if tags is None else tuple(sorted(tags.tags)),
+        notes=() if is_own else hugging_face_notes(folder),
     )
 
 

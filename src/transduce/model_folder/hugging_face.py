@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
     FAMILIES,
     ConfigReader,
@@ -158,14 +158,62 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names that `id2label` in a configuration gives to `classes` classes.
+    """Return the class names that `id2label` in a configuration gives to `classes` classes, all different.
 
-    A class without a name is "LABEL_" with its number, as in transformers; if two names are equal, all classes are.
+    A class without a name, or with the name of another class, is "LABEL_" with its number, as unnamed ones are in
+    transformers.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
-    names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
-    return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
+    numbered = tuple(f"LABEL_{number}" for number in range(classes))
+    stated = tuple(str(labels.get(str(number), name)) for number, name in enumerate(numbered))
+    names = tuple(name if stated.count(name) == 1 else default for name, default in zip(stated, numbered, strict=True))
+    return names if len(set(names)) == classes else numbered
+
+
+def hugging_face_notes(folder: Path) -> tuple[str, ...]:
+    """Return sentences about what differs in the import of a Hugging Face encoder: unused heads and changed labels.
+
+    Raises:
+        TransduceError: the model cannot be imported, or its weights are missing.
+    """
+    if hugging_face_kind(folder) != "encoder":
+        return ()
+    config, heads, notes = _config(folder), hugging_face_heads(folder), list[str]()
+    if (purpose := unused_head(folder)) is not None:
+        notes.append(
+            f"The head of {folder} {purpose}, which no task here uses: the model serves for vectors of texts and as a "
+            "base model (`--init-from`)."
+        )
+    labels, stated = () if heads is None else heads.labels, config.get("id2label")
+    renamed = [
+        f"{name} → {label}"
+        for number, label in enumerate(labels)
+        if isinstance(stated, dict) and (name := str(stated.get(str(number), label))) != label
+    ]
+    if renamed:
+        notes.append(
+            f"Several labels in {folder}/config.json have the same name, so they are numbered: {shown_names(renamed)}."
+        )
+    return tuple(notes)
+
+
+def unused_head(folder: Path) -> str | None:
+    """Return what the head of a Hugging Face encoder does if no task here uses it, as a predicate; None otherwise.
+
+    Raises:
+        TransduceError: the model cannot be imported, or its weights are missing.
+    """
+    config = _config(folder)
+    heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
+    classes = heads.get("num_labels", 0)
+    if classes and not _has_one_label(config, classes):
+        is_number = classes == 1 or config.get("problem_type") == "regression"
+        return "predicts a number" if is_number else "assigns several labels at once"
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    is_pair = any(str(name).endswith("ForNextSentencePrediction") for name in names)
+    return "predicts whether one text follows another" if is_pair else None
 
 
 def hugging_face_context(folder: Path) -> int | None:

@@ -121,15 +121,18 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
         }
     if config.kind not in ("transformer", "recurrent"):
         return None
-    content = {"decoder_start_token_id": config.start_id, **ids}
+    content: dict[str, Any] = {"decoder_start_token_id": config.start_id, **ids}
     if search is None or search.generate is None:
         defaults = content | {"bad_words_ids": [[config.pad_id]], "num_beams": 4, "max_length": 512}
         if search is None:
             return defaults
         repeated = {"no_repeat_ngram_size": search.no_repeated_ngrams} if search.no_repeated_ngrams else {}
         return defaults | {"num_beams": search.beam_size} | repeated
-    forbidden = sorted({config.pad_id, *search.generate.forbidden_ids})
-    return content | {"bad_words_ids": [[id] for id in forbidden]} | export_generation(search, search.generate)
+    words = [[id] for id in sorted({config.pad_id, *search.generate.forbidden_ids} - {config.eos_id})]
+    content |= {"bad_words_ids": words} if words else {}
+    if config.eos_id in search.generate.forbidden_ids:  # `generate` does not heed it among `bad_words_ids`
+        content["suppress_tokens"] = [config.eos_id]
+    return content | export_generation(search, search.generate)
 
 
 def stored_tensors(

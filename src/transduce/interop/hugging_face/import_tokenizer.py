@@ -361,6 +361,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
     silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
     before, after = _surroundings(files, parts, special, tags, model)
+    special["pad_id"] = _padding(files, parts, special, (*before, *after), model)
     record = ImportedVocabularyRecord(
         algorithm=parts.algorithm,
         ids=parts.ids,
@@ -419,6 +420,28 @@ def _surroundings(
     return before, after
 
 
+def _padding(
+    files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], around: Collection[int], model: ModelIds
+) -> int:
+    """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
+
+    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, it is the tokenizer's
+    own padding.
+
+    Raises:
+        TransduceError: that is such a token too, or the model numbers positions by the configuration's padding.
+    """
+    if model.family.kind == "decoder" or special["pad_id"] not in around:
+        return special["pad_id"]
+    own = _token_id(files, parts.ids, "pad_token")
+    if own is None or own in around or model.family.numbers_by_padding:
+        raise TransduceError(
+            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is "
+            f"{special['pad_id']}, which does: change it in config.json, and `pad_token` in tokenizer_config.json."
+        )
+    return own
+
+
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """Return the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
@@ -447,6 +470,11 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
             raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
+        if model.pad_id == model.eos_id:
+            raise TransduceError(
+                f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are "
+                f"{model.pad_id}."
+            )
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
             ImportedVocabularyRecord(
