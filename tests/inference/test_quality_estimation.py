@@ -269,6 +269,14 @@ def test_redecode_forbids_ever_shorter_repetitions() -> None:
     assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
 
 
+def test_redecode_searches_without_groups() -> None:
+    scripted = ScriptedTranslator({"来自": [["from us"]]})
+    search = SearchSettings(diverse_groups=2, diversity_penalty=2.0)
+    redecoded(scripted, [translation("来自", "from from from from")], search=search)
+    ((_, again, *_),) = scripted.asked
+    assert (again.diverse_groups, again.beam_size) == (1, 8)
+
+
 def test_redecode_keeps_the_translation_if_no_other_has_fewer_warnings() -> None:
     scripted = ScriptedTranslator({"我爱你。": [["爱我你", "我爱你"]]})
     (same,) = redecoded(scripted, [translation("我爱你。", "我爱你", "me")])

@@ -202,21 +202,13 @@ def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSett
     Yields:
         A description of each search in words, and its settings.
     """
+    from transduce.search.settings import override_search
+
     for way, beam_size, length_penalty in _SEARCHES:
         settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
         if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:
-            yield (
-                way,
-                msgspec.structs.replace(
-                    search,
-                    beam_size=beam_size,
-                    length_penalty=length_penalty,
-                    n_best=1,
-                    sampling=None,
-                    diverse_groups=1,
-                    coverage_penalty=search.coverage_penalty if beam_size > 1 else 0.0,
-                ),
-            )
+            changes = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": 1, "diverse_groups": 1}
+            yield way, override_search(search, changes)
 
 
 # --- compare ---

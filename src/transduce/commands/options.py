@@ -159,7 +159,7 @@ SEARCH_OPTIONS = {
     ),
     "diversity_penalty": SettingOption(
         "search.diversity_penalty",
-        "cost of a choice of an earlier group; usually 0.5",
+        "cost of a choice of an earlier group; usually 1",
         {"type": float, "metavar": "NATS"},
     ),
     "forbid": SettingOption(
@@ -371,19 +371,16 @@ def report_overridden(
         overrides: names of the settings that the options set, which are not reported.
         folder: the model's folder.
     """
-    for name in sorted(search.__struct_fields__):
-        value, before = getattr(search, name), getattr(stored, name)
-        if name not in overrides and value != before:
-            _report_overridden(name, before if isinstance(before, int | float) else "set", value, folder)
+    from transduce.search.settings import describe_overridden
+
+    for sentence in describe_overridden(stored, search, overrides, folder):
+        _report_overridden(sentence)
 
 
 @cache
-def _report_overridden(name: str, stored: float | str, value: object, folder: str) -> None:
+def _report_overridden(sentence: str) -> None:
     """Report on standard error, once, that options change a search setting of a model's folder or take its effect."""
-    if name in ("n_best", "min_length"):
-        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) is {value} with these options.\n"))
-    else:
-        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) has no effect with these options.\n"))
+    sys.stderr.write(localized(f"{sentence}\n"))
 
 
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":

@@ -35,7 +35,7 @@ from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
 from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run_search
-from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
+from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_with_warnings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -198,7 +198,7 @@ class Generator:
             TransduceError: an option is out of range or not supported by language models.
         """
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        changed = override_search(checked_search(search or DEFAULT_SEARCH), {}, sampling)
+        changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), {}, sampling)
         settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
         if isinstance(prompt, str):
             return self.generate(prompt, settings, one_line=one_line)

@@ -39,7 +39,7 @@ from transduce.model_folder.load import (
 )
 from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
-from transduce.search.settings import SearchSettings, override_search
+from transduce.search.settings import SearchSettings, override_with_warnings
 from transduce.text.languages import fitting_code
 from transduce.text.text_settings import TextSettings, TrainingLines
 
@@ -373,7 +373,7 @@ class TranslationPipeline:
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
 
     def _search(self, options: dict[str, int | None]) -> SearchSettings:
-        return override_search(self.translator.search, options)
+        return override_with_warnings(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         """Translate texts; if `max_length` makes a translation empty, search again with transformers' ranking.

@@ -231,7 +231,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
         "padding": None,
         "added_tokens": [_special_token(id, vocabulary.token(id)) for id in _special_ids(vocabulary)],
         "normalizer": _normalizer(vocabulary),
-        "pre_tokenizer": _word_cutter(pieces, merging),
+        "pre_tokenizer": _word_splitter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
         "decoder": _decoder(vocabulary.model_bytes),
         "model": _bpe(pieces) if merging else _unigram(pieces),
@@ -292,7 +292,7 @@ def replace_step(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
+def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
     """Return the `pre_tokenizer` of a tokenizer.json, which splits a text before each ▁ or each run of them.
 
     Runs count if a piece has several ▁. It also isolates user-defined symbols. Names of special tokens, such as `</s>`,

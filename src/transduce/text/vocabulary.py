@@ -202,14 +202,14 @@ class Vocabulary:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the vocabulary has tokens for; none unless the model was trained on tagged corpora."""
-        pieces = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, pieces) if match)
+        tokens = map(self.token, range(self.size))
+        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, tokens) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
         """The languages that the vocabulary has tokens for; none unless the model translates between several."""
-        pieces = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
+        tokens = map(self.token, range(self.size))
+        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, tokens) if match)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a sentence without the tokens before and the end symbol after it."""
@@ -340,9 +340,9 @@ class Vocabulary:
         return id
 
 
-def byte_of(piece: str) -> int | None:
+def byte_of(token: str) -> int | None:
     """Return the byte, 0 to 255, of a byte-fallback token such as <0xE6>; None for other tokens."""
-    match = _BYTE.fullmatch(piece)
+    match = _BYTE.fullmatch(token)
     return None if match is None else int(match[1], 16)
 
 
