@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from transduce.errors import UntrainedDirectionWarning
+from transduce.errors import IdleSettingWarning, UntrainedDirectionWarning
 from transduce.process_environment import launched_ranks
 from transduce.ui_language import localized
 
@@ -59,14 +59,15 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
 
 @contextmanager
 def renamed_warnings_on_stderr() -> Iterator[None]:
-    """Print each warning about a renamed name or an untrained direction as one line on standard error.
+    """Print warnings about renamed names, untrained directions and idle settings as lines on standard error.
 
-    Python would hide the former.
+    Python would hide the first ones. A warning about an idle setting is printed once.
 
     If several processes train together, only the first prints.
     """
     with warnings.catch_warnings():
-        for category in (RenamedWarning, UntrainedDirectionWarning):
+        shown, categories = set[str](), (RenamedWarning, UntrainedDirectionWarning, IdleSettingWarning)
+        for category in categories:
             warnings.simplefilter("always", category)
         show_others = warnings.showwarning
 
@@ -78,9 +79,11 @@ def renamed_warnings_on_stderr() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if not issubclass(category, RenamedWarning | UntrainedDirectionWarning):
+            is_repeated = issubclass(category, IdleSettingWarning) and str(message) in shown
+            shown.add(str(message))
+            if not issubclass(category, categories):
                 show_others(message, category, filename, lineno, file, line)
-            elif launched_ranks().rank == 0:
+            elif launched_ranks().rank == 0 and not is_repeated:
                 sys.stderr.write(localized(f"transduce: {message}\n"))
 
         warnings.showwarning = show

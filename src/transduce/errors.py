@@ -201,6 +201,10 @@ class UntrainedDirectionWarning(UserWarning):
     """A warning that a multilingual model was not trained for a pair of languages, though it knows both."""
 
 
+class IdleSettingWarning(UserWarning):
+    """A warning that other settings leave a stored setting without effect, or change its value."""
+
+
 # --- suggested commands ---
 
 

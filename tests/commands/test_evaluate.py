@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from transduce.commands.evaluation import _other_searches
 from transduce.commands.main import main
 from transduce.evaluation.scores import score
 from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -186,3 +188,10 @@ def test_mistakes_in_scoring_are_reported_before_anything_is_translated(
     assert message.format(**places) in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_other_searches_have_no_groups() -> None:
+    search = SearchSettings(diverse_groups=2, diversity_penalty=2.0, coverage_penalty=0.2)
+    others = dict(_other_searches(search))
+    assert others["greedy search"] == SearchSettings(beam_size=1)
+    assert {each.diverse_groups for each in others.values()} == {1}

@@ -216,7 +216,7 @@ def test_search_options_of_the_command_take_effect(
             "`--coverage-penalty` ranks the hypotheses of a beam, but `--beam-size` is 1: raise it.",
         ),
         (
-            ["--diversity-penalty", "1"],
+            ["--diversity-penalty", "2"],
             "`--diversity-penalty` applies between groups of a beam, but `--diverse-groups`",
         ),
         (
@@ -295,6 +295,20 @@ def test_options_win_over_the_folders_settings_and_say_so(
     assert capsys.readouterr().err == f"`max_length` (9 in {folder}) has no effect with these options.\n"
     assert search("--sample") == SearchSettings(max_length=9, sampling=SamplingSettings())
     assert capsys.readouterr().err == f"`diverse_groups` (2 in {folder}) has no effect with these options.\n"
+    (folder / "settings.toml").write_text("[search]\nbeam_size = 8\n", "utf-8")
+    search("--sample")
+    assert capsys.readouterr().err == f"`beam_size` (8 in {folder}) has no effect with these options.\n"
+
+
+def test_a_stored_penalty_without_effect_is_reported_once(
+    capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    (folder / "settings.toml").write_text("[search]\ndiversity_penalty = 3.0\n", "utf-8")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("我吃鱼。\n我喝茶。\n".encode())))
+    assert main(["translate", str(folder), "--workers", "2", "--output", str(tmp_path / "b.txt")]) == 0
+    assert capsys.readouterr().err.count("`search.diversity_penalty` = 3.0") == 1
 
 
 # --- terms ---

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transduce.data import EncodedSentences, parts
 from transduce.data.parts import SentenceEncoder
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, Vocabulary, read_lines, read_pairs
-from transduce.text.vocabulary import tokenizes_words_independently
+from transduce.text.sentencepiece_model import tokenizes_words_independently
 
 TEXT = [f"The {noun} runs 1{number} times, l'été ﬁne;  we—they…" for number in range(40) for noun in ("dog", "cats")]
 

@@ -775,3 +775,17 @@ def test_a_model_gives_the_plain_translation_apart_from_tags(translator: Transla
     plain = [translator(text).text for text in ("我吃鱼。", "我喜欢老师")]
     assert [" ".join(re.sub("<[^>]*>", " ", each).split()).replace(" .", ".") for each in found] == plain
     assert all(each.count("<br>") == document.count("<br>") for each, document in zip(found, documents, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("document", "translation", "expected"),
+    [
+        ("one,</i>3 two", "ONE,3 TWO", "ONE,</i>3 TWO"),  # not a comma behind which a clause begins
+        ("a, one,</i>3 two", "A, ONE,3 TWO", "A, ONE,</i>3 TWO"),
+        ("one, <img>two", "ZERO ONE, TWO", "ZERO ONE, <img>TWO"),
+    ],
+)
+def test_a_tag_behind_a_comma_stays_behind_it(document: str, translation: str, expected: str) -> None:
+    (text,) = markup_plan(document, spaced=True).sentences
+    parts = {"one": "ONE", "two": "TWO", "3": "3"}
+    assert translate(document, {text: translation}, parts) == expected

@@ -7,7 +7,7 @@ from transduce.evaluation import scores
 from transduce.evaluation.scores import choose_tokenizer, fitting_tokenizer, tokenizer_for
 
 
-@pytest.mark.parametrize("code", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW", "zho", "zho_Hant", "cmn", "cn"])
+@pytest.mark.parametrize("code", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW", "zho", "zho_Hant", "zt", "cmn", "cn"])
 def test_each_code_of_chinese_selects_the_chinese_tokenizer(code: str) -> None:
     assert tokenizer_for(code) == "zh"
 

@@ -17,7 +17,7 @@ from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.scoring import as_translation
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
@@ -238,6 +238,23 @@ def test_no_form_of_a_date_or_time_is_forced() -> None:
     assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        SearchSettings(diverse_groups=2, diversity_penalty=1.0),
+        SearchSettings(sampling=SamplingSettings(), presence_penalty=-0.5),
+        SearchSettings(coverage_penalty=0.2, n_best=2),
+    ],
+)
+def test_redecode_has_one_beam_whatever_the_first_search_was(first: SearchSettings) -> None:
+    scripted = ScriptedTranslator({"他生于1990年。": [["He was born in 1990."]]})
+    (better,) = redecoded(scripted, [translation("他生于1990年。", "He was born in 1980.")], search=first)
+    assert better.text == "He was born in 1990."
+    search = scripted.asked[0][1]
+    assert (search.beam_size, search.n_best, search.diverse_groups, search.sampling) == (8, 8, 1, None)
+    assert search.coverage_penalty == first.coverage_penalty
+
+
 def test_redecode_does_not_require_small_numbers() -> None:
     source = "第1章"
     scripted = ScriptedTranslator({source: [["Chapter 11", "Chapter one"]]})
@@ -250,6 +267,14 @@ def test_redecode_forbids_ever_shorter_repetitions() -> None:
     (better,) = redecoded(scripted, [translation("来自", "from from from from")])
     assert better.text == "from there"
     assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
+
+
+def test_redecode_searches_without_groups() -> None:
+    scripted = ScriptedTranslator({"来自": [["from us"]]})
+    search = SearchSettings(diverse_groups=2, diversity_penalty=2.0)
+    redecoded(scripted, [translation("来自", "from from from from")], search=search)
+    ((_, again, *_),) = scripted.asked
+    assert (again.diverse_groups, again.beam_size) == (1, 8)
 
 
 def test_redecode_keeps_the_translation_if_no_other_has_fewer_warnings() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Alternative, Translation
@@ -315,7 +315,8 @@ def test_an_option_of_sampling_keeps_the_others_of_the_search(translator: Transl
 def test_a_temperature_of_zero_is_greedy_search(translator: Translator, sentences: list[str]) -> None:
     assert translator(sentences, temperature=0) == translator(sentences, beam_size=1)
     search = SearchSettings(sampling=SamplingSettings(), n_best=3)
-    assert translator(sentences[0], temperature=0.0, search=search) == translator(sentences[0], beam_size=1)
+    with pytest.warns(IdleSettingWarning, match="`n_best`"):
+        assert translator(sentences[0], temperature=0.0, search=search) == translator(sentences[0], beam_size=1)
 
 
 @pytest.mark.parametrize(

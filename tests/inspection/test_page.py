@@ -148,7 +148,7 @@ def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator
 
 
 def test_sampling_settings_are_ignored_by_an_inspection(translator: Translator) -> None:
-    sampling = SearchSettings(beam_size=3, sampling=SamplingSettings())
+    sampling = SearchSettings(beam_size=3, n_best=8, sampling=SamplingSettings(), frequency_penalty=-0.5)
     assert inspect_sentence(translator, SENTENCE, search=sampling) == inspect_sentence(
         translator, SENTENCE, search=BEAM
     )

@@ -369,6 +369,15 @@ def test_compiled_encoders_follow_changed_weights_and_refuse_ids_out_of_range() 
     assert not is_compiled(model)
 
 
+@pytest.mark.parametrize("source", [[5, PAD, 6, 1], [PAD, 5, 6, 1], [PAD, PAD, PAD, PAD]])
+@torch.inference_mode()
+def test_sources_with_padding_before_a_token_or_without_any_token_take_the_reference_path(source: list[int]) -> None:
+    sources, tokens = torch.tensor([[7, 8, 9, 1], source]), torch.tensor([[START], [START]])
+    for name, model in variants(build({}), rounded=True):
+        assert isinstance(model, Transformer)
+        assert torch.equal(start_fast(model, sources).step(tokens), model.start(sources).step(tokens)), name
+
+
 def test_every_row_of_the_backends_tables_is_tested() -> None:
     from transduce.interop.components import EXPORTABLE
 

@@ -143,6 +143,15 @@ def _registered() -> Iterator[None]:
             OWN_NAMES[setting].discard(name)
 
 
+@pytest.mark.parametrize(("setting", "name", "packed"), [(*each, each[0] in ("activation", "norm")) for each in RIGHT])
+def test_sentences_are_not_joined_without_padding_if_attention_is_the_users(
+    setting: str, name: str, packed: bool
+) -> None:
+    config: dict[str, Any] = SIZES | {setting: name}
+    assert ModelConfig(**SIZES).can_be_packed
+    assert ModelConfig(**config).can_be_packed is packed
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("setting", "name"), RIGHT)
 def test_a_component_that_decodes_as_it_trains_is_accepted(setting: str, name: str, kind: str) -> None:

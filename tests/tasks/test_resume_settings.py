@@ -46,6 +46,13 @@ def test_a_weight_decay_that_was_chosen_follows_the_number_of_steps(trained: Pat
     assert apply_changes(read_stored(path), {"training": {"steps": 800}}).training.weight_decay == 0.5
 
 
+def test_an_earlier_default_of_search_is_no_change(trained: Path) -> None:
+    stored = read_stored(trained / "settings.toml")
+    assert apply_changes(stored, {"search": {"diversity_penalty": 0.5}}) == stored
+    with pytest.raises(TransduceError, match=r"`search.diversity_penalty` was 1.0 when this run started"):
+        apply_changes(stored, {"search": {"diversity_penalty": 2.0}})
+
+
 def test_a_weight_decay_that_was_chosen_follows_the_learning_rate(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     before, rate = stored.training.weight_decay, stored.training.learning_rate

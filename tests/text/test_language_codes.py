@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.languages import TWO_LETTER_CODES, fitting_code, short_code
+from transduce.text.languages import TWO_LETTER_CODES, english_name, fitting_code, is_unspaced_language, short_code
 
 NLLB: tuple[str, ...] = (
     "zho_Hans",
@@ -81,3 +81,14 @@ def test_a_code_of_the_model_means_itself(known: tuple[str, ...]) -> None:
 def test_all_languages_with_two_letters_have_three_too() -> None:
     assert len(TWO_LETTER_CODES) == 183
     assert {short_code(code) for code in ("zho", "eng_Latn", "swh", "cmn-Hant")} == {"zh", "en", "sw"}
+
+
+def test_every_spelling_of_a_code_tells_whether_words_are_separated_by_spaces() -> None:
+    assert all(map(is_unspaced_language, ("zt", "zho_Hant", "ZH-tw", "yue", "jpn", "jp", "tha_Thai", "bur", "khm")))
+    assert not any(map(is_unspaced_language, (None, "ko", "kor_Hang", "bo", "en", "xx")))
+
+
+def test_languages_are_named_in_every_spelling() -> None:
+    codes = ("pl", "pol_Latn", "no", "nob", "zt", "iw", "xx")
+    names = ("Polish", "Polish", "Norwegian", "Norwegian", "Chinese", "Hebrew", "xx")
+    assert tuple(map(english_name, codes)) == names

@@ -23,9 +23,9 @@ from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
-    from transduce.inference.load import LoadOptions
     from transduce.inference.translator import Translator
     from transduce.inspection.plots import Chart
+    from transduce.model_folder.load import LoadOptions
     from transduce.search.settings import SearchSettings
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
@@ -159,7 +159,7 @@ SEARCH_OPTIONS = {
     ),
     "diversity_penalty": SettingOption(
         "search.diversity_penalty",
-        "cost of a choice of an earlier group; usually 0.5",
+        "cost of a choice of an earlier group; usually 1",
         {"type": float, "metavar": "NATS"},
     ),
     "forbid": SettingOption(
@@ -182,10 +182,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
 
 
+def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those of the named options that the user has set, by name."""
+    return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+
+
 def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
-    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
-    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    passed = passed_options(options, names).items()
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -219,11 +224,6 @@ def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
         help="draw only tokens with at least this share of the most likely token's probability (default: 0)",
     )
     add("--seed", type=int, metavar="N", help="random seed (default: 1)")
-
-
-def sampling_from(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those sampling options that the user has set, by their names in `SamplingSettings`."""
-    return {name: vars(options)[name] for name in SAMPLING_OPTIONS if vars(options)[name] is not None}
 
 
 def add_glossary(parser: argparse.ArgumentParser) -> None:
@@ -371,19 +371,16 @@ def report_overridden(
         overrides: names of the settings that the options set, which are not reported.
         folder: the model's folder.
     """
-    for name in sorted(search.__struct_fields__):
-        value, before = getattr(search, name), getattr(stored, name)
-        if name not in overrides and value != before:
-            _report_overridden(name, before if isinstance(before, int | float) else "set", value, folder)
+    from transduce.search.settings import describe_overridden
+
+    for sentence in describe_overridden(stored, search, overrides, folder):
+        _report_overridden(sentence)
 
 
 @cache
-def _report_overridden(name: str, stored: float | str, value: object, folder: str) -> None:
+def _report_overridden(sentence: str) -> None:
     """Report on standard error, once, that options change a search setting of a model's folder or take its effect."""
-    if name in ("n_best", "min_length"):
-        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) is {value} with these options.\n"))
-    else:
-        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) has no effect with these options.\n"))
+    sys.stderr.write(localized(f"{sentence}\n"))
 
 
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":

@@ -41,13 +41,8 @@ from transduce.text.filters import (
     with_current_names,
 )
 from transduce.text.languages import language_of
-from transduce.text.vocabulary import (
-    BACK_TRANSLATED,
-    Vocabulary,
-    language_token,
-    tag_token,
-    tokenizes_words_independently,
-)
+from transduce.text.sentencepiece_model import tokenizes_words_independently
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token, tag_token
 
 # --- tokenization of many sentences, each word only once if the vocabulary permits ---
 # Nine of ten words of a corpus have occurred before. Looking a word up takes a tenth of the time of tokenizing it.
@@ -78,7 +73,7 @@ class SentenceEncoder:
             return self._encoded(self._vocabulary.encode_batch(sentences))
         text = self._vocabulary.normalize(text)
         # `_END` becomes a separate word.
-        return self._words.cut(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
+        return self._words.encode(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
 
     def _encoded(self, sentences: list[list[int]]) -> EncodedSentences:
         before, after = self._vocabulary.before, self._vocabulary.after
@@ -98,36 +93,36 @@ class _WordTable:
     def __init__(self, vocabulary: Vocabulary, dtype: np.dtype[np.unsignedinteger]) -> None:
         self._vocabulary = vocabulary
         self._dtype = dtype
-        self._forget()
+        self._clear()
 
-    def cut(self, words: list[str]) -> EncodedSentences:
+    def encode(self, words: list[str]) -> EncodedSentences:
         """Return the token ids of a list of words, in which the word `_END` ends each sentence.
 
         It becomes the end symbol.
         """
         if len(self._numbers) > _MAX_WORDS:
-            self._forget()
+            self._clear()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
-        self._cut_new_words()
+        self._encode_new_words()
         lengths = self._lengths[numbers]
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
         ends = stops[numbers == 0]
         return EncodedSentences(self._tokens[positions], np.concatenate(([0], ends)))
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._numbers = _Numbers({_END: 0})
         self._tokens = np.array([self._vocabulary.eos_id], self._dtype)
         self._lengths = np.ones(1, np.int64)
         self._starts = np.zeros(1, np.int64)
 
-    def _cut_new_words(self) -> None:
+    def _encode_new_words(self) -> None:
         new = self._numbers.take_new()
         if not new:
             return
-        cut = self._vocabulary.encode_batch(new)
-        lengths = np.fromiter(map(len, cut), np.int64, len(cut))
-        tokens = np.fromiter(chain.from_iterable(cut), self._dtype, int(lengths.sum()))
+        encoded = self._vocabulary.encode_batch(new)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(lengths.sum()))
         starts = len(self._tokens) + np.cumsum(lengths) - lengths
         self._tokens = np.concatenate((self._tokens, tokens))
         self._lengths = np.concatenate((self._lengths, lengths))

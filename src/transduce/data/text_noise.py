@@ -214,8 +214,8 @@ def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
     )
 
 
-def _is_symbol(piece: str) -> bool:
-    return piece.startswith("<") and piece.endswith(">") and len(piece) > 2 and byte_of(piece) is None
+def _is_symbol(token: str) -> bool:
+    return token.startswith("<") and token.endswith(">") and len(token) > 2 and byte_of(token) is None
 
 
 # --- noise in token sequences for denoising: BART's infilling, T5's spans, masked tokens and deleted tokens ---

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
-from transduce.documents.markup_tokens import Kind, Token, code_kind
+from transduce.documents.markup_tokens import Kind, Token, code_kind, is_untranslated
 from transduce.documents.text_formats import Line, Message, lines_of
 from transduce.documents.units import (
     Document,
@@ -330,8 +330,8 @@ def read_xliff(source: Source) -> Document:
     root: re.Match[str] | None = None
     opened: list[_Element] = []
     for match in _XML_TOKEN.finditer(file.text):
-        name = (match["name"] or "").rpartition(":")[2] if match["name"] and ":" in match["name"] else match["name"]
-        if not match["name"]:
+        name = (match["name"] or "").rpartition(":")[2]
+        if not name:
             continue
         if root is None and not match["end"]:
             root = match
@@ -340,7 +340,7 @@ def read_xliff(source: Source) -> Document:
         if match["end"]:
             edits += _close(file, opened, match, source.settings, kept)
         else:
-            _open(opened, match, str(name))
+            _open(opened, match, name)
             if match["empty"]:
                 edits += _close(file, opened, match, source.settings, kept)
     languages = [] if root is None else list(_language_edits(file, root, source.settings.target_language))
@@ -629,7 +629,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
             add_tag(Tag("close", opened.pop()), match[0])
         elif match["empty"]:
             add_tag(Tag(_kind(name, attributes), number), match[0])
-        elif name in _PAIRS and not _is_protected(attributes):
+        elif name in _PAIRS and not is_untranslated(attributes):
             opened.append(number)
             add_tag(Tag("open", number), match[0])
         else:
@@ -677,11 +677,6 @@ def _kind(name: str, attributes: str, content: str = "") -> Literal["empty", "br
         return "object" if name in ("mrk", "g", "pc", "cp") else "empty"
     kind = code_kind(name, attributes, content)
     return "object" if kind == "protected" else kind
-
-
-def _is_protected(attributes: str) -> bool:
-    values = _attributes(attributes)
-    return values.get("translate") == "no" or values.get("mtype") == "protected"
 
 
 def _language_edits(file: TextFile, root: re.Match[str], language: str | None) -> Iterator[Edit]:

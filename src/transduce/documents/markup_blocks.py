@@ -335,8 +335,8 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
         left = max((other for other in bounds if other.end <= child.start), key=lambda m: m.end, default=None)
         right = min((other for other in bounds if other.start >= child.end), key=lambda m: m.start, default=None)
         gap = Span(left.end if left else parent.start, right.start if right else parent.end)
-        previous = _last_in(text, Span(gap.start, max(gap.start, child.start)), left)
-        following = _first_in(text, Span(min(gap.end, child.end), gap.end), right)
+        previous = _nearest(text, Span(gap.start, max(gap.start, child.start)), left, from_end=True)
+        following = _nearest(text, Span(min(gap.end, child.end), gap.end), right)
         is_at_start = previous is None and not text[parent.start : child.start].strip()
         if following is None or is_at_start:
             child.side = "next" if previous is None else "previous"
@@ -344,9 +344,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
         if previous is None:
             child.side = "next"
         if not child.side:
-            is_inner = (
-                text[child.start - 1].isalnum() and not text[child.end].isalnum()
-            )  # as between a word and a comma
+            is_inner = text[child.start - 1].isalnum() and not text[child.end].isalnum()  # between a word and a comma
             is_after = (child.space_after or is_inner) and not child.space_before
             child.side = "previous" if is_after and child.kind != "break" else "next"
         child.neighbor = previous if child.side == "previous" and previous is not None else following
@@ -370,60 +368,38 @@ def _has_content(node: InlineNode, text: str) -> bool:
     return node.has_words or STAND_IN in text[node.start : node.end]
 
 
-def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the neighbor of a tag that stands before `gap`: the first word or protected element in this part.
+def _nearest(text: str, gap: Span, element: InlineNode | None, *, from_end: bool = False) -> Neighbor | None:
+    """Return the first word or protected element in a part of a text, beside which a tag before it can stay.
 
     Args:
         text: the plain text.
         gap: the part.
-        element: the inline element after the part, which is returned if the part has neither; None: return None then.
+        element: the inline element behind the part, which is returned if the part has neither; None: return None then.
+        from_end: return the last word or protected element instead, or else the element before the part.
     """
-    for start in range(gap.start, gap.end):
-        if text[start] == STAND_IN:
-            return Neighbor("protected", Span(start, start + 1))
-        if text[start].isalnum():
-            return Neighbor("word", Span(start, _word_end(text, start, gap.end)))
+    step = -1 if from_end else 1
+    for index in range(gap.start, gap.end)[::step]:
+        if text[index] == STAND_IN:
+            return Neighbor("protected", Span(index, index + 1))
+        if text[index].isalnum():
+            return Neighbor("word", _word(text, index, gap, step))
     return None if element is None else Neighbor("element", Span(element.start, element.end), element)
 
 
-def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the last word or protected element in a part of a text, beside which a tag after it can stay.
-
-    Args:
-        text: the plain text.
-        gap: the part.
-        element: the inline element before the part, which is returned if the part has neither; None: return None then.
-    """
-    for last in range(gap.end - 1, gap.start - 1, -1):
-        if text[last] == STAND_IN:
-            return Neighbor("protected", Span(last, last + 1))
-        if text[last].isalnum():
-            return Neighbor("word", Span(_word_start(text, last, gap.start), last + 1))
-    return None if element is None else Neighbor("element", Span(element.start, element.end), element)
-
-
-def _word_end(text: str, start: int, limit: int) -> int:
-    """Return the end, at most `limit`, of the word that starts at offset `start` of a text.
+def _word(text: str, index: int, gap: Span, step: int) -> Span:
+    """Return the word, within a part of a text, that begins (`step` 1) or ends (-1) with the character at an index.
 
     In a script without spaces, two characters count as a word.
     """
-    max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[start]) else limit - start
-    end = start + 1
-    while end < min(limit, start + max_characters) and _is_same_word(text[start], text[end]):
-        end += 1
-    return end
-
-
-def _word_start(text: str, last: int, limit: int) -> int:
-    """Return the start, at least `limit`, of the word that ends with the character at offset `last` of a text.
-
-    In a script without spaces, two characters count as a word.
-    """
-    max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[last]) else last + 1 - limit
-    start = last
-    while start > max(limit, last + 1 - max_characters) and _is_same_word(text[last], text[start - 1]):
-        start -= 1
-    return start
+    others = range(index + step, gap.end if step > 0 else gap.start - 1, step)
+    if is_unspaced_character(text[index]):
+        others = others[: _ANCHOR_CHARACTERS - 1]
+    last = index
+    for other in others:
+        if not _is_same_word(text[index], text[other]):
+            break
+        last = other
+    return Span(min(index, last), max(index, last) + 1)
 
 
 def _is_same_word(one: str, other: str) -> bool:
@@ -665,7 +641,8 @@ class _Renderer:
         else:
             position = span.end
             if between := source[neighbor.span.end : leaf.start].strip():
-                position = self._past_comma(between, leaf.start, part) or self._past_punctuation(position, part)
+                end = self._past_comma(len(source[: leaf.start].rstrip()), part) if len(between) == 1 else 0
+                position = end or self._past_punctuation(position, part)
         for other in occupied:
             if other.start < position < other.end:
                 position = other.start if leaf.side == "next" else other.end
@@ -682,23 +659,22 @@ class _Renderer:
             return self.protected.get(neighbor.span.start)
         return self.spans.get(id(neighbor.element))
 
-    def _past_comma(self, sign: str, end: int, part: Span) -> int:
-        """Return the offset in the translation after the sign, such as a comma, that a tag follows in the source.
+    def _past_comma(self, end: int, part: Span) -> int:
+        """Return the offset in the translation after the sign, such as a comma, that ends at an offset of the source.
 
-        The result is 0 if the sign does not end a clause, if the translation has another number of such signs than the
-        source, or if the sign lies outside of `part`.
+        0 if the sign is none that ends a clause, or the translation has another number of these than the source.
 
         Args:
-            sign: the punctuation between the word before the tag and the tag.
-            end: the offset of the tag in the source.
-            part: the span in the translation of the element around the tag.
+            end: the offset.
+            part: the span in the translation of the element around the tag that follows the sign.
         """
-        if len(sign) != 1 or not _CLAUSE_ENDS.fullmatch(sign):
+        source_ends, ends = (
+            [match.end() for match in _CLAUSE_ENDS.finditer(text)] for text in (self.block.text, self.text)
+        )
+        if end not in source_ends or len(ends) != len(source_ends):
             return 0
-        found = [match.end() for match in _CLAUSE_ENDS.finditer(self.text)]
-        number = len(_CLAUSE_ENDS.findall(self.block.text[:end])) - 1
-        is_equal = len(found) == len(_CLAUSE_ENDS.findall(self.block.text))
-        return found[number] if is_equal and part.start <= found[number] <= part.end else 0
+        position = ends[source_ends.index(end)]
+        return position if part.start <= position <= part.end else 0
 
     def _past_punctuation(self, position: int, part: Span) -> int:
         while position < part.end and _is_punctuation(self.text[position]):

@@ -250,16 +250,32 @@ def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
 
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
     """Return whether `ignore_tags` has an element's name, or its attributes exclude it, as `translate="no"` does."""
-    return name in settings.ignore_tags or _is_untranslated(attributes)
+    return name in settings.ignore_tags or is_untranslated(attributes)
+
+
+def _attributes(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the name, in lower case, and the value of each attribute in a tag; those without a value are skipped."""
+    for match in _ATTRIBUTE.finditer(source):
+        yield match["name"].lower(), (match["double"] or match["single"] or match["bare"] or "").strip()
 
 
 def _attribute(attributes: str, *names: str) -> str:
     """Return the value of the last of the attributes with these names in a tag; "" if it has none."""
-    value = ""
-    for match in _ATTRIBUTE.finditer(attributes):
-        if match["name"].lower() in names:
-            value = match["double"] or match["single"] or match["bare"] or ""
-    return value.strip()
+    return ["", *(value for name, value in _attributes(attributes) if name in names)][-1]
+
+
+def is_untranslated(attributes: str) -> bool:
+    """Return whether a tag's attributes exclude the element from translation.
+
+    `translate="no"`, the class `notranslate` and XLIFF's `mtype="protected"` do.
+    """
+    for name, value in _attributes(attributes):
+        name, value = name.rpartition(":")[2], value.lower()
+        if (name, value) in (("translate", "no"), ("mtype", "protected")):
+            return True
+        if name == "class" and "notranslate" in value.split():
+            return True
+    return False
 
 
 def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
@@ -511,9 +527,7 @@ class _Reader:
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
             return "empty"
-        if source.startswith("<![CDATA["):
-            return "protected"
-        return "protected" if source.startswith("&") else "block"
+        return "protected" if source.startswith(("<![CDATA[", "&")) else "block"
 
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of the element that starts at an index and is copied with its content.
@@ -564,8 +578,7 @@ class _Reader:
         if item.name not in _RAISED or self.settings.kind != "html" or stop != start + 2 or inner.role != "text":
             return False
         text = unescape(inner.source, self.settings).strip()
-        is_number = bool(text) and not any(map(str.isalpha, text))
-        return is_number and not _copies(item.name, item.attributes, self.settings)
+        return _is_number_or_sign(text) and not _copies(item.name, item.attributes, self.settings)
 
     def _is_note(self, start: int, stop: int) -> bool:
         """Return whether an inline element of HTML from one index to another is the number or sign of a note.
@@ -580,7 +593,7 @@ class _Reader:
             return False
         text = "".join(item.source for item in self.items[start + 1 : stop] if item.role == "text")
         text = unescape(text, self.settings).strip()
-        is_number = bool(text) and not any(map(str.isalpha, text))
+        is_number = _is_number_or_sign(text)
         if self._is_reference(start, stop):
             return is_number or _LETTER_NOTE.fullmatch(text) is not None
         targets = [
@@ -738,6 +751,10 @@ class _Reader:
         return outer in self.outline.has_text and (outer < 0 or (self.items[outer].name == "p" and is_followed))
 
 
+def _is_number_or_sign(text: str) -> bool:
+    return bool(text) and not any(map(str.isalpha, text))
+
+
 def _side(name: str) -> Side:
     """Return which neighboring word a tag stays beside in the translation, by the tag's name.
 
@@ -771,20 +788,3 @@ def reference_id(token: Token) -> str:
     """
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""
-
-
-def _is_untranslated(attributes: str) -> bool:
-    """Return whether a tag's attributes exclude the element from translation.
-
-    `translate="no"`, the class `notranslate` and XLIFF's `mtype="protected"` do.
-    """
-    for match in _ATTRIBUTE.finditer(attributes):
-        name = match["name"].lower().rpartition(":")[2]
-        value = (match["double"] or match["single"] or match["bare"] or "").strip().lower()
-        if name == "translate" and value == "no":
-            return True
-        if name == "class" and "notranslate" in value.split():
-            return True
-        if name == "mtype" and value == "protected":
-            return True
-    return False

@@ -55,12 +55,12 @@ def fitting_tokenizer(language: str | None) -> TokenizerChoice:
 
     It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
     """
-    code = languages.base_code(language or "")
+    code = languages.short_code(language or "")
     if code in languages.CHINESE:
         return TokenizerChoice("zh")
     if code in languages.JAPANESE:
         return _mecab_or_characters("ja", "Japanese")
-    if code in languages.KOREAN:
+    if code == "ko":
         return _mecab_or_characters("ko", "Korean")
     # sacreBLEU has no segmenter for the other languages without spaces between words.
     return TokenizerChoice("char" if code in (*languages.SOUTHEAST_ASIAN, *languages.TIBETAN) else "13a")

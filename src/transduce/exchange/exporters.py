@@ -195,7 +195,7 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
     words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
     words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
     words["begin"], words["separator"], _ = vocabulary.special_token_names
-    forced = ", ".join(f"`{piece}`" for piece in vocabulary.tokens(vocabulary.forced))
+    forced = ", ".join(f"`{token}`" for token in vocabulary.tokens(vocabulary.forced))
     before = tokenizer.source.tokens(tokenizer.source.before)
     words["before"] = f"{json.dumps(before)} + " if before else ""
     words["prefix"] = (

@@ -325,11 +325,8 @@ def cut_long_sentence(
     used = set(sentence) if protected else ()
     mark = next((character for character in map(chr, _MARKS) if character not in used), "")
     protected = protected if mark else ()
-    counter, cut, run = (
-        _TokenCounter(vocabulary),
-        partial(split_text, gathers=gathers),
-        re.compile(rf"{mark}[{mark}\s]*+"),
-    )
+    counter, run = _TokenCounter(vocabulary), re.compile(rf"{mark}[{mark}\s]*+")
+    cut = partial(split_text, gathers=gathers)
 
     def fits(text: str, count: Callable[[str], int]) -> bool:
         visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)

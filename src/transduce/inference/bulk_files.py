@@ -21,7 +21,7 @@ from typing import Self, cast
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
-from transduce.errors import TransduceError, UntrainedDirectionWarning
+from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
@@ -566,7 +566,8 @@ def _work(connection: Connection, settings_json: bytes) -> None:
 
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
-    warnings.simplefilter("ignore", UntrainedDirectionWarning)  # the parent reports it once
+    for category in (UntrainedDirectionWarning, IdleSettingWarning):
+        warnings.simplefilter("ignore", category)  # the parent reports them once
     try:
         for path in settings.plugins:
             load_plugin(path)

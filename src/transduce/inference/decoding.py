@@ -1,5 +1,6 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules and algorithm."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from transduce.errors import TransduceError
+from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, check_evaluation_mode, pad
 from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.phrases import forbid_texts, word_continuations
@@ -45,7 +46,7 @@ from transduce.search.rules import (
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Selection
-from transduce.search.settings import SearchSettings, without_idle_penalties
+from transduce.search.settings import EARLIER_DEFAULTS, SearchSettings, without_idle_penalties
 from transduce.text.filters import FilterSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
@@ -71,6 +72,9 @@ def read_search_settings(folder: Path) -> SearchSettings:
     limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
     paper's settings apply. Hugging Face folders are searched as transformers' `generate` does.
 
+    Warns:
+        IdleSettingWarning: a stored penalty has no effect beside the other settings.
+
     Raises:
         TransduceError: a file cannot be read.
     """
@@ -80,8 +84,16 @@ def read_search_settings(folder: Path) -> SearchSettings:
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
+    effective = without_idle_penalties(table)
+    for name, value in table.items():
+        if value != effective[name] and (name, value) not in EARLIER_DEFAULTS:
+            message = (
+                f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
+                "out, or change them."
+            )
+            warnings.warn(message, IdleSettingWarning, stacklevel=2)
     try:
-        return msgspec.convert(without_idle_penalties(table), SearchSettings)
+        return msgspec.convert(effective, SearchSettings)
     except msgspec.ValidationError as error:
         raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
 

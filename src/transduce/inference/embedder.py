@@ -10,14 +10,14 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Unpack
 
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import encode_by_length
-from transduce.machine import Precision
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
-from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.load import LoadOptions, load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import special_tokens_of
@@ -114,28 +114,24 @@ class Embedder:
 def load_embedder(
     folder: str | Path,
     *,
-    precision: Precision | str = "auto",
-    device: str = "auto",
-    threads: int | None = None,
     pooling: Pooling | str | None = None,
     normalizes: bool | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Embedder:
     """Load an encoder for embedding texts: a model of sentence-transformers, or any other BERT or RoBERTa.
 
     Args:
         folder: the model folder.
-        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
-        device: "cpu", "cuda" or "auto".
-        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
         pooling: how token states become one vector: "mean", "first" or "max"; None: as the folder specifies, or mean.
         normalizes: divide each vector by its norm; None: as the folder specifies, or not.
+        **options: those of `load`.
 
     Raises:
         TransduceError: the folder holds no encoder, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
     card = find_task_card(folder) if folder.is_dir() else None
-    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    content = load_model_at(read_encoder_folder, folder, **options)
     length = content.model.config.max_positions if card is None else card.length
     own_pooling = "mean" if card is None or card.pooling is None else card.pooling
     return Embedder(

@@ -25,18 +25,17 @@ from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translation import without_incomplete_character
-from transduce.machine import Precision
 from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
-from transduce.model_folder.load import load_model_at, precision_of, summary
+from transduce.model_folder.load import LoadOptions, load_model_at, precision_of, summary
 from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
 from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run_search
-from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
+from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_with_warnings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -199,7 +198,7 @@ class Generator:
             TransduceError: an option is out of range or not supported by language models.
         """
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        changed = override_search(checked_search(search or DEFAULT_SEARCH), {}, sampling)
+        changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), {}, sampling)
         settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
         if isinstance(prompt, str):
             return self.generate(prompt, settings, one_line=one_line)
@@ -323,10 +322,12 @@ class Generator:
         """
         settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
-        progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
+        with explain_search_out_of_memory(settings):
+            progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
         observer = self._observer(one_line=one_line)
         while len(progress.rows):
-            with torch.inference_mode():  # inference mode must not stay on while the caller runs
+            # inference mode must not stay on while the caller runs
+            with torch.inference_mode(), explain_search_out_of_memory(settings):
                 progress.advance()
                 text = shown
                 if len(progress.rows):
@@ -460,12 +461,8 @@ class Generator:
     def _continuation(
         self, prompt_ids: Sequence[int], hypothesis: Hypothesis, search: SearchSettings, *, one_line: bool
     ) -> Continuation:
-        ids, values, score, ended = (
-            list(hypothesis.ids),
-            hypothesis.token_log_probabilities,
-            hypothesis.score,
-            hypothesis.ended,
-        )
+        ids, values = list(hypothesis.ids), hypothesis.token_log_probabilities
+        score, ended = hypothesis.score, hypothesis.ended
         text = self._new_text(prompt_ids, ids)
         if one_line and (count := _first_line(ids, self.vocabulary)) is not None:
             ids, values, ended = ids[:count], values[:count], True
@@ -718,26 +715,16 @@ def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
     return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
 
 
-def load_generator(
-    folder: str | Path,
-    *,
-    precision: Precision | str = "auto",
-    device: str = "auto",
-    threads: int | None = None,
-) -> Generator:
-    """Load a language model for generating text.
+def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Generator:
+    """Load a language model for generating text: one of ours (`--task language-model`), or a Hugging Face folder.
 
-    Args:
-        folder: a model folder that `transduce train --task language-model` wrote, or a supported Hugging Face folder.
-        precision: "fp32", "bf16", "int8" (on a CPU), or "auto": bf16 if the hardware multiplies it faster.
-        device: "cpu", "cuda", or "auto": a GPU if there is one.
-        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+    The options are those of `load`.
 
     Raises:
         TransduceError: the folder holds no language model, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
-    content = load_model_at(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
+    content = load_model_at(read_decoder_folder, folder, **options)
     return Generator(
         content.model,
         content.tokenizer,

@@ -25,7 +25,7 @@ from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase, normalize_for_comparison, read_glossary
-from transduce.text.languages import CHINESE, JAPANESE, base_code, is_unspaced_character, is_word_character
+from transduce.text.languages import CHINESE, JAPANESE, is_unspaced_character, is_word_character, short_code
 from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
@@ -297,7 +297,7 @@ def _whole_targets(text: str, glossary: Glossary, vocabulary: Vocabulary, langua
 
 def _marks_like(marks: str, target: str, language: str | None) -> str:
     """Return the marks after a target as its language writes them: full-width in Chinese and Japanese, else narrow."""
-    code = None if language is None else base_code(language)
+    code = None if language is None else short_code(language)
     is_wide = is_unspaced_character(target[-1]) if code is None else code in (*CHINESE, *JAPANESE)
     if marks.startswith(("...", "…")):
         return "……" if is_wide else "..." if marks.startswith(".") else "…"

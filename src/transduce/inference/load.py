@@ -30,10 +30,16 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
-from transduce.model_folder.load import check_precision, check_vocabularies, read_at_precision, with_languages
+from transduce.model_folder.load import (
+    LoadOptions,
+    check_precision,
+    check_vocabularies,
+    read_at_precision,
+    with_languages,
+)
 from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
-from transduce.search.settings import SearchSettings, override_search
+from transduce.search.settings import SearchSettings, override_with_warnings
 from transduce.text.languages import fitting_code
 from transduce.text.text_settings import TextSettings, TrainingLines
 
@@ -146,14 +152,6 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Pa
     "time-series": load_forecaster,
     "embedding": load_embedder,
 }
-
-
-class LoadOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `load` for models of any kind; its docstring explains them."""
-
-    precision: Precision | str
-    device: str
-    threads: int | None
 
 
 class TranslatorOptions(LoadOptions, total=False):
@@ -375,7 +373,7 @@ class TranslationPipeline:
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
 
     def _search(self, options: dict[str, int | None]) -> SearchSettings:
-        return override_search(self.translator.search, options)
+        return override_with_warnings(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         """Translate texts; if `max_length` makes a translation empty, search again with transformers' ranking.

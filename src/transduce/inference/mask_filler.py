@@ -9,16 +9,15 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from transduce.acceleration import encode_fast
-from transduce.argument_checks import as_integer, as_path, as_text
+from transduce.argument_checks import as_integer, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import check_evaluation_mode
-from transduce.machine import Precision
 from transduce.model.transformer import Encoder
-from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import encode_masked, special_tokens_of, text_token_ids
@@ -136,21 +135,15 @@ class Filler:
         )
 
 
-def load_filler(
-    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
-) -> Filler:
+def load_filler(folder: str | Path, **options: Unpack[LoadOptions]) -> Filler:
     """Load a masked language model: trained with `--task masked-language-model`, or a BERT or RoBERTa model.
 
-    Args:
-        folder: the model folder.
-        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
-        device: "cpu", "cuda" or "auto".
-        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+    The options are those of `load`.
 
     Raises:
         TransduceError: the folder holds no masked language model, or an option is invalid.
     """
-    folder = as_path(folder, "A model's folder")
-    card = read_task_card(folder, "masked-language-model", use="Filling masks")
-    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    card, content = load_task_model(
+        read_encoder_folder, folder, "masked-language-model", use="Filling masks", **options
+    )
     return Filler(content.model, content.tokenizer, length=card.length)

@@ -10,16 +10,15 @@ from typing import NamedTuple, overload
 
 import msgspec
 import torch
+from typing_extensions import Unpack
 
-from transduce.argument_checks import as_path, as_text, as_texts
+from transduce.argument_checks import as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
 from transduce.inference.decoding import make_search, read_search_settings
 from transduce.inference.scorers import EncoderDecoderScorer
-from transduce.machine import Precision
 from transduce.model.transformer import Transformer
-from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken
@@ -199,21 +198,13 @@ def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 
-def load_parser(
-    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
-) -> Parser:
+def load_parser(folder: str | Path, **options: Unpack[LoadOptions]) -> Parser:
     """Load a parser from the folder of a model trained with `--task parsing`.
 
-    Args:
-        folder: the model folder.
-        precision: "fp32", "bf16" or "auto".
-        device: "cpu", "cuda" or "auto".
-        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+    The options are those of `load`.
 
     Raises:
         TransduceError: the folder holds no parser, or an option is invalid.
     """
-    path = as_path(folder, "A model's folder")
-    read_task_card(path, "parsing", use="Parsing")
-    content = load_model_at(read_model_folder, path, precision=precision, device=device, threads=threads)
-    return Parser(content.model, content.tokenizer, search=read_search_settings(path))
+    _, content = load_task_model(read_model_folder, folder, "parsing", use="Parsing", **options)
+    return Parser(content.model, content.tokenizer, search=read_search_settings(Path(folder)))

@@ -18,7 +18,7 @@ from transduce.inference.quality_estimation import (
 from transduce.inference.substitution import insert_terms
 from transduce.inference.translation import Alternative, Translation, with_best, with_sentences
 from transduce.inference.translator import Translator
-from transduce.search.settings import SearchSettings, checked_search
+from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary, Term, contains_phrase
 from transduce.text.text_settings import TextSettings
 
@@ -222,16 +222,16 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 
 
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
+    """Return the settings of the second search: one wide beam, in which n-grams of this length may not repeat."""
     wide = max(_WIDTH, search.beam_size)
-    return msgspec.structs.replace(
-        search,
-        beam_size=wide,
-        n_best=wide,
-        sampling=None,
-        diverse_groups=1,
-        min_length=search.min_length or (0 if search.max_length == 1 else 1),
-        no_repeated_ngrams=ngrams or search.no_repeated_ngrams,
-    )
+    changes = {
+        "beam_size": wide,
+        "n_best": wide,
+        "diverse_groups": 1,
+        "min_length": search.min_length or (0 if search.max_length == 1 else 1),
+        "no_repeated_ngrams": ngrams or search.no_repeated_ngrams,
+    }
+    return override_search(search, changes)
 
 
 def _numbers(

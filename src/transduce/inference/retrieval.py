@@ -122,11 +122,10 @@ class Retriever:
         labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
         for row, (sentence_states, candidates) in enumerate(zip(states, self._candidates, strict=True)):
             # The large matrix comes first, because the library is half as fast with few rows times many.
-            distances = torch.addmm(
-                candidates.norms[:, None], candidates.states, sentence_states.T, beta=-1.0, alpha=2.0
-            )  # (M, W)
-            nearest = self._first_of_nearest(distances.T)
-            negative_distances[row, :, : nearest.shape[1]] = distances.T.gather(-1, nearest)
+            norms = candidates.norms[:, None]
+            nearness = torch.addmm(norms, candidates.states, sentence_states.T, beta=-1.0, alpha=2.0).T  # (W, M)
+            nearest = self._first_of_nearest(nearness)
+            negative_distances[row, :, : nearest.shape[1]] = nearness.gather(-1, nearest)
             labels[row, :, : nearest.shape[1]] = candidates.labels[nearest]
         return labels, negative_distances
 

@@ -10,15 +10,14 @@ from typing import overload
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from transduce.argument_checks import as_path, as_texts
+from transduce.argument_checks import as_texts
 from transduce.data.batches import WordTokens
 from transduce.errors import TransduceError
 from transduce.inference.batching import encode_by_length
-from transduce.machine import Precision
 from transduce.model.transformer import Encoder
-from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tagged import Span, spans_of
 from transduce.text.tokenizer import Tokenizer
@@ -153,21 +152,13 @@ def _word_prefix(vocabulary: Vocabulary) -> str:
     )
 
 
-def load_tagger(
-    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
-) -> Tagger:
+def load_tagger(folder: str | Path, **options: Unpack[LoadOptions]) -> Tagger:
     """Load a tagger from a model folder: trained with `--task tagging`, or a BERT or RoBERTa that labels tokens.
 
-    Args:
-        folder: the model folder.
-        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
-        device: "cpu", "cuda" or "auto".
-        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+    The options are those of `load`.
 
     Raises:
         TransduceError: the folder holds no tagger, or an option is invalid.
     """
-    folder = as_path(folder, "A model's folder")
-    card = read_task_card(folder, "tagging", use="Tagging")
-    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    card, content = load_task_model(read_encoder_folder, folder, "tagging", use="Tagging", **options)
     return Tagger(content.model, content.tokenizer, card.labels, length=card.length)

@@ -68,7 +68,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.load import choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
-from transduce.search.settings import SearchSettings, checked_search, override_search
+from transduce.search.settings import SearchSettings, checked_search, override_with_warnings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
@@ -156,19 +156,24 @@ class Translator:
         count = [f"{len(self.models)} models"] if len(self.models) > 1 else []
         return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
 
-    def for_target(self, language: str) -> "Translator":
+    def for_target(self, language: str, source: str | None = None) -> "Translator":
         """Return a translator to another target language, which shares the loaded models.
 
-        If the model was not trained for this language pair, the source language becomes the only one with which the
-        target language was trained; None if there are several.
+        Args:
+            language: the target language.
+            source: the source language; None: the same as here, if the model was trained for this pair. Otherwise it
+                becomes the only one with which the target language was trained, or unknown if there are several.
 
         Raises:
-            TransduceError: the model was not trained for several target languages, or not for this one.
+            TransduceError: the model was not trained for several target languages, or not for these languages.
         """
-        source = self.source_language
         if self.directions:
-            only_source, language = choose_direction(self.directions, None, language)
-            source = source if (source, language) in self.directions else only_source
+            passed = source
+            source, language = choose_direction(self.directions, source, language)
+            if passed is None and (self.source_language, language) in self.directions:
+                source = self.source_language
+        elif source is None:
+            source = self.source_language
         return self._with_tokenizer(self.tokenizer.for_target(language), (source, language))
 
     def for_tag(self, tag: str) -> "Translator":
@@ -277,13 +282,14 @@ class Translator:
 
         Warns:
             WrongLanguageWarning: a text seems not to be in the source language.
+            IdleSettingWarning: the arguments leave other search settings without effect, or change them.
 
         Raises:
             TransduceError: an option is out of range.
         """
         options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        settings = override_search(checked_search(search or self.search), options, sampling)
+        settings = override_with_warnings(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
         warn_wrong_language(sentences, self.source_language)
         required = [as_phrases(phrases)] * len(sentences)
@@ -604,11 +610,9 @@ class Translator:
         """
         alpha, generate = search.length_penalty, search.generate
         rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate)
-        return (
-            rank
-            if not search.batch_invariant
-            else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
-        )
+        if not search.batch_invariant:
+            return rank
+        return lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
 
     @renamed_arguments(places="indices")
     def search_ids(

@@ -37,7 +37,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SearchSettings, override_search
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.events import read_events
 
@@ -319,7 +319,8 @@ def inspect_text(
 
 def deterministic_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
     """Return a copy of search settings with `n_best` results, without sampling and batch invariance."""
-    return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
+    beam_size = max(n_best, search.beam_size)  # an option of the beam turns sampling off
+    return override_search(search, {"beam_size": beam_size, "n_best": n_best, "batch_invariant": False})
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:

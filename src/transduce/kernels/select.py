@@ -259,11 +259,12 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     """Encode source_ids (B, S), and return the decoding state of the fastest backend that supports the model."""
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
-        from transduce.kernels.cpu.decoding.state import NativeState
+        from transduce.kernels.cpu.decoding.state import NativeState, count_tokens
 
         prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
-        return NativeState(prepacked, kernels, source_ids)
+        if (counts := count_tokens(source_ids, model.config.pad_id)) is not None:
+            return NativeState(prepacked, kernels, source_ids, counts)
     if _why_not_triton(model, str(model.source_weight.device)) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -435,6 +436,5 @@ def decoded_model(model: _Model) -> _Model:
     described = description_of(model)
     if described.is_training or described.refusal(PREPACKABLE) is not None:
         return cast(_Model, model)
-    return cast(
-        _Model, inference_copy.current(model, described.graph)
-    )  # an inference copy is of a class of the model's own
+    # An inference copy is of a subclass of the model's class.
+    return cast(_Model, inference_copy.current(model, described.graph))

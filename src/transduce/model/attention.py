@@ -382,9 +382,8 @@ class KeyValueCache:
         An empty cache stays empty.
         """
         if self._keys is not None and self._values is not None:
-            self._keys = self._keys.index_select(
-                0, rows
-            )  # the whole capacity, or the next step would allocate it again
+            # The whole capacity, or the next step would allocate it again.
+            self._keys = self._keys.index_select(0, rows)
             self._values = self._values.index_select(0, rows)
 
 

@@ -218,10 +218,11 @@ def _check_vocabularies(config: "ModelConfig") -> None:
 
 def _check_kind(config: "ModelConfig") -> None:
     changed = config.changed()
-    unused = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
-    if config.kind != "encoder":
-        unused = (*unused, *_ENCODER_ONLY)
-    unused = (*unused, *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY))
+    unused = (
+        *(_NOT_RECURRENT if config.kind == "recurrent" else _RECURRENT_ONLY),
+        *(() if config.kind == "encoder" else _ENCODER_ONLY),
+        *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY),
+    )
     if config.kind == "series":
         sizes = {name: getattr(config, name) for name in _VOCABULARY_SIZES}
         changed |= {name: size for name, size in sizes.items() if size}
@@ -576,11 +577,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def has_plain_attention(self) -> bool:
         """True if attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
-        uses_positions = (
-            self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
-        )
-        score = self.attention_score, self.attention_kind, self.attention_scale
-        return self.kind != "recurrent" and not uses_positions and score == ("scaled", "soft", None)
+        parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
+        is_plain = parts == ("multi-head", "scaled", "soft", None, None)
+        return self.kind != "recurrent" and is_plain and self.positions in ("sinusoidal", "learned", "none")
 
     @property
     def can_be_packed(self) -> bool:

@@ -465,7 +465,8 @@ class _Describer:
             prefix: the beginning of the attributes' names, such as "encoder_".
             name: the name of the embedding's attribute.
         """
-        assert self.config is not None
+        config = self.config
+        assert config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
         in_embedding = self.embedding(name, embedding)
@@ -474,7 +475,7 @@ class _Describer:
         positions = in_embedding if in_attention == "none" else in_attention
         self.must_be(name, "positions", positions, "positions")
         self.must_be(name, "embedding norm", embedding.norm is not None, "embedding_norm")
-        self.must_be(f"{prefix}norm", "final norm", type(final) is not nn.Identity, "final_norm", self.has_final_norm)
+        self.must_be(f"{prefix}norm", "final norm", type(final) is not nn.Identity, "final_norm", config.has_final_norm)
         norms = [(f"{name}.norm", embedding.norm), (f"{prefix}norm", final)]
         return [
             Fact(name, "positions", positions),
@@ -482,11 +483,6 @@ class _Describer:
             Fact(f"{prefix}positions", "attention window", "none" if self.get(stack, "radius") is None else "some"),
             *(Fact(path, "norm", self.norm(path, norm).kind) for path, norm in norms if _is_norm(norm)),
         ]
-
-    @property
-    def has_final_norm(self) -> bool:
-        """True if the configuration has a norm after each stack of layers."""
-        return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
         """Return the name of the position encoding that an embedding module adds: "sinusoidal", "learned" or "none"."""
@@ -530,13 +526,10 @@ class _Describer:
 
         `count` is their number in the configuration; layers with shared weights are one.
         """
-        self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
+        assert self.config is not None
+        expected = 1 if self.config.share_layers else count
+        self.must_be(path, "number of layers", len(layers), "share_layers", expected)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
-
-    @property
-    def is_shared(self) -> bool:
-        """True if all layers of each stack are one layer with shared weights."""
-        return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
         """Return the description of the operations of an encoder or decoder layer.

@@ -15,11 +15,11 @@ from typing_extensions import override
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionFunction, AttentionTrace, attend, build_score
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.transformer import DecodingState, checked_ids
+from transduce.model.transformer import DecodingState, SequenceToSequence
 
 # --- attention with one head ---
 
@@ -66,10 +66,8 @@ class MemoryAttention(nn.Module):
         """
         compute: AttentionFunction = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
-        found = compute(
-            query, keys[:, None], memory[:, None], mask, dropout=self.dropout, weights_out=weights_out
-        )  # (B, 1, Q, D)
-        return found[:, 0]
+        inputs = query, keys[:, None], memory[:, None], mask
+        return compute(*inputs, dropout=self.dropout, weights_out=weights_out)[:, 0]
 
 
 class PastAttention(nn.Module):
@@ -282,7 +280,7 @@ class RecurrentCache:
             self.attentional = self.attentional.index_select(0, rows)
 
 
-class Recurrent(VocabularyModel):
+class Recurrent(SequenceToSequence):
     """A recurrent encoder and decoder with the methods `encode`, `decode` and `project`, as `Transformer` has them."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -315,24 +313,6 @@ class Recurrent(VocabularyModel):
         self.attentional = nn.Linear(2 * width, width, bias=False) if has_attention else None
         self.dropout = Dropout(config.dropout)
         initialize(self)
-
-    def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the logits of each next token by teacher forcing, (B, T, V), for source ids (B, S), target ids (B, T).
-
-        Raises:
-            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
-        """
-        sizes = self.config.source_vocabulary_size, self.config.target_vocabulary_size
-        with checked_ids(source_ids=(source_ids, sizes[0]), target_input_ids=(target_input_ids, sizes[1])):
-            return self.project(self.hidden(source_ids, target_input_ids))
-
-    def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing.
-
-        `source_ids` is (B, S); `target_input_ids`, (B, T), is the start symbol, then the target's ids.
-        """
-        memory, memory_mask = self.encode(source_ids)
-        return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
         """Return outputs (B, length, D), before the output projection, of a decoder that reads its own best tokens.

@@ -3,7 +3,7 @@
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -201,32 +201,14 @@ class MemoryState(DecodingState):
 # --- the model ---
 
 
-class Transformer(VocabularyModel, EncoderDecoderLayers):
-    """An encoder-decoder Transformer, with the methods `encode`, `decode` and `project` on tensors."""
+class SequenceToSequence(VocabularyModel):
+    """A base class of models that read one text and write another; subclasses define `encode` and `decode`."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Build the model with random initial weights, float32.
-
-        Args:
-            config: its sizes and components; `ModelConfig(source_vocabulary_size=…, target_vocabulary_size=…)` has
-                defaults for the others.
-
-        Raises:
-            TransduceError: the configuration describes another kind of model.
-        """
-        super().__init__(config)
-        if config.kind != "transformer":
-            raise TransduceError(
-                f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}: build it by "
-                "`model/build.py:build_any_model`."
-            )
-        self.source_embedding = Embedding(config)
-        self.target_embedding = Embedding(config)
-        self.add_layers(config)
-        initialize(self)
+    encode: Callable[..., tuple[Tensor, AttentionMask]]
+    decode: Callable[..., Tensor]
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the logits of each next token by teacher forcing, with the look-ahead mask.
+        """Return the logits of each next token by teacher forcing, from the source and the target tokens before it.
 
         Args:
             source_ids: token ids with the end symbol, padded at the right, (B, S).
@@ -249,6 +231,31 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
+
+
+class Transformer(SequenceToSequence, EncoderDecoderLayers):
+    """An encoder-decoder Transformer, with the methods `encode`, `decode` and `project` on tensors."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build the model with random initial weights, float32.
+
+        Args:
+            config: its sizes and components; `ModelConfig(source_vocabulary_size=…, target_vocabulary_size=…)` has
+                defaults for the others.
+
+        Raises:
+            TransduceError: the configuration describes another kind of model.
+        """
+        super().__init__(config)
+        if config.kind != "transformer":
+            raise TransduceError(
+                f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}: build it by "
+                "`model/build.py:build_any_model`."
+            )
+        self.source_embedding = Embedding(config)
+        self.target_embedding = Embedding(config)
+        self.add_layers(config)
+        initialize(self)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S).

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypedDict, TypeVar, cast
 from warnings import warn
 
 import msgspec
 import torch
+from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
+from transduce.argument_checks import as_path
 from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
@@ -18,6 +20,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.transformer import Decoder, Encoder, Transformer
+from transduce.model_folder.cards import TaskCard, read_task_card
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import ModelFolder, outline_imported
 from transduce.model_folder.tensor_files import MappedTensors
@@ -63,9 +66,8 @@ def convert_to_precision(
         TransduceError: the model or the device does not support the precision.
     """
     if precision == "int8":
-        return cast(
-            _Model, quantize_to_int8(model, machine.device, files)
-        )  # quantize returns an instance of the model's class
+        # The result is of a subclass of the model's class.
+        return cast(_Model, quantize_to_int8(model, machine.device, files))
     dtype = DTYPES[machine.precision if precision == "auto" else precision]
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
@@ -154,6 +156,14 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
 # --- loading to a device ---
 
 
+class LoadOptions(TypedDict, total=False):
+    """Types of the keyword arguments of functions that load a model, as `inference.load.load` explains them."""
+
+    precision: Precision | str
+    device: str
+    threads: int | None
+
+
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
@@ -167,9 +177,9 @@ def load_model_at(
     read: ReadFolder[_Model],
     folder: Path,
     *,
-    precision: Precision | str,
-    device: str,
-    threads: int | None,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
 ) -> ModelFolder[_Model]:
     """Read a model folder by a function of `read.py`, move the model to a device, and set the process's thread count.
 
@@ -187,6 +197,26 @@ def load_model_at(
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     return read_at_precision(read, folder, precision, machine)
+
+
+def load_task_model(
+    read: ReadFolder[_Model], folder: str | Path, task: str, *, use: str, **options: Unpack[LoadOptions]
+) -> tuple[TaskCard, ModelFolder[_Model]]:
+    """Load a model folder whose model must have been trained for a task; return its task card and the content.
+
+    Args:
+        read: a reader, such as `read_encoder_folder`.
+        folder: the model folder.
+        task: the task, as in `--task`.
+        use: what needs such a model, for error messages.
+        **options: precision, device and number of threads, as for `load_model_at`.
+
+    Raises:
+        TransduceError: the folder holds no model for the task, or an option is invalid.
+    """
+    path = as_path(folder, "A model's folder")
+    card = read_task_card(path, task, use=use)
+    return card, load_model_at(read, path, **options)
 
 
 def read_at_precision(

@@ -1,14 +1,15 @@
 """Define and check the settings of search and sampling."""
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.search.rules import GenerateSettings
 
 _MAX_LENGTH_FACTOR = 1_000
@@ -28,7 +29,9 @@ _MAX_VALUES = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_pe
 _MAX_VALUES |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
-_DIVERSITY_PENALTY = 0.5  # the default
+_DIVERSITY_PENALTY = 1.0  # the default (docs/log/searching.md)
+EARLIER_DEFAULTS = (("diversity_penalty", 0.5),)
+"""Names and values of search settings that files of earlier versions may hold although nobody set them."""
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
@@ -205,6 +208,8 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "set `max_length`, in tokens."
             )
         _check_penalties(self)
+        if self.diverse_groups == 1 and ("diversity_penalty", self.diversity_penalty) in EARLIER_DEFAULTS:
+            msgspec.structs.force_setattr(self, "diversity_penalty", _DIVERSITY_PENALTY)
         _check_beam(self)
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
@@ -298,6 +303,43 @@ def override_search(
     return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
 
 
+def describe_overridden(
+    stored: SearchSettings, search: SearchSettings, overrides: Collection[str], where: str
+) -> Iterator[str]:
+    """Yield a sentence for each stored search setting that options change or leave without effect.
+
+    Args:
+        stored: the settings before the options.
+        search: the settings with the options.
+        overrides: names of the settings that the options set, which are not described.
+        where: the place of the stored settings, such as the model's folder.
+    """
+    begins_to_sample = stored.sampling is None and search.sampling is not None
+    for field in sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name):
+        name, value, before = field.name, getattr(search, field.name), getattr(stored, field.name)
+        is_idle = begins_to_sample and name in BEAM_SETTINGS and before != field.default
+        if name in overrides or (value == before and not is_idle):
+            continue
+        shown = before if isinstance(before, int | float) else "set"
+        if name in ("n_best", "min_length"):
+            yield f"`{name}` ({shown} in {where}) is {value} with these options."
+        else:
+            yield f"`{name}` ({shown} in {where}) has no effect with these options."
+
+
+def override_with_warnings(
+    search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None] | None = None
+) -> SearchSettings:
+    """Return `override_search(search, options, sampling)`, with warnings about what `describe_overridden` describes."""
+    changed = override_search(search, options, sampling)
+    named = {*(name for name, value in options.items() if value is not None), "sampling"}
+    if (sampling or {}).get("temperature") == 0:
+        named.add("beam_size")
+    for sentence in describe_overridden(search, changed, named, "the search settings"):
+        warnings.warn(sentence, IdleSettingWarning, stacklevel=3)
+    return changed
+
+
 def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored search settings without the penalties that have no effect, which earlier versions stored.
 
@@ -325,6 +367,8 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
+    else:  # a beam refuses penalties that make repetitions more likely
+        neutral |= {name: 0.0 for name in ("frequency_penalty", "presence_penalty") if getattr(search, name) < 0.0}
     if {**neutral, **changes}.get("diverse_groups", search.diverse_groups) == 1:
         neutral["diversity_penalty"] = _DIVERSITY_PENALTY
     max_length = changes.get("max_length")

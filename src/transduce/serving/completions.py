@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import secrets
 import unicodedata
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -21,7 +23,7 @@ from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, Model
 from transduce.serving.messages import Progress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
-from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, stream_response
+from transduce.serving.responses import EventFormatter, json_response, stream_response, watching_disconnect
 from transduce.serving.service import (
     Answer,
     Service,
@@ -30,8 +32,6 @@ from transduce.serving.service import (
     language_headers,
     token_probabilities,
     warning_headers,
-    watch_disconnect,
-    watching_disconnect,
 )
 from transduce.serving.settings import ServingSettings
 
@@ -128,15 +128,8 @@ class Completions:
         return found
 
     def context_before(self, name: str) -> int:
-        """Return how many earlier texts of a conversation a translation model reads; 0 for a language model.
-
-        A language model has the conversation in its prompt.
-
-        Raises:
-            RequestError: status 404, no model has this name.
-        """
-        found = self.find(name)
-        return 0 if found in self.service.generators else self._model(self._pair(found)).context_before
+        """Return how many earlier texts of a conversation the translation model with a name reads."""
+        return self._model(self._pair(name)).context_before
 
     def _pair(self, name: str) -> tuple[str, str]:
         """Return the source and target language of the translation model with a name."""
@@ -195,9 +188,7 @@ class Completions:
             ClientGoneError: the client disconnected before the answer.
         """
         if formatter is not None:
-            disconnected, latest = watch_disconnect(request), ProgressBuffer()
-            answering = asyncio.ensure_future(self.complete(wanted, disconnected, latest.put))
-            response = await stream_response(answering, latest, disconnected.cancel, formatter)
+            response = await stream_response(request, partial(self.complete, wanted), formatter)
             response.headers.update(self._language_headers(wanted))
             return response
         with watching_disconnect(request) as disconnected:
@@ -210,9 +201,7 @@ class Completions:
         The result is empty if there are no such prompts, or for a language model.
         """
         name = self.find(request.model)
-        pairs = self.service.routes.named_pairs
-        source = next((source for source, target in pairs if f"{source}-{target}" == name), None)
-        return {} if source is None else language_headers(request.prompts, source)
+        return {} if name in self.service.generators else language_headers(request.prompts, self._pair(name)[0])
 
     # --- translation ---
 
@@ -452,6 +441,43 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     longest = max(map(len, stops), default=1) - 1
     starts = range(max(0, len(text) - longest), len(text))
     return next((start for start in starts if any(stop.startswith(text[start:]) for stop in stops)), len(text))
+
+
+class TextFormatter(EventFormatter):
+    """A base class of formatters of a streamed completion, whose text is sent as soon as it is final."""
+
+    _sent: str | None = None
+    """The text that was sent; None: no event was sent."""
+
+    @abstractmethod
+    def text(self, text: str, *, is_first: bool) -> bytes:
+        """Return the event with new text of the completion, which may be empty."""
+
+    @abstractmethod
+    def end(self, answer: Completion) -> bytes:
+        """Return the events after the last text: the reason why it ended, and numbers of tokens."""
+
+    @override
+    def progress(self, progress: Progress) -> bytes:
+        # Progress of later lines of the text than the first is not sent before the end.
+        return b"" if progress.line else self._new_text(progress.text)
+
+    @override
+    def result(self, answer: Completion) -> bytes:
+        text = answer.choices[0].text
+        if not text.startswith(self._sent or ""):
+            return self.error(
+                RequestError(500, "The text changed after a part of it was sent: send the request again.")
+            )
+        return self._new_text(text) + self.end(answer)
+
+    def _new_text(self, text: str) -> bytes:
+        """Return the event with the text that became final since the last event; empty if there is none."""
+        before = self._sent or ""
+        if text == self._sent or not text.startswith(before):
+            return b""
+        is_first, self._sent = self._sent is None, text
+        return self.text(text[len(before) :], is_first=is_first)
 
 
 class _StoppingReport:

@@ -17,15 +17,14 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, language_name
-from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, unsupported_field
+from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, refuse_fields
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import file_response, json_response
+from transduce.serving.responses import file_response, json_response, watching_disconnect
 from transduce.serving.service import (
     RequestChecks,
     TranslationRequest,
     warning_header,
     warning_headers,
-    watching_disconnect,
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore, document_settings
 from transduce.text.glossary import Glossary
@@ -242,7 +241,7 @@ class DeepLHandlers:
         """
         message = await self.checks.read(request, DeepLRequest)
         owner = self.checks.check_key(request, message.auth_key)
-        _refuse(message, ("style_id", "translation_memory_id", "custom_instructions"))
+        refuse_fields(message, ("style_id", "translation_memory_id", "custom_instructions"))
         _check_formality(message.formality)
         translation_request = TranslationRequest(
             texts=as_list(message.text),
@@ -410,7 +409,7 @@ class DeepLHandlers:
         """Answer `POST /v2/document` at once with the id and secret key of the document, whose translation starts."""
         message = await self.checks.read_upload(request, DeepLDocumentRequest)
         owner = self.checks.check_key(request, message.auth_key)
-        _refuse(message, ("style_id", "translation_memory_id"))
+        refuse_fields(message, ("style_id", "translation_memory_id"))
         _check_formality(message.formality)
         name = message.filename or message.file.name
         suffix = name.rpartition(".")[2].lower()
@@ -470,17 +469,6 @@ class DeepLHandlers:
             raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
         self.documents.delete(translation)
         return file_response(translation.result, translation.target_name, warning_header(translation.warnings))
-
-
-def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
-    """Raise an error if a request sets one of these fields, which the server does not support.
-
-    Raises:
-        RequestError: one of them is set and not empty.
-    """
-    for name in fields:
-        if getattr(message, name):
-            raise unsupported_field(name)
 
 
 def _check_formality(formality: Formality | None) -> None:

@@ -28,7 +28,8 @@ from transduce.serving.messages import (
     operations_of,
 )
 from transduce.serving.models import ServedModel
-from transduce.serving.service import RequestChecks, watching_disconnect, with_alternatives
+from transduce.serving.responses import watching_disconnect
+from transduce.serving.service import RequestChecks, with_alternatives
 
 _LINE_ENDS = ("\n", "\r")
 

@@ -13,6 +13,7 @@ from transduce.text.languages import (
     LanguageProfiles,
     canonical,
     detect_other_language,
+    english_name,
     fitting_code,
     is_long_enough,
     is_same_language,
@@ -24,56 +25,13 @@ from transduce.text.languages import (
 
 AUTO = "auto"
 
-_NAMES = {
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "bn": "Bengali",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fa": "Persian",
-    "fi": "Finnish",
-    "fr": "French",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hr": "Croatian",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "mr": "Marathi",
-    "nb": "Norwegian",
-    "nl": "Dutch",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "pt-BR": "Portuguese (Brazil)",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "sl": "Slovenian",
-    "sr": "Serbian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "ur": "Urdu",
-    "vi": "Vietnamese",
-    "zh-Hans": "Chinese",
-    "zh-Hant": "Chinese (traditional)",
-}
+_NAMES_WITH_REGION = {"pt-BR": "Portuguese (Brazil)", "zh-Hant": "Chinese (traditional)"}
 
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code in any spelling, or the code itself if its name is unknown."""
-    return _NAMES.get(fitting_code(code, _NAMES) or "", code)
+    names = (name for known, name in _NAMES_WITH_REGION.items() if is_same_language(code, known))
+    return next(names, english_name(code))
 
 
 class Routes:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,15 +35,14 @@ from transduce.serving.messages import (
     invalid_request,
 )
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import ProgressBuffer, file_response, json_response, stream_response
+from transduce.serving.responses import file_response, json_response, stream_response, watching_disconnect
 from transduce.serving.service import (
     Answer,
+    Report,
     RequestChecks,
     TranslationRequest,
     language_warnings,
     warning_header,
-    watch_disconnect,
-    watching_disconnect,
 )
 from transduce.serving.uploads import DocumentOrder, DocumentStore, document_settings
 from transduce.text.glossary import Glossary
@@ -84,9 +84,7 @@ class LibreTranslateHandlers:
             glossary=_glossary(message),
         )
         if message.stream:
-            disconnected, latest = watch_disconnect(request), ProgressBuffer()
-            answering = asyncio.ensure_future(self._answer(message, translation_request, disconnected, latest))
-            return await stream_response(answering, latest, disconnected.cancel)
+            return await stream_response(request, partial(self._answer, message, translation_request))
         with watching_disconnect(request) as disconnected:
             return json_response(await self._answer(message, translation_request, disconnected))
 
@@ -95,11 +93,9 @@ class LibreTranslateHandlers:
         message: TranslateRequest,
         translation_request: TranslationRequest,
         disconnected: asyncio.Future[None],
-        latest: ProgressBuffer | None = None,
+        report: Report | None = None,
     ) -> TranslateResponse:
-        answers = await self.service.translate(
-            translation_request, disconnected, None if latest is None else latest.put
-        )
+        answers = await self.service.translate(translation_request, disconnected, report)
         is_list = not isinstance(message.q, str)
         found = _quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET
         return TranslateResponse(

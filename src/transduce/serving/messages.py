@@ -320,6 +320,17 @@ def unsupported_field(name: str) -> RequestError:
     return invalid_request(f"`{name}` is not supported by this server: leave it out")
 
 
+def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
+    """Raise an error if a request sets one of these fields, as far as it has them, to a value that is not empty.
+
+    Raises:
+        RequestError: a field is set, which would change the answer, but which the server does not know.
+    """
+    for name in names:
+        if getattr(message, name, None):
+            raise unsupported_field(name)
+
+
 def check_characters(characters: int, limit: int, name: str = "request") -> None:
     """Check the number of characters of a request or of a part of it, which `name` names.
 

@@ -10,20 +10,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import override
 
-from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
-from transduce.serving.messages import Operation, Progress, RequestError, invalid_request, unsupported_field
+from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason, TextFormatter
+from transduce.serving.messages import Operation, RequestError, invalid_request, refuse_fields
 from transduce.serving.openai import (
     ChatMessage,
     Ignored,
     Refused,
     Stop,
-    conversation_text,
-    earlier_turns,
-    last_user_message,
+    read_conversation,
 )
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import EventFormatter, json_response
+from transduce.serving.responses import json_response
 from transduce.serving.service import RequestChecks
 
 # --- messages ---
@@ -197,11 +196,9 @@ class OllamaHandlers:
         """
         message = await self.checks.read(request, OllamaChatRequest)
         self.checks.check_key(request)
-        if any(each.images for each in message.messages):
-            raise unsupported_field("images")
-        is_generator = self.completions.find(message.model) in self.completions.service.generators
-        prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
-        before = earlier_turns(message.messages, self.completions.context_before(message.model))
+        for each in message.messages:
+            refuse_fields(each, ["images"])
+        prompt, before = read_conversation(self.completions, message.model, message.messages)
         return await self._answer(request, message, prompt, before, is_chat=True)
 
     @Operation(
@@ -230,9 +227,7 @@ class OllamaHandlers:
         is_chat: bool,
     ) -> Response:
         name = self.completions.find(message.model)
-        for field in _REFUSED:
-            if getattr(message, field, None):
-                raise unsupported_field(field)
+        refuse_fields(message, _REFUSED)
         options = message.options or OllamaOptions()
         has_limit = options.num_predict is not None and options.num_predict > 0
         order = CompletionRequest(
@@ -290,7 +285,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-class _LineFormatter(EventFormatter):
+class _LineFormatter(TextFormatter):
     """Formats a streamed completion as Ollama's API does: one JSON object per line."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -303,29 +298,14 @@ class _LineFormatter(EventFormatter):
         self._model = model
         self._is_chat = is_chat
         self._started_at = time.monotonic_ns()
-        self._sent = ""
 
-    def progress(self, progress: Progress) -> bytes:
-        """Return a line of the stream with the text that became final since the last one; empty if there is none.
+    @override
+    def text(self, text: str, *, is_first: bool) -> bytes:
+        return _line(self._response(text, done=False)) if text else b""
 
-        Progress of later lines of the text than the first is not sent before the end.
-        """
-        if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
-            return b""
-        text, self._sent = progress.text[len(self._sent) :], progress.text
-        return _line(self._response(text, done=False))
-
-    def result(self, answer: Completion) -> bytes:
-        """Return the last lines of the stream: the text that no earlier line holds, if any, and the closing object.
-
-        If the text no longer starts with what was sent, an error line is returned instead.
-        """
-        text = answer.choices[0].text
-        if not text.startswith(self._sent):
-            return self.error(RequestError(500, "The text changed after a part of it was sent: send it again."))
-        rest = text[len(self._sent) :]
-        lines = _line(self._response(rest, done=False)) if rest else b""
-        return lines + _line(self.last_line(answer, ""))
+    @override
+    def end(self, answer: Completion) -> bytes:
+        return _line(self.last_line(answer, ""))
 
     def error(self, error: RequestError) -> bytes:
         """Return the line of the stream with the error that ends it."""

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import override
 
 from transduce.serving.completions import (
     MAX_STOPS,
@@ -23,18 +24,18 @@ from transduce.serving.completions import (
     CompletionRequest,
     Completions,
     FinishReason,
+    TextFormatter,
     token_offsets,
 )
 from transduce.serving.messages import (
     OpenAIError,
     Operation,
-    Progress,
     RequestError,
     invalid_request,
     unsupported_field,
 )
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import EventFormatter, json_response, openai_error
+from transduce.serving.responses import json_response, openai_error
 from transduce.serving.service import RequestChecks, TokenProbability
 
 # --- messages ---
@@ -299,17 +300,14 @@ class OpenAIHandlers:
         """
         message = await self.checks.read(request, ChatRequest)
         self.checks.check_key(request)
-        is_generator = self.completions.find(message.model) in self.completions.service.generators
-        prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
+        prompt, before = read_conversation(self.completions, message.model, message.messages)
         order = self._completion_request(
             message,
             [prompt],
             max_tokens=message.max_completion_tokens or message.max_tokens,
             with_tokens=bool(message.logprobs),
         )
-        most = self.completions.context_before(message.model)
-        order = order._replace(before=earlier_turns(message.messages, most))
-        return await self._answer(request, order, message, "chatcmpl", _chat_completion)
+        return await self._answer(request, order._replace(before=before), message, "chatcmpl", _chat_completion)
 
     @Operation(
         "post",
@@ -406,6 +404,27 @@ class _Render(Protocol):
     def __call__(
         self, id: str, created: int, model: str, completion: Completion, *, with_tokens: bool
     ) -> msgspec.Struct: ...
+
+
+def read_conversation(
+    completions: Completions, model: str, messages: Sequence[ChatMessage]
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return what a model reads of a conversation: its prompt, and the earlier turns that are context of it.
+
+    A language model reads the whole conversation as prompt.
+
+    Args:
+        completions: the models.
+        model: the name of the model, as the client spells it.
+        messages: the conversation.
+
+    Raises:
+        RequestError: there is no such model, no text to translate, or a message has a part that is not text.
+    """
+    name = completions.find(model)
+    if name in completions.service.generators:
+        return conversation_text(messages), []
+    return last_user_message(messages), earlier_turns(messages, completions.context_before(name))
 
 
 def last_user_message(messages: Sequence[ChatMessage]) -> str:
@@ -537,7 +556,7 @@ class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
     """The numbers of tokens, in the last event, if the request asked for them."""
 
 
-class OpenAIEventFormatter(EventFormatter):
+class OpenAIEventFormatter(TextFormatter):
     """Formats a streamed completion as OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
     def __init__(self, head: dict[str, Any], *, is_chat: bool, with_usage: bool) -> None:
@@ -556,26 +575,14 @@ class OpenAIEventFormatter(EventFormatter):
             choices=[],
             usage=None if with_usage else UNSET,
         )
-        self._sent: str | None = None
 
-    def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event; empty if there is none.
+    @override
+    def text(self, text: str, *, is_first: bool) -> bytes:
+        return self._event(self._choice(text, is_first=is_first))
 
-        Progress of later lines of the text than the first is not sent before the end.
-        """
-        return self._new_text(progress.text) if progress.line == 0 else b""
-
-    def result(self, answer: Completion) -> bytes:
-        """Return the last events: the text that no earlier event holds, finish reason, usage if requested, `[DONE]`.
-
-        If the text no longer starts with what was sent, an error event is returned instead.
-        """
-        choice = answer.choices[0]
-        if not choice.text.startswith(self._sent or ""):
-            return self.error(
-                RequestError(500, "The text changed after a part of it was sent: send the request again.")
-            )
-        events = self._new_text(choice.text) + self._event(self._choice("", finish_reason=choice.finish_reason))
+    @override
+    def end(self, answer: Completion) -> bytes:
+        events = self._event(self._choice("", finish_reason=answer.choices[0].finish_reason))
         if self._with_usage:
             events += _event(msgspec.structs.replace(self._chunk, usage=_usage(answer)))
         return events + b"data: [DONE]\n\n"
@@ -583,13 +590,6 @@ class OpenAIEventFormatter(EventFormatter):
     def error(self, error: RequestError) -> bytes:
         """Return an event with the error that ends the stream, in OpenAI's format."""
         return _event(openai_error(error))
-
-    def _new_text(self, text: str) -> bytes:
-        sent = self._sent or ""
-        if text == self._sent or not text.startswith(sent):
-            return b""
-        is_first, self._sent = self._sent is None, text
-        return self._event(self._choice(text[len(sent) :], is_first=is_first))
 
     def _choice(self, text: str, *, is_first: bool = False, finish_reason: FinishReason | None = None) -> StreamChoice:
         if not self._is_chat:

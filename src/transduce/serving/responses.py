@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -179,6 +180,29 @@ class _Exchange:
 # --- server-sent events ---
 
 
+def watch_disconnect(request: Request) -> asyncio.Future[None]:
+    """Return a future that is done once the client of a request has disconnected, so that its work can be stopped.
+
+    The request's body must have been read before. The caller must cancel the future at the end.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return asyncio.ensure_future(disconnected())
+
+
+@contextmanager
+def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
+    """Yield the future of `watch_disconnect`, which is canceled when the body of `with` ends."""
+    disconnected = watch_disconnect(request)
+    try:
+        yield disconnected
+    finally:
+        disconnected.cancel()
+
+
 class ProgressBuffer:
     """The latest progress of each line of a translation that was not sent to the client yet.
 
@@ -245,37 +269,41 @@ class EventFormatter:
 
 
 async def stream_response(
-    answering: asyncio.Future[Any],
-    latest: ProgressBuffer,
-    finish: Callable[[], object],
+    request: Request,
+    compute: Callable[[asyncio.Future[None], Callable[[Progress], None]], Awaitable[Any]],
     formatter: EventFormatter | None = None,
 ) -> EventStream:
-    """Return a response that streams the progress of an answer that is still being computed, and then the answer.
+    """Return a response that streams the progress of an answer while it is computed, and then the answer.
 
     The function waits for the first progress.
 
     Args:
-        answering: the future of the answer.
-        latest: collects the progress before the answer.
-        finish: called once nothing more is sent, for whatever reason.
+        request: the client's request, whose body has been read.
+        compute: computes the answer; gets a future that is done once the client has disconnected, and a function that
+            receives the progress.
         formatter: formats the events; None: the default format.
 
     Raises:
         RequestError: the request is refused before any progress, so the response can still have the error's status.
     """
+    disconnected, latest = watch_disconnect(request), ProgressBuffer()
+    answering = asyncio.ensure_future(compute(disconnected, latest.put))
     try:
         await latest.wait_for_progress(answering)
         if answering.done():
             answering.result()
     except BaseException:
         answering.cancel()
-        finish()
+        disconnected.cancel()
         raise
-    return EventStream(_events(answering, latest, finish, formatter or EventFormatter()))
+    return EventStream(_events(answering, latest, disconnected, formatter or EventFormatter()))
 
 
 async def _events(
-    answering: asyncio.Future[Any], latest: ProgressBuffer, finish: Callable[[], object], formatter: EventFormatter
+    answering: asyncio.Future[Any],
+    latest: ProgressBuffer,
+    disconnected: asyncio.Future[None],
+    formatter: EventFormatter,
 ) -> AsyncIterator[bytes]:
     try:
         while not answering.done():
@@ -290,7 +318,7 @@ async def _events(
             return
     finally:
         answering.cancel()
-        finish()
+        disconnected.cancel()
 
 
 def server_event(name: str, data: Any) -> bytes:

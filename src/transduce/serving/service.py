@@ -731,26 +731,3 @@ class RequestChecks:
             RequestError: the key is missing or invalid.
         """
         return self.service.keys.check(request.headers, key)
-
-
-def watch_disconnect(request: Request) -> asyncio.Future[None]:
-    """Return a future that is done once the client of a request has disconnected, so that its work can be stopped.
-
-    The request's body must have been read before. The caller must cancel the future at the end.
-    """
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    return asyncio.ensure_future(disconnected())
-
-
-@contextlib.contextmanager
-def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
-    """Yield the future of `watch_disconnect`, which is canceled when the body of `with` ends."""
-    disconnected = watch_disconnect(request)
-    try:
-        yield disconnected
-    finally:
-        disconnected.cancel()

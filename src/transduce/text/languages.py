@@ -121,16 +121,13 @@ _UNSPACED = re.compile(f"[{UNSPACED_RANGES}]")
 _LARGE_SCRIPT = re.compile(f"[{UNSPACED_RANGES}\u1100-\u11ff\uac00-\ud7af]")
 
 
-# ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
-CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "cn")
-JAPANESE = ("ja", "jpn", "jp")
-KOREAN = ("ko", "kor")
+# By `short_code`; "cn" and "jp" are countries, but many corpora use them as file suffixes.
+CHINESE = ("zh", "yue", "wuu", "lzh", "cn")
+JAPANESE = ("ja", "jp")
 # Thai, Lao, Burmese, Khmer: no spaces between words.
-SOUTHEAST_ASIAN = ("th", "tha", "lo", "lao", "my", "mya", "bur", "km", "khm")
+SOUTHEAST_ASIAN = ("th", "lo", "my", "km")
 # Tibetan, Dzongkha: no spaces between words, but between phrases and sentences.
-TIBETAN = ("bo", "bod", "tib", "dz", "dzo")
-UNSPACED_LANGUAGES = frozenset((*CHINESE, *JAPANESE, *SOUTHEAST_ASIAN))
-"""Codes of languages without spaces between words and between sentences."""
+TIBETAN = ("bo", "dz")
 
 
 def language_of(path: str | os.PathLike[str]) -> str | None:
@@ -357,16 +354,14 @@ _MIN_LOG_RATIO = 4.0
 _SHORT_WORD = 2  # characters
 _MIN_LATIN_WORDS = 2  # without any letter of the expected script
 
-NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
-NAMES |= {
-    "nl": "Dutch",
-    "cs": "Czech",
-    "zh": "Chinese",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "ru": "Russian",
-    "ar": "Arabic",
-}
+_NAMES = (
+    "ar=Arabic bg=Bulgarian bn=Bengali ca=Catalan cs=Czech da=Danish de=German el=Greek en=English es=Spanish "
+    "et=Estonian fa=Persian fi=Finnish fr=French he=Hebrew hi=Hindi hr=Croatian hu=Hungarian id=Indonesian it=Italian "
+    "ja=Japanese ko=Korean lt=Lithuanian lv=Latvian mr=Marathi nb=Norwegian nl=Dutch pl=Polish pt=Portuguese "
+    "ro=Romanian ru=Russian sk=Slovak sl=Slovenian sr=Serbian sv=Swedish th=Thai tr=Turkish uk=Ukrainian ur=Urdu "
+    "vi=Vietnamese zh=Chinese"
+)
+_NAME_OF = dict(entry.split("=") for entry in _NAMES.split())
 # The most likely language of a script, if the words do not identify the language.
 _LANGUAGE_OF_SCRIPT = {
     "Han and kana": "Chinese",
@@ -575,7 +570,8 @@ def fitting_code(code: str, known: Iterable[str]) -> str | None:
     return None
 
 
-# The two-letter codes of ISO 639-1, and those of ISO 639-2 and 639-3 for the same languages or their standard forms.
+# The two-letter codes of ISO 639-1, and those of ISO 639-2 and 639-3 for the same languages or their standard forms;
+# "zt" is LibreTranslate's code of traditional Chinese.
 _ISO_639 = (
     "aa=aar|ab=abk|ae=ave|af=afr|ak=aka|am=amh|an=arg|ar=ara,arb|as=asm|av=ava|ay=aym|az=aze,azj|ba=bak|be=bel|"
     "bg=bul|bi=bis|bm=bam|bn=ben|bo=bod,tib|br=bre|bs=bos|ca=cat|ce=che|ch=cha|co=cos|cr=cre|cs=ces,cze|cu=chu|"
@@ -590,7 +586,7 @@ _ISO_639 = (
     "sc=srd|sd=snd|se=sme|sg=sag|si=sin|sk=slk,slo|sl=slv|sm=smo|sn=sna|so=som|sq=sqi,alb,als|sr=srp|ss=ssw|st=sot|"
     "su=sun|sv=swe|sw=swa,swh|ta=tam|te=tel|tg=tgk|th=tha|ti=tir|tk=tuk|tl=tgl|tn=tsn|to=ton|tr=tur|ts=tso|tt=tat|"
     "tw=twi|ty=tah|ug=uig|uk=ukr|ur=urd|uz=uzb,uzn|ve=ven|vi=vie|vo=vol|wa=wln|wo=wol|xh=xho|yi=yid,ydd|yo=yor|"
-    "za=zha|zh=zho,chi,cmn|zu=zul"
+    "za=zha|zh=zho,chi,cmn,zt|zu=zul"
 )
 _SHORT_CODES = {
     code: short
@@ -609,12 +605,12 @@ def short_code(language: str) -> str:
 
 def english_name(language: str) -> str:
     """Return the English name of a language by its code, such as German for deu_Latn, or an unknown code itself."""
-    return NAMES.get(short_code(language), language)
+    return _NAME_OF.get(_subtags(language).language, language)
 
 
 def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
-    return language is not None and base_code(language) in UNSPACED_LANGUAGES
+    return language is not None and short_code(language) in (*CHINESE, *JAPANESE, *SOUTHEAST_ASIAN)
 
 
 def sentence_separator(language: str | None) -> str:
@@ -657,7 +653,7 @@ def detect_other_language(text: str, language: str) -> str | None:
         return _name(main_script, words, text) if is_other else None
     if main_script == "Latin":
         other = _other_latin(words, code)
-        return _other_profile(words, code) if other is None else NAMES[other]
+        return _other_profile(words, code) if other is None else _NAME_OF[other]
     if is_chinese and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
         return "Japanese"
     return None
@@ -716,7 +712,7 @@ def _is_clear_script(text: str, script: str) -> bool:
 def _name(script: str, words: list[str], text: str) -> str:
     if script == "Latin":
         found = _other_latin(words, "")
-        return "Latin letters" if found is None else NAMES[found]
+        return "Latin letters" if found is None else _NAME_OF[found]
     if script == "Han and kana" and _kana(text):
         return "Japanese"
     return _LANGUAGE_OF_SCRIPT.get(script, f"{script} letters")
@@ -762,7 +758,7 @@ def _other_profile(words: list[str], expected: str) -> str | None:
     if hits < _MIN_RATIO * expected_hits:
         return None
     # N-grams show that the language is not the expected one; frequent words confirm which other language it is.
-    return NAMES[best] if hits else "another language"
+    return _NAME_OF[best] if hits else "another language"
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:

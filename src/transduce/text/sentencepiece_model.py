@@ -30,6 +30,8 @@ _BPE, _WORD, _CHARACTER = 2, 3, 4
 _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 _NO = b"\x00"
 _FLOAT = struct.Struct("<f")
+SPACE = "▁"
+"""The character of a token that stands for a space."""
 
 
 class PieceType(IntEnum):
@@ -102,6 +104,23 @@ def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
 def replaces_characters(model_bytes: bytes) -> bool:
     """Return whether a sentencepiece model rewrites characters before it tokenizes, as sentencepiece's defaults do."""
     return bool(_part(model_bytes, _MODEL_NORMALIZER).get(_CHARACTER_MAP))
+
+
+def tokenizes_words_independently(model_bytes: bytes) -> bool:
+    """Return whether a sentencepiece model tokenizes each word of a sentence, between spaces (U+0020), independently.
+
+    If so, tokens can be cached by word. Several conditions must be met: tokens are merged by rank alone (BPE), tokens
+    have a space only at their start, and no character is rewritten. Spaces must be trimmed, collapsed and put before
+    each word, including the first. The space must be a token itself, which separates unknown characters of neighboring
+    words. A unigram model does not qualify: it adds up probabilities over the whole sentence, where rounding may decide
+    ties. Texts that contain "▁" are excluded, as sentencepiece takes that character for a space.
+    """
+    pieces = {piece.text for piece in read_pieces(model_bytes)}
+    if not is_bpe(model_bytes) or SPACE not in pieces or any(SPACE in piece[1:] for piece in pieces):
+        return False
+    escapes_spaces = _part(model_bytes, _MODEL_NORMALIZER).get(_ESCAPE_SPACES) != _NO
+    is_trimmed = puts_space_first(model_bytes) and not keeps_spaces(model_bytes)
+    return is_trimmed and escapes_spaces and not replaces_characters(model_bytes)
 
 
 def is_plain(model_bytes: bytes) -> bool:

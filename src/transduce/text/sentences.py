@@ -81,15 +81,15 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> It
         return
     middle = start + (end - start) // 2
     gathered = Span(start, start)
-    for piece in (
+    for part in (
         _cut(text, span, _SPLIT_POINTS[level])
         if level < len(_SPLIT_POINTS)
         else [Span(start, middle), Span(middle, end)]
     ):
-        if gathered.end > gathered.start and not fits(text[gathered.start : piece.end].strip()):
+        if gathered.end > gathered.start and not fits(text[gathered.start : part.end].strip()):
             yield from _split(text, gathered, fits, level + 1)
-            gathered = piece
-        gathered = Span(gathered.start, piece.end)
+            gathered = part
+        gathered = Span(gathered.start, part.end)
     yield from _split(text, gathered, fits, level + 1)
 
 

@@ -21,6 +21,7 @@ from transduce.text.files import compose, is_decodable
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import (
     MAX_TRAINING_LINES,
+    SPACE,
     Piece,
     PieceType,
     TokenizerSettings,
@@ -172,7 +173,7 @@ def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
 def without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
     """Return token ids without single-space tokens before placeholder tokens, which training data never have there."""
     placeholders = _placeholder_ids(vocabulary)
-    if not placeholders or vocabulary.token(space := vocabulary.id(_SPACE)) != _SPACE:
+    if not placeholders or vocabulary.token(space := vocabulary.id(SPACE)) != SPACE:
         return list(ids)
     return [id for id, after in pairwise([*ids, vocabulary.eos_id]) if not (id == space and after in placeholders)]
 
@@ -213,7 +214,6 @@ def _read_card(path: Path) -> _Card:
 # after it. One difference cannot be expressed in that file: the library reads "</s>", "<pad>" and "<unk>" in a text as
 # special tokens. sentencepiece reads them as plain characters, as does the library with `encode_special_tokens`.
 
-_SPACE = "▁"
 # sentencepiece removes all spaces at the start of a sentence; the library needs a number.
 _MAX_LEADING_SPACES = 1_000
 
@@ -231,7 +231,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
         "padding": None,
         "added_tokens": [_special_token(id, vocabulary.token(id)) for id in _special_ids(vocabulary)],
         "normalizer": _normalizer(vocabulary),
-        "pre_tokenizer": _word_cutter(pieces, merging),
+        "pre_tokenizer": _word_splitter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
         "decoder": _decoder(vocabulary.model_bytes),
         "model": _bpe(pieces) if merging else _unigram(pieces),
@@ -273,8 +273,8 @@ def _texts(pieces: list[Piece], type: PieceType) -> list[str]:
 def _normalizer(vocabulary: Vocabulary) -> dict[str, object]:
     steps = [] if keeps_spaces(vocabulary.model_bytes) else _one_space_between_words()
     if puts_space_first(vocabulary.model_bytes):
-        steps.append({"type": "Prepend", "prepend": _SPACE})
-    steps.append(replace_step({"String": " "}, _SPACE))
+        steps.append({"type": "Prepend", "prepend": SPACE})
+    steps.append(replace_step({"String": " "}, SPACE))
     return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if vocabulary.composes else steps}
 
 
@@ -283,7 +283,7 @@ def _one_space_between_words() -> list[dict[str, object]]:
         replace_step({"Regex": " +"}, " "),
         replace_step({"Regex": r"\A "}, ""),
         # A literal ▁ at the end counts as a space, as in sentencepiece.
-        replace_step({"Regex": rf"[ {_SPACE}]+\z"}, ""),
+        replace_step({"Regex": rf"[ {SPACE}]+\z"}, ""),
     ]
 
 
@@ -292,7 +292,7 @@ def replace_step(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
+def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
     """Return the `pre_tokenizer` of a tokenizer.json, which splits a text before each ▁ or each run of them.
 
     Runs count if a piece has several ▁. It also isolates user-defined symbols. Names of special tokens, such as `</s>`,
@@ -316,8 +316,8 @@ def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
         cutters.append(
             split_step({"Regex": "|".join(re.sub("^(</?)(.*)", r"\1(?=\2)", name) for name in names)}, "Isolated")
         )
-    has_runs = any(piece.text.startswith(2 * _SPACE) for piece in pieces)
-    cutters.append(split_step({"Regex": f"{_SPACE}+"} if has_runs else {"String": _SPACE}, "MergedWithNext"))
+    has_runs = any(piece.text.startswith(2 * SPACE) for piece in pieces)
+    cutters.append(split_step({"Regex": f"{SPACE}+"} if has_runs else {"String": SPACE}, "MergedWithNext"))
     return {"type": "Sequence", "pretokenizers": cutters}
 
 
@@ -343,7 +343,7 @@ def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
 
 def _decoder(model_bytes: bytes) -> dict[str, object]:
     steps: list[dict[str, object]] = [
-        replace_step({"String": _SPACE}, " "),
+        replace_step({"String": SPACE}, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]

@@ -283,7 +283,7 @@ def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
     The mark ⟩ before each tells it from words.
     """
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
-    return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
+    return tuple(MARK + token for token in sorted({CLOSE, *symbols, *runs}))
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
@@ -297,7 +297,7 @@ def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
     line, remaining = "", iter(words)
     for run in _RUN.findall(row):
         word = f" {plain(next(remaining))}" if run.endswith(TAG) else ""
-        line += word + "".join(MARK + piece for piece in ([run] if run in runs else split_symbols(run)))
+        line += word + "".join(MARK + token for token in ([run] if run in runs else split_symbols(run)))
     return line.strip()
 
 

@@ -16,44 +16,7 @@ from sentencepiece import SentencePieceProcessor
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, shown_names
 from transduce.text.files import compose, is_composed
-from transduce.text.sentencepiece_model import (
-    _fields,
-    _values,
-    is_bpe,
-    is_by_character,
-    read_pieces,
-    replaces_characters,
-)
-
-# --- tokenization by word ---
-# If each word is tokenized independently, results can be cached by word.
-
-
-_SPACE = "▁"
-_MODEL_NORMALIZER = 3
-_CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
-_NO = b"\x00"
-
-
-def tokenizes_words_independently(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model tokenizes each word of a sentence, between spaces (U+0020), independently.
-
-    Several conditions must be met: tokens are merged by rank alone (BPE), tokens have a space only at their start, and
-    no character is rewritten. Spaces must be trimmed, collapsed and put before each word, including the first. The
-    space must be a token itself, which separates unknown characters of neighboring words. A unigram model does not
-    qualify: it adds up probabilities over the whole sentence, where rounding may decide ties. Texts that contain "▁"
-    are excluded, as sentencepiece takes that character for a space.
-    """
-    pieces = {piece.text for piece in read_pieces(model_bytes)}
-    if not is_bpe(model_bytes) or _SPACE not in pieces or any(_SPACE in piece[1:] for piece in pieces):
-        return False
-    for field in _fields(model_bytes, 0, len(model_bytes)):
-        if field.number == _MODEL_NORMALIZER:
-            options = _values(model_bytes, field)
-            switches = (_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES)
-            return not options.get(_CHARACTER_MAP) and all(options.get(switch) != _NO for switch in switches)
-    return True
-
+from transduce.text.sentencepiece_model import is_by_character, replaces_characters
 
 # --- characters that stand for others ---
 
@@ -239,14 +202,14 @@ class Vocabulary:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the vocabulary has tokens for; none unless the model was trained on tagged corpora."""
-        pieces = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, pieces) if match)
+        tokens = map(self.token, range(self.size))
+        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, tokens) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
         """The languages that the vocabulary has tokens for; none unless the model translates between several."""
-        pieces = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
+        tokens = map(self.token, range(self.size))
+        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, tokens) if match)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a sentence without the tokens before and the end symbol after it."""
@@ -377,9 +340,9 @@ class Vocabulary:
         return id
 
 
-def byte_of(piece: str) -> int | None:
+def byte_of(token: str) -> int | None:
     """Return the byte, 0 to 255, of a byte-fallback token such as <0xE6>; None for other tokens."""
-    match = _BYTE.fullmatch(piece)
+    match = _BYTE.fullmatch(token)
     return None if match is None else int(match[1], 16)
 
 
@@ -392,11 +355,6 @@ def replace_lone_surrogates(text: str) -> str:
     """Return a text in which U+FFFD replaces lone surrogates, which no UTF-8 file can contain."""
     # UTF-16 joins surrogate pairs; lone surrogates cannot be decoded and become U+FFFD.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-# --- special tokens ---
-# A text is framed as [CLS] text [SEP]; [MASK] replaces a token to predict. Imported vocabularies may spell them
-# otherwise: RoBERTa uses <s>, </s> and <mask>.
 
 
 # --- literal symbols ---
@@ -481,7 +439,9 @@ def _expression(written: str, symbol: Symbol) -> str:
     return rf"(?<!\w){escaped}(?!\w)" if symbol.whole_word else escaped
 
 
-# --- encoder tokens ---
+# --- special tokens of encoders ---
+# A text is framed as [CLS] text [SEP]; [MASK] replaces a token to predict. Imported vocabularies may spell them
+# otherwise: RoBERTa uses <s>, </s> and <mask>.
 
 
 class SpecialTokens(NamedTuple):

@@ -200,10 +200,10 @@ def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
     """
     group = b""
     for count, number in enumerate(range(first, len(tokens)), 1):
-        piece = tokens[number]
-        if not _BYTES.fullmatch(piece):
+        token = tokens[number]
+        if not _BYTES.fullmatch(token):
             return group, count - 1
-        content = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
+        content = bytes.fromhex(token.replace("<0x", "").replace(">", ""))
         if group and content[0] & 0xC0 != 0x80:  # the previous character is incomplete
             return group, count - 1
         group += content

@@ -252,9 +252,8 @@ class Trainer:
         )
         if state.dropout_off:
             self._dropout.disable()
-        self._validation_due = (
-            state.validation_due or 0 < state.step == self.steps != state.steps
-        )  # the last step was extended to this one
+        # The last step is validated, also if it is the last one only since this continuation.
+        self._validation_due = state.validation_due or 0 < state.step == self.steps != state.steps
         self._report, self._loss_window = state.report, state.loss_window
         self._compare_environments(state.environment)
 

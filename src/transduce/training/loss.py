@@ -150,9 +150,8 @@ def row_cross_entropy(
     arguments are those of `projected_cross_entropy`.
     """
     if present is not None:
-        rows = (
-            rows * present.to(rows.dtype)[:, None]
-        )  # zero rows contribute nothing to the weight gradient or to sums of rows
+        # Zero rows contribute nothing to the weight gradient or to sums of rows.
+        rows = rows * present.to(rows.dtype)[:, None]
     sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
     options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sums, present, factors)
     total, negative_log_likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]

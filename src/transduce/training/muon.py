@@ -143,9 +143,8 @@ class Muon:
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
         max_elements = _MAX_ELEMENTS if master.device.type == "cpu" else _MAX_ELEMENTS_OF_GPU
-        if (
-            master.device.type == "cpu" and gather is None and self._processes.count == 1
-        ):  # several processes must form equal groups
+        # Several processes must form equal groups, whatever their threads.
+        if master.device.type == "cpu" and gather is None and self._processes.count == 1:
             max_elements = max(max_elements, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
         self._groups = _group_by_memory(weights, self._processes.count, max_elements)
 

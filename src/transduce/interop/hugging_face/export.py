@@ -654,4 +654,4 @@ def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    return {piece: id for id, piece in enumerate(vocabulary.tokens(range(vocabulary.size)))}
+    return {token: id for id, token in enumerate(vocabulary.tokens(range(vocabulary.size)))}

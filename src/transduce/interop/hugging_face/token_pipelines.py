@@ -452,10 +452,10 @@ class _SentencePieceSplitter(TokenSplitter):
     def split(self, text: str) -> list[str]:
         tokens: list[str] = []
         for part, is_symbol in self._finder.parts(text):
-            tokens += [part] if is_symbol else self._cut_plain(part)
+            tokens += [part] if is_symbol else self._split_plain(part)
         return tokens
 
-    def _cut_plain(self, text: str) -> list[str]:
+    def _split_plain(self, text: str) -> list[str]:
         tokens: list[str] = self._processor.encode(" ".join(text.split()) if self._collapses else text, out_type=str)
         return tokens
 

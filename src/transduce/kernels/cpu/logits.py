@@ -40,9 +40,8 @@ class LogitsRow:
         with k.loop(0, self.blocks) as number:
             k.store(self._block_maximum(number), k.element_pointer(self.maxima, number))
         k.store(self._rest_maximum(), k.element_pointer(self.maxima, self.blocks))
-        k.store(
-            k.splat(_MINUS_INFINITY), k.element_pointer(self.maxima, k.add(self.blocks, 1))
-        )  # pads to whole vectors
+        padding = k.element_pointer(self.maxima, k.add(self.blocks, 1))  # up to a whole vector
+        k.store(k.splat(_MINUS_INFINITY), padding)
 
     def _block_maximum(self, number: Value) -> Value:
         """Emit the maximum of the logits in block `number` of the row."""

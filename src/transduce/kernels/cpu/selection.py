@@ -78,6 +78,16 @@ class SelectArguments(NamedTuple):
     rules: Any
     """The address of the `RuleArguments` of the rules that the kernel applies; 0: none."""
 
+    @property
+    def live(self) -> tuple[Any, ...]:
+        """The addresses of the outputs for continuations that do not end."""
+        return self.live_parents, self.live_tokens, self.live_scores, self.live_totals
+
+    @property
+    def ended(self) -> tuple[Any, ...]:
+        """The addresses of the outputs for the best continuations of any kind."""
+        return self.ended_parents, self.ended_tokens, self.ended_scores, self.ended_totals
+
 
 class RuleArguments(NamedTuple):
     """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
@@ -330,13 +340,8 @@ def emit_select(k: KernelBuilder) -> None:
                 score = k.load(k.element_pointer(k.pointer(args.scores), row))
                 candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
             candidates.close()
-            live, ended = (
-                _Selected(k, [k.pointer(each) for each in outputs], k.mul(sentence, capacity))
-                for outputs, capacity in (
-                    ((args.live_parents, args.live_tokens, args.live_scores, args.live_totals), beam_size),
-                    ((args.ended_parents, args.ended_tokens, args.ended_scores, args.ended_totals), count),
-                )
-            )
+            live = _Selected(k, args.live, k.mul(sentence, beam_size))
+            ended = _Selected(k, args.ended, k.mul(sentence, count))
             _select_best(k, candidates, (count, beam_size, args.eos_id), live, ended)
 
 
@@ -551,20 +556,16 @@ class _Candidates:
 
 
 class _Selected:
-    """Pointers to the output arrays of one sentence's selected continuations."""
+    """Pointers to the output arrays of selected continuations, from an index on: `SelectArguments.live` or `ended`."""
 
-    def __init__(self, k: KernelBuilder, arrays: list[Value], start: Value) -> None:
-        self.k = k
-        self.parents, self.tokens = (k.element_pointer(array, start, I64) for array in arrays[:2])
-        self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
+    def __init__(self, k: KernelBuilder, addresses: tuple[Value, ...], start: Value) -> None:
+        pairs = zip(addresses, (I64, I64, F32, F32), strict=True)
+        self.k, self.arrays = k, [(k.element_pointer(k.pointer(each), start, kind), kind) for each, kind in pairs]
 
-    def store(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Emit the store of a selected continuation (parent hypothesis and token) at index `number` of the outputs."""
-        k = self.k
-        k.store(parent, k.element_pointer(self.parents, number, I64))
-        k.store(token, k.element_pointer(self.tokens, number, I64))
-        k.store(score, k.element_pointer(self.scores, number))
-        k.store(total, k.element_pointer(self.totals, number))
+    def store(self, number: Value, *values: Value) -> None:
+        """Emit the store of a continuation (parent, token, token's score, total) at index `number` of the arrays."""
+        for (array, kind), value in zip(self.arrays, values, strict=True):
+            self.k.store(value, self.k.element_pointer(array, number, kind))
 
 
 def _select_best(
@@ -638,6 +639,7 @@ def emit_draw(k: KernelBuilder) -> None:
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)
         args = SelectArguments(*(select.get(name) for name in SelectArguments._fields))
+        live = _Selected(k, args.live, k.int64(0))
         draw = Fields(k, draw_pointer, DrawArguments._fields)
         first, last = k.thread_range(k.build.sdiv(args.rows, args.beams), thread, threads)
         with k.loop(first, last) as sentence, k.loop(0, args.beams) as beam:
@@ -645,23 +647,21 @@ def emit_draw(k: KernelBuilder) -> None:
             # At the first step all samples of a sentence draw from the only row.
             is_first = k.build.icmp_signed("<", args.beams, args.beam_size)
             count = k.build.select(is_first, args.beam_size, k.int64(1))
-            is_over = k.build.fcmp_ordered("==", select.element("scores", row), k.float32(_NEVER))
+            score = k.load(k.element_pointer(k.pointer(args.scores), row))
+            is_over = k.build.fcmp_ordered("==", score, k.float32(_NEVER))
             with k.build.if_else(is_over) as (then, otherwise):
                 with then:
                     index = k.add(k.mul(sentence, args.beam_size), beam)
-                    _store_candidate(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                    live.store(index, beam, args.eos_id, k.float32(0.0), k.float32(_NEVER))
                 with otherwise:
-                    _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
+                    _draw_from_row(_Row(k, args, draw, live, thread), sentence, (row, beam), count)
 
 
 class _Row:
     """Arguments of the function `draw`, and pointers to a thread's scratch space, for drawing from rows of logits."""
 
-    def __init__(self, k: KernelBuilder, args: SelectArguments, select: Fields, draw: Fields, thread: Value) -> None:
-        self.k = k
-        self.args = args
-        self.select = select
-        self.draw = draw
+    def __init__(self, k: KernelBuilder, args: SelectArguments, draw: Fields, live: _Selected, thread: Value) -> None:
+        self.k, self.args, self.draw, self.live = k, args, draw, live
         start = k.mul(thread, args.vocabulary_size)
         self.probabilities, self.logits = (draw.at(name, start) for name in ("probabilities", "logits"))
         self.tokens = draw.at("tokens", start, I64)
@@ -684,7 +684,7 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
     is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
     with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
         k.store(sorted_row.take_permitted(), total)
-    score = context.select.element("scores", row)
+    score = k.load(k.element_pointer(k.pointer(args.scores), row))
     with k.loop(0, count) as number:
         sample = k.add(beam, number)
         token, value = k.variable(choice.forced), k.variable(choice.forced_value)
@@ -698,18 +698,7 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
         ends = k.build.icmp_signed("==", drawn, args.eos_id)
         new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
         parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
-        _store_candidate(
-            context.select,
-            k.add(k.mul(sentence, args.beam_size), sample),
-            (parent, drawn, log_probability, new_total),
-        )
-
-
-def _store_candidate(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
-    """Emit the store of a sample's parent, token, log-probability and total at an index of the live outputs."""
-    for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
-        kind = I64 if name in ("parents", "tokens") else F32
-        select.k.store(value, select.at(f"live_{name}", index, kind))
+        context.live.store(k.add(k.mul(sentence, args.beam_size), sample), parent, drawn, log_probability, new_total)
 
 
 class _SortedRow:

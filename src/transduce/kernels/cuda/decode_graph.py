@@ -234,9 +234,8 @@ class RecordedStep(Caches):
         self.present.zero_()
         self.present[:count, :, :length] = present
         positions = torch.arange(1, length + 1, dtype=torch.int32, device=memory.device)
-        self.sources.zero_()[:count] = (present[:, 0] * positions).amax(
-            dim=1
-        )  # everything behind the last one is padding
+        # Everything behind the last present position is padding.
+        self.sources.zero_()[:count] = (present[:, 0] * positions).amax(dim=1)
         self.length.zero_()
         self.position.zero_()
 

@@ -24,7 +24,7 @@ from transduce.model_folder.read import (
     WEIGHTS,
     read_run_settings,
 )
-from transduce.search.settings import without_idle_penalties
+from transduce.search.settings import EARLIER_DEFAULTS, without_idle_penalties
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
@@ -221,6 +221,8 @@ def apply_changes(
             is_moved = all(one == new or is_same_text(one, str(new)) for one, new in zip(old, value, strict=True))
         if name == "init_from" and old is not None and value is not None:
             is_moved = _is_same_path(old, str(value))
+        if name.startswith("search.") and table.get("diverse_groups") == 1 and (last, value) in EARLIER_DEFAULTS:
+            continue  # nobody set it
         if name == "data.languages" and old and value and all(map(fitting_code, value, ([each] for each in old))):
             continue  # another spelling, such as the user's of a base model's codes
         may_change = name in _CHANGEABLE or is_moved

@@ -310,19 +310,21 @@ class Scratch:
 class NativeState(NativeSteps):
     """A decoding state of an encoder-decoder model on compiled CPU kernels."""
 
-    def __init__(self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S), without their padding."""
+    def __init__(
+        self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor, counts: list[int]
+    ) -> None:
+        """Create a decoding state: encode the source ids (B, S), of which each row has as many tokens as `counts` has.
+
+        `count_tokens` returns these numbers; padding follows the tokens.
+        """
         super().__init__(model, compiled, len(source_ids))
-        pad_id = model.config.pad_id
-        ids: list[list[int]] = source_ids.tolist()
-        counts = [len(row) - row.count(pad_id) for row in ids]
         starts = offsets_of(counts)
         self.longest_source, tokens = max(counts), sum(counts)
         self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
         layers, _, width = self.pool.entries.shape
         self.memory = torch.empty(layers, tokens, width, dtype=compiled.cache_dtype)
         self.layout: TextLayout | None = TextLayout.of(counts)
-        self.read(source_ids[source_ids != pad_id])
+        self.read(source_ids[source_ids != model.config.pad_id])
         self.layout = None
         self.row_sources = self.sources  # (2, B × W)
 
@@ -370,6 +372,18 @@ class NativeState(NativeSteps):
         return _attention_size(self.compiled, self.longest_source)
 
 
+def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
+    """Return the number of tokens of each text of a batch, token ids (B, S) padded at the right.
+
+    The result is None, and kernels that read texts without padding must not be used, if padding is between tokens, or
+    if a text has no token.
+    """
+    rows: list[list[int]] = ids.tolist()
+    counts = [len(row) - row.count(pad_id) for row in rows]
+    is_at_right = all(pad_id not in row[:count] for row, count in zip(rows, counts, strict=True))
+    return counts if is_at_right and min(counts, default=0) > 0 else None
+
+
 def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
     """Return two lists of equal length, offsets and counts, as one int64 tensor (2, N)."""
     return torch.tensor(firsts + counts).view(2, -1)
@@ -387,7 +401,7 @@ def _attention_size(compiled: CompiledModel, longest: int) -> int:
 
 
 def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
-    """Return an encoder-only model's state of each token, float32, zeros for padding; None if not all padding is right.
+    """Return an encoder-only model's state of each token, float32, zeros for padding.
 
     Args:
         model: the model with prepacked weights.
@@ -395,20 +409,18 @@ def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) 
         ids: token ids, padded at the right, (B, S); all are of the first token type.
 
     Returns:
-        (B, S, D); None if padding is between tokens, or if a text has no token.
+        (B, S, D); None if `count_tokens` is None.
 
     Raises:
         IndexError: an id is out of range, so that machine code would read out of bounds.
     """
-    present = ids != model.config.pad_id
-    lengths = present.sum(dim=1)
-    is_at_right = torch.equal(present, torch.arange(ids.shape[1]) < lengths[:, None])
-    if not is_at_right or not len(ids) or int(lengths.min()) == 0:
+    if (counts := count_tokens(ids, model.config.pad_id)) is None:
         return None
+    present = ids != model.config.pad_id
     tokens = ids[present]
     types = torch.zeros_like(tokens)
     _check_ids(tokens, len(model.source_weight))
-    layout, longest = TextLayout.of(lengths.tolist()), int(lengths.max())
+    layout, longest = TextLayout.of(counts), max(counts)
     x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, longest)
     scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(longest - 1)
     arguments = dict.fromkeys(StepArguments._fields, 0) | scratch.addresses | layout.addresses() | tables.addresses()

@@ -76,9 +76,8 @@ def emit_rows(
     `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on.
     """
     args = arguments_from(k.int64(0))
-    ahead = k.element_pointer(
-        args.weights, k.mul(args.width, tile.weight_bytes, tile.columns), I8
-    )  # the next block of weights
+    # The next block of weights.
+    ahead = k.element_pointer(args.weights, k.mul(args.width, tile.weight_bytes, tile.columns), I8)
     registers = k.build.sdiv(k.add(rows, REGISTER_ROWS - 1), k.int64(REGISTER_ROWS))
     sub_blocks = k.mul(registers, tile.vectors // 2)
     lines = k.build.sdiv(k.add(sub_blocks, tile.columns - 1), sub_blocks)

@@ -56,9 +56,8 @@ def find_top_tokens(
         is_best = numbers == tl.argmax(x, axis=0)
         tl.store(values + row * COUNT + number, tl.max(x, axis=0))
         token = tl.sum(tl.where(is_best, ids, 0), axis=0)
-        tl.store(
-            tokens + row * COUNT + number, tl.minimum(token, vocabulary - 1)
-        )  # a valid id even if no logit is finite
+        # The minimum is a valid id even if no logit is finite.
+        tl.store(tokens + row * COUNT + number, tl.minimum(token, vocabulary - 1))
         x = tl.where(is_best, float("-inf"), x)
 
 
