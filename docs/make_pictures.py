@@ -80,7 +80,7 @@ def for_pages(svg: str) -> str:
     """Return a plot for both light and dark pages, in the fonts of the reader's system, without what no page shows."""
     svg = re.sub(r"(?s)<\?xml.*?(?=<svg)|\s*<metadata>.*?</metadata>", "", svg)
     svg = re.sub(r"font-family: [^;\"]+", "font-family: sans-serif", svg)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r"(\d\.\d\d)\d+(?=[^<>]*>)", r"\1", svg)  # coordinates, not the numbers that are shown
     svg = re.sub(r"base64,[^\"]+", lambda image: re.sub(r"\s", "", image[0]), svg)
     svg = re.sub(r"\s*\n\s*(?=[^<\s])", " ", re.sub(r"\s*\n\s*(?=<)", "\n", svg))  # a line for each element
     return svg.replace("</style>", f"{DARK_STYLE}</style>", 1)
