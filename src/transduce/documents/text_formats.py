@@ -13,6 +13,7 @@ from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.markup_tokens import NUMBERED
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
+from transduce.text.files import count_noun
 from transduce.text.languages import base_code, canonical, is_unspaced_or_punctuation, short_code
 from transduce.ui_language import columns_of, wrap
 
@@ -469,8 +470,8 @@ def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:
         if any(cell.text.strip() for cell in row[len(rows[0]) :]):
             line = text.count("\n", 0, row[0].start) + 1
             raise TransduceError(
-                f"Line {line:,} has {len(row)} cells, but the header has {len(rows[0])} names: put texts that contain "
-                'the delimiter in double quotes, as in "one, two".'
+                f"Line {line:,} has {count_noun(len(row), 'cell')}, but the header has {len(rows[0])}: put texts that "
+                'contain the delimiter in double quotes, as in "one, two".'
             )
 
 
