@@ -326,12 +326,24 @@ class BatchPlan:
         The keys seed the random orders of equally long pairs and of batches.
         """
         source, target = self._corpus.read_ranges(ranges)
-        ties = permutation(source.sentences, self._seed, *ties_key)
-        order = length_order(source.lengths, target.lengths, ties)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source.lengths, target.lengths, numbers, ties_key)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        numbers = np.concatenate([np.arange(*each) for each in ranges])
         return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
+
+    def _order(
+        self,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
+        numbers: Indices,
+        ties_key: tuple[int, ...],
+    ) -> Indices:
+        """Return the order by length of pairs, whose indices in the corpus are `numbers`, from which batches are cut.
+
+        The key seeds the random order of equally long pairs.
+        """
+        return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))

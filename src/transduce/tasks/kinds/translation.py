@@ -582,6 +582,7 @@ def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: 
         epoch_batches=-(-prepared.target_tokens // tokens),
         run_batches=None if training.steps is None else training.steps * training.accumulate,
         rank_and_count=rank_and_count,
+        spread_copies=training.spread_copies,
     )
 
 
