@@ -764,7 +764,7 @@ def score_dev(
     reports = {}
     for direction in dev_directions(corpus, max_sentences):
         target = direction.target_language if corpus.dev_groups.directions else None
-        directed = translator if target is None else translator.for_target(target)
+        directed = translator if target is None else translator.for_target(target, direction.source_language)
         directed = directed.for_tag(direction.tag) if direction.tag else directed
         hypotheses = translate_dev(directed, direction, search)
         reports[str(direction)] = score(
