@@ -177,6 +177,14 @@ def test_runs_of_earlier_versions_keep_their_batches() -> None:
     assert digest == "1970c5972fb75594c56d3fbaf7746c87f7a62bc925d8cfeb90ac67c0edd6c7df"  # that of version 0.1
 
 
+@pytest.mark.parametrize("spread_copies", [True, False])
+def test_no_batch_of_a_mixture_is_larger_than_those_tried_before(spread_copies: bool) -> None:
+    mixed = plan(Mixture((((0.0, 0.9), (1.0, 0.1)), None), (0.0, 10_000.0)), spread_copies=spread_copies)
+    batches = [mixed.batch(0, number) for number in range(190)]
+    largest = max(mixed.largest_batches(), key=lambda batch: batch.source.size + batch.target.size)
+    assert largest.source.size + largest.target.size == max(each.source.size + each.target.size for each in batches)
+
+
 def test_copies_are_a_batch_apart() -> None:
     numbers = np.array([7, 3, 3, 8, 3, 9, 4, 4])
     order = np.array([1, 2, 4, 0, 3, 5, 6, 7])

@@ -26,6 +26,7 @@ from transduce.data.batches import (
     PairRange,
     cut_batches,
     in_length_order,
+    largest_among,
     permutation,
 )
 from transduce.errors import TransduceError
@@ -282,15 +283,25 @@ class MixedPlan(BatchPlan):
         shares = self._mixture.shares(min(1.0, first / self._run_batches) if self._run_batches else 0.0)
         counts = _rounded([share * self._window_pairs for share in shares], self._seed, len(self._windows))
         window = _Window(first, taken, tuple(counts), 0)
+        source, target = self._ordered_lengths(window, len(self._windows))
+        return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
+
+    def _ordered_lengths(self, window: _Window, index: int) -> tuple[Lengths, Lengths]:
+        """Return the source and target lengths of a window's pairs in the order from which its batches are cut."""
         ranges = self._window_ranges(window)
         source, target = self._corpus.read_range_lengths(ranges)
-        if self._spread_copies:
-            numbers = np.concatenate([np.arange(*each) for each in ranges])
-            order = self._order(source, target, numbers, (_WINDOW_TIES, len(self._windows)))
-            source, target = source[order], target[order]
-        else:
-            source, target = in_length_order(source, target)
-        return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
+        if not self._spread_copies:
+            return in_length_order(source, target)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source, target, numbers, (_WINDOW_TIES, index))
+        return source[order], target[order]
+
+    def largest_batches(self) -> list[Batch]:
+        """Return one or two artificial batches as large as the largest of the first windows, to test the memory."""
+        while len(self._windows) < _WINDOWS_OF_RUN:
+            self._windows.append(self._next_window())
+        ordered = (self._ordered_lengths(each, number) for number, each in enumerate(self._windows[:_WINDOWS_OF_RUN]))
+        return largest_among(self._corpus, ordered, batch_tokens=self._limits[0])
 
     @override
     def _order(
