@@ -327,7 +327,7 @@ def origin_of(path: str, line: int) -> tuple[Origin, int]:
 
 
 def location_of(path: str, line: int) -> str:
-    """Return the location of a line of text or pairs, such as `train.csv:17`, in the file that a user named, for messages.
+    """Return the location of a line of text or pairs of the file that a user named, such as `train.csv:17`.
 
     Args:
         path: the file that is read, which may have been converted from a table.
