@@ -189,8 +189,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     tensors: dict[str, dict[str, Tensor]]
     """Tensors by kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name.
 
-      Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
-      statistics as one more kind, by buffer name.
+    Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
+    statistics as one more kind, by buffer name.
     """
     rows: dict[str, RowRange] | None = None
     """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
