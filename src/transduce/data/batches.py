@@ -447,7 +447,6 @@ class LabeledTexts:
         labels: Sequence[int],
         marks: SpecialTokens,
         length: int,
-        weights: NDArray[np.float32] | None = None,
     ) -> None:
         """Store the texts, truncated at the end to `length` tokens including special tokens.
 
@@ -456,12 +455,11 @@ class LabeledTexts:
             labels: the class index of each text.
             marks: the special tokens.
             length: the maximum number of tokens.
-            weights: the weight of each text in the loss, (N,); None: 1.
         """
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
-        self.weights = weights
+        self.weights: NDArray[np.float32] | None = None  # the weight of each text in the loss, (N,); None: 1
         ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
         self._texts = EncodedSentences(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
