@@ -333,8 +333,8 @@ def origin_of(path: str, line: int) -> tuple[Origin, int]:
     return origin, struct.unpack("<Q", number)[0] if len(number) == 8 else line
 
 
-def place_of(path: str, line: int) -> str:
-    """Return the place of a line of text or pairs for messages, such as `train.csv:17`, in the file that a user named.
+def location_of(path: str, line: int) -> str:
+    """Return the location of a line of text or pairs of the file that a user named, such as `train.csv:17`.
 
     Args:
         path: the file that is read, which may have been converted from a table.
