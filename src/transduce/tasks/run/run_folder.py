@@ -184,7 +184,7 @@ def read_stored(path: Path) -> Settings:
     try:
         content = read_run_settings(path.parent)
         # Runs that name no optimizer used Adam.
-        training = {"optimizer": "adam"} | content.get("training", {})
+        training = {"optimizer": "adam", "spread_copies": False} | content.get("training", {})
         search = without_idle_penalties(content.get("search", {}))
         return convert_settings(content | {"training": training, "search": search})
     except msgspec.ValidationError as error:
