@@ -27,8 +27,8 @@ from transduce.inspection.plots_runs import (
     plot_rotation,
     plot_schedules,
     plot_training,
-    unique_suffixes,
 )
+from transduce.text.files import unique_suffixes
 from transduce.ui_language_choice import use_ui_language
 
 

@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterator, Sequence
 from html import escape, unescape
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -577,12 +578,10 @@ def read_epub(source: Source) -> Document:
     units = [unit for document in documents.values() for unit in document.units]
 
     def write(translations: Sequence[str]) -> bytes:
-        position, changes = 0, {}
-        for name, document in documents.items():
-            count = len(document.units)
-            changes[name] = document.write(translations[position : position + count])
-            position += count
-        return archive.write(changes)
+        waiting = iter(translations)
+        return archive.write(
+            {name: each.write(list(islice(waiting, len(each.units)))) for name, each in documents.items()}
+        )
 
     return Document(units, write)
 
