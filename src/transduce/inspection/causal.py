@@ -17,7 +17,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.parser import Parser
 from transduce.inference.translator import Translator
-from transduce.inspection.plots import Chart, HeatMap, localized_parts
+from transduce.inspection.plots import Chart, HeatMap, part_name
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
@@ -75,7 +75,7 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
 
     Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
     """
-    rows, columns = localized_parts(rows), localized_parts(columns)
+    rows, columns = ([part_name(name) for name in names] for names in (rows, columns))
     table = [["", *columns], *([row, *texts] for row, texts in zip(rows, cells, strict=True))]
     return "\n".join(aligned(table, left=1))
 

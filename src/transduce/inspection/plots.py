@@ -122,7 +122,10 @@ def localized_chart(chart: Chart) -> Chart:
         if isinstance(panel, Curves):
             changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
         else:
-            changed |= {name: localized_parts(getattr(panel, name)) for name in ("row_names", "column_names")}
+            for field in ("row_names", "column_names"):
+                names = getattr(panel, field)
+                if all(map(_PART.fullmatch, names)):  # else they are tokens
+                    changed[field] = tuple(map(part_name, names))
         panels.append(msgspec.structs.replace(panel, **changed))
     return msgspec.structs.replace(chart, panels=tuple(panels))
 
@@ -130,9 +133,9 @@ def localized_chart(chart: Chart) -> Chart:
 _PART = re.compile(r"(?:layer|head) \d+|embedding|self-attention|cross-attention|feed-forward|whole layer")
 
 
-def localized_parts(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of rows or columns in the user's language if all are parts of a model; else they may be tokens."""
-    return tuple(map(localized, names)) if all(map(_PART.fullmatch, names)) else tuple(names)
+def part_name(name: str) -> str:
+    """Return the name of a layer, head or sub-layer in the user's language, and any other name as it is."""
+    return localized(name) if _PART.fullmatch(name) else name
 
 
 # --- plots files ---
