@@ -38,6 +38,7 @@ from transduce.inference.decoding import (
     max_model_positions,
     max_sentences,
     start_search,
+    tokenize_prefix,
 )
 from transduce.inference.glossary_search import (
     GlossaryLike,
@@ -47,7 +48,6 @@ from transduce.inference.glossary_search import (
     translate_whole_terms,
     translate_with_terms,
 )
-from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
