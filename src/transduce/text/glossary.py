@@ -121,16 +121,15 @@ class Term(msgspec.Struct, frozen=True):
         capitalized = [capitalize(target) for target in self.targets if target == target.lower()]
         return tuple(dict.fromkeys([*self.targets, *capitalized]))
 
-    @property
-    def other_capitals(self) -> tuple[str, ...]:
-        """Translations in lower case as only Turkish, Azerbaijani and Dutch capitalize them at a sentence start."""
-        lower = [target for target in self.targets if target[:1] == "i" and target == target.lower()]
-        return tuple(
-            dict.fromkeys(form for target in lower for form in (capitalize(target, "tr"), capitalize(target, "nl")))
-        )
-
     def __str__(self) -> str:
         return f"`{self.source}` as {' or '.join(f'`{target}`' for target in self.targets)}"
+
+
+def _other_capitals(term: Term) -> Iterator[str]:
+    """Yield a term's translations in lower case as only Turkish, Azerbaijani and Dutch capitalize them."""
+    for target in term.targets:
+        if target[:1] == "i" and target == target.lower():
+            yield from (capitalize(target, "tr"), capitalize(target, "nl"))
 
 
 class Glossary:
@@ -229,7 +228,7 @@ class Glossary:
         return [
             term
             for term in self.find(source)
-            if not any(contains_phrase(translation, form) for form in (*term.forms, *term.other_capitals))
+            if not any(contains_phrase(translation, form) for form in (*term.forms, *_other_capitals(term)))
         ]
 
 
