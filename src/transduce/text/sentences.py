@@ -311,7 +311,7 @@ def _words(text: str) -> frozenset[str]:
 
 _CLOSERS = "”’\"'»«›‹\u05f4)\\]」』）》】〉"
 # Numbers of notes after a mark: "water.[1]", "water.²"
-_NOTE = r"\[\d{1,3}(?:[,–-]\s?\d{1,3}){0,3}\]|[¹²³⁰⁴-⁹]"
+_NOTE = r"\[(?:[a-z]|\d{1,3}(?:[,–-]\s?\d{1,3}){0,3})\]|[¹²³⁰⁴-⁹]"
 _CLOSING = rf"(?:[{_CLOSERS}]|{_NOTE})*"
 # Quotation marks of French stand after a space: « Quoi ? »
 _CLOSING_MARKS = rf"(?P<closers>{_CLOSING}(?:[“‘](?=\s|$)|[ \u00a0\u202f][»›][{_CLOSERS}]*)?)"
@@ -325,7 +325,7 @@ def _candidates(question: str = "") -> re.Pattern[str]:
     return re.compile(
         rf"(?=[{STOPS}{calls}{WIDE}{_OTHERS}|\u0964\u0965\u17d4\uff0e])"  # every first character: for speed
         rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+"
-        rf"|(?<=[{_INDIC}])\|{{1,2}}(?=[\s{_INDIC}]|$))[!?…{WIDE}]*)"
+        rf"|(?:(?<=[{_INDIC}])|(?<=[{_INDIC}] ))\|{{1,2}}(?=[\s{_INDIC}]|$))[!?…{WIDE}]*)"
         rf"|(?P<spaced>(?<![{STOPS}{calls}])[{STOPS}{calls}]++(?={_CLOSING}[“‘]?(?:\s|$)))"
         rf"|(?P<joined>(?<![{joining}])[{joining}]++(?=[^\W\d_])|(?<=[^\W\d_])\u06d4(?=[^\W\d_])"
         r"|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
@@ -340,7 +340,7 @@ _NEVER_ENDS = _words(
     """mr mrs messrs mme mlle dr dra drs prof profs sergt dipl med phil sr sra srta srs dña sig sigg sig.ra dott avv dhr
     mevr vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl o.ä
     p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад
-    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j insb insbes bzgl einschl ehem geb gest exmo exma ilmo
+    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j d.gr insb insbes bzgl einschl ehem geb gest exmo exma ilmo
     dott.ssa prof.ssa sig.na ad_es per_es p.es o.a m.n i.p.v t.o.v i.v.m n.a.v např napr npr tzv tzw resp popř příp
     mudr judr phdr rndr mvdr t.j św bl.a t.ex f.eks d.v.s m.a.o jf jfr s.k t.o.m fr.o.m p.g.a esim vrt ún ifj özv
     bkz doç piem pvz δρ κ κος καθ βλ δηλ σελ λ.χ डॉ डा प्रो पं ড ডা মো т.к т.н т.о напр доц просп пер пл наб вул
@@ -372,7 +372,7 @@ _OF_LANGUAGE = {
 _LIST_ENDS = _words(
     """etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п др пр н.э тыс млн млрд руб коп u.v.m osv o.s.v m.m m.fl atd apod
     stb jne vb κλπ κ.λπ κτλ κ.ά dll dsb dst n.e p.n.e n.l př.n.l e.kr f.kr a.c tys mld zł u.ä
-    ee.uu ff.aa rr.hh jj.oo cc.aa"""
+    ee.uu ff.aa rr.hh jj.oo cc.aa ق.م ب.م ه.ش"""
 )
 # Abbreviations that may end a sentence: they do before a word that often begins one.
 _MAY_END = _words(
