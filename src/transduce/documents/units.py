@@ -12,6 +12,7 @@ import msgspec
 
 from transduce.errors import TransduceError, utf16_name
 from transduce.text.languages import UNSPACED_RANGES, is_unspaced_or_punctuation, is_word_character
+from transduce.text.sentences import SENTENCE_MARKS
 
 # --- settings ---
 
@@ -83,6 +84,10 @@ class Document(NamedTuple):
     """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
     kept_units: tuple[str, ...] = ()
     """The units of an XLIFF file, by id and source, that stay as they are although a segment has no translation."""
+    same_plurals: int = 0
+    """The number of entries of a PO file in which several plural forms are translations of the same text."""
+    lacks_plural_rule: bool = False
+    """True if a PO template has no plural forms, and those of the target language are not known."""
     messages: MessageRecord | None = None
     """What becomes of the document's ICU messages with branches; None: it has none."""
 
@@ -470,7 +475,7 @@ def has_letters(text: str) -> bool:
 _NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
 _SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
 _ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
-_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
+_SENTENCE_MARK = re.compile(rf"[{SENTENCE_MARKS}:：;；][\"'”’»)）」』\]]*\Z")
 _FORMULA = r"(?:(?:[A-Z][a-z]?|[0-9])++|(?<!['’])[0-9]*[a-z])"  # such as H, CO, 10 and x
 _SPACED = rf"[^\W{UNSPACED_RANGES}]"  # letters of scripts with spaces between words
 _FORMULA_START = re.compile(rf"{_FORMULA}(?!{_SPACED}|[\u0300-\u036f])")
@@ -498,7 +503,7 @@ def is_after_word(before: str) -> bool:
     number may be a word.
     """
     last = before[-1:] or " "
-    is_end = is_word_character(last) or last in ".,;!?…\"'”’»)]}।؟۔،"
+    is_end = is_word_character(last) or last in f"{SENTENCE_MARKS},;\"'”’»)]}}،"
     return is_end and not is_unspaced_or_punctuation(last)
 
 
