@@ -65,6 +65,12 @@ def test_a_report_says_how_many_points_were_learned_from() -> None:
         assert "learned" not in str(report)
 
 
+def test_a_report_knows_whether_there_was_anything_to_improve_on() -> None:
+    points = np.zeros((1, 2, 1))
+    assert not score_forecasts(points, points, points, names="x", season=1).compares
+    assert score_forecasts(points, points + 1.0, points, names="x", season=1).compares
+
+
 def noise_of(seed: int, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.random.Generator(np.random.Philox(seed)).normal(size=size)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
-    from transduce.inference.tagger import Tagger
+    from transduce.inference.tagger import Tagger, Tagging
 
     _Block = tuple[list[str], NDArray[np.float32], int]
 
@@ -198,8 +198,13 @@ def run_tag(options: argparse.Namespace) -> int:
         _report_tags(options, tagger)
         return 0
     taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
-    write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    write_results(map(_tagged_lines, taggings), options.output)
     return 0
+
+
+def _tagged_lines(tagging: "Tagging") -> str:
+    """Return the lines of a tagged sentence, with the empty line behind it, which is all that an empty one has."""
+    return f"{tagging}\n\n" if tagging.words else "\n"
 
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
@@ -252,7 +257,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:
-        write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+        write_results(map(_tagged_lines, taggings), options.output)
     report = score_tags([tagging.tags for tagging in taggings], [sentence.tags for sentence in sentences])
     write_report(report, options.json)
 

@@ -16,7 +16,7 @@ Numbers = NDArray[np.float64]
 _MIN_SEASONS, _MAX_SEASON, _MIN_ERRORS, _MIN_CORRELATION = 3, 20_000, 3.3, 0.1
 # Before and after a season's peak, the autocorrelation drops at least to this share. Of the peaks that are nearly the
 # highest (by this share of it, or by so many standard errors), the first is the season.
-_DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 3.0
+_DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +56,11 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     """The percentage by which the root mean square error is below the better baseline's, as the mean over series."""
     learned: int | None = None
     """Number of the forecast points that the model was trained on, which makes the errors too low; None: unknown."""
+
+    @property
+    def compares(self) -> bool:
+        """True if a baseline has an error in any series; False if repeating predicts all of them exactly."""
+        return any(_best(errors, "mean_absolute")[1] > 0.0 for errors in self.series.values())
 
     def __str__(self) -> str:
         lines = [
@@ -171,7 +176,7 @@ def _peak(values: Numbers) -> int:
     lags = lags[after < low[lags]]
     if not len(lags):
         return 1
-    lag = int(lags[scores[lags] >= _nearly(scores[lags].max(), count)][0])
+    lag = int(lags[correlation[lags] >= _nearly(correlation[lags].max(), count)][0])
     while True:  # to the top of this peak
         radius = max(1, lag // 8)
         start = max(2, lag - radius)

@@ -344,7 +344,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     vocabulary = translator.tokenizer.source
     ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
-        raise TransduceError("The sentence to inspect is empty: pass some words.")
+        raise TransduceError("The source sentence to inspect is empty: pass some words.")
     if len(ids) > translator.longest_source:
         raise TransduceError(
             f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
