@@ -51,10 +51,10 @@ class RenamedWarning(DeprecationWarning):
     """A warning that the user's code, command or settings use an old name, which will be removed."""
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that an old name is used; by default, the warning points to the caller of the function that warns."""
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that an old name is used; the warning points to the caller of the function that warns."""
     message = f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}."
-    warnings.warn(message, RenamedWarning, stacklevel=stacklevel)
+    warnings.warn(message, RenamedWarning, stacklevel=3)
 
 
 @contextmanager

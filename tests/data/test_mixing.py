@@ -1,5 +1,6 @@
 """Test shares of corpora over a run, the corpora's streams, and the resulting batches."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ import pytest
 
 from transduce.data.batches import BatchPlan, PairRange
 from transduce.data.id_files import EncodedSentences
-from transduce.data.mixing import MixedPlan, Mixture, share_at, stream_ranges
+from transduce.data.mixing import MixedPlan, Mixture, share_at, spread_copies, stream_ranges
 from transduce.errors import TransduceError
 from transduce.tasks.settings.reading import make_settings
 
@@ -78,7 +79,13 @@ def test_a_stream_has_every_pair_once_in_each_pass() -> None:
         assert part == both[start : start + 50]
 
 
-def plan(shares: Mixture, run_batches: int | None = 200, rank_and_count: tuple[int, int] = (0, 1)) -> MixedPlan:
+def plan(
+    shares: Mixture,
+    run_batches: int | None = 200,
+    rank_and_count: tuple[int, int] = (0, 1),
+    *,
+    spread_copies: bool = True,
+) -> MixedPlan:
     corpus = Numbered(12_000)
     return MixedPlan(
         corpus,
@@ -89,6 +96,7 @@ def plan(shares: Mixture, run_batches: int | None = 200, rank_and_count: tuple[i
         epoch_batches=190,
         run_batches=run_batches,
         rank_and_count=rank_and_count,
+        spread_copies=spread_copies,
     )
 
 
@@ -127,6 +135,69 @@ def test_a_constant_share_repeats_the_small_corpus_evenly() -> None:
     assert sum(small) / (sum(small) + sum(large)) == pytest.approx(0.5, abs=0.03)
     assert max(small) - min(small) <= 2
     assert max(large) <= 1
+
+
+def small_at_half(*, spread_copies: bool, ranks: int = 1) -> list[list[list[int]]]:
+    """Return the pairs of 190 batches, by batch and rank, of which 300 pairs have a share of a half."""
+    plans = [
+        MixedPlan(
+            Numbered(12_000),
+            [(0, 300), (300, 12_000)],
+            Mixture((((0.0, 0.5),), None), (0.0, 1.0)),
+            batch_tokens=256,
+            seed=3,
+            epoch_batches=190,
+            run_batches=None,
+            rank_and_count=(rank, ranks),
+            spread_copies=spread_copies,
+        )
+        for rank in range(ranks)
+    ]
+    return [[each.batch(0, number).indices.tolist() for each in plans] for number in range(190)]
+
+
+def test_copies_of_a_pair_are_spread_over_batches() -> None:
+    def different(batches: list[list[list[int]]]) -> float:
+        own = [[pair for pair in batch if pair < 300] for (batch,) in batches]
+        return sum(len(set(each)) for each in own) / sum(map(len, own))
+
+    together, spread = (small_at_half(spread_copies=each) for each in (False, True))
+    assert different(together) < 0.85
+    assert different(spread) > 0.9
+    # Both have the pairs of the same streams.
+    counts = [Counter(pair for (batch,) in batches for pair in batch if pair < 300) for batches in (together, spread)]
+    assert abs(counts[0].total() - counts[1].total()) < 0.05 * counts[0].total()
+    shares = small_at_half(spread_copies=True, ranks=2)
+    assert [sorted(one + other) for one, other in shares] == [sorted(batch) for (batch,) in spread]
+
+
+def test_runs_of_earlier_versions_keep_their_batches() -> None:
+    pairs = [pair for (batch,) in small_at_half(spread_copies=False) for pair in batch]
+    digest = hashlib.sha256(np.array(pairs, "<i8").tobytes()).hexdigest()
+    assert digest == "1970c5972fb75594c56d3fbaf7746c87f7a62bc925d8cfeb90ac67c0edd6c7df"  # that of version 0.1
+
+
+@pytest.mark.parametrize("spread_copies", [True, False])
+def test_no_batch_of_a_mixture_is_larger_than_those_tried_before(spread_copies: bool) -> None:
+    mixed = plan(Mixture((((0.0, 0.9), (1.0, 0.1)), None), (0.0, 10_000.0)), spread_copies=spread_copies)
+    batches = [mixed.batch(0, number) for number in range(190)]
+    largest = max(mixed.largest_batches(), key=lambda batch: batch.source.size + batch.target.size)
+    assert largest.source.size + largest.target.size == max(each.source.size + each.target.size for each in batches)
+
+
+def test_copies_are_a_batch_apart() -> None:
+    numbers = np.array([7, 3, 3, 8, 3, 9, 4, 4])
+    order = np.array([1, 2, 4, 0, 3, 5, 6, 7])
+    starts = np.array([0, 2, 4, 6, 8])
+    assert spread_copies(order, numbers, starts).tolist() == [1, 2, 0, 3, 4, 5, 6, 7]
+    assert spread_copies(order, np.arange(8), starts).tolist() == order.tolist()
+
+
+def test_without_copies_batches_are_those_of_a_plan_that_does_not_spread() -> None:
+    mixture = Mixture((None, None), (2_000.0, 10_000.0))
+    for number in range(0, 40, 7):
+        one, other = (plan(mixture, spread_copies=each).batch(0, number) for each in (True, False))
+        assert np.array_equal(one.source, other.source)
 
 
 def test_without_shares_batches_are_those_of_a_plan_of_one_corpus() -> None:

@@ -30,7 +30,7 @@ def test_errors_and_skill_equal_hand_computed_ones() -> None:
     assert report.square_skill == pytest.approx(100.0 * (1.0 - (0.5 / 2.5) ** 0.5))
     assert "Left out of the comparison: flat, because repeating predicts it exactly\n" in str(report)
     assert "66.7 % lower absolute and 55.3 % lower root mean square error than" in str(report)
-    assert "1 windows of 2 points" in str(report)
+    assert "1 window of 2 points" in str(report)
     worse = score_forecasts(past, actual, forecasts + 9.0, names=("load", "flat"), season=2)
     assert "466.7 % higher absolute" in str(worse)
 

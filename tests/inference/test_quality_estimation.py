@@ -11,7 +11,6 @@ from transduce.inference.quality_estimation import (
     QualityWarning,
     count_warnings,
     find_quality_warnings,
-    missing_numbers,
 )
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.scoring import as_translation
@@ -19,6 +18,7 @@ from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary
+from transduce.text.numbers import missing_numbers
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -130,7 +130,8 @@ def test_missing_numbers_are_reported_as_written_in_the_source() -> None:
         ("It weighs 3 500 kg.", "Es wiegt 500 kg.", ["3 500"]),
         ("It costs 1 000 000 €.", "Es kostet 000 €.", ["1 000 000"]),
         ("1\u202f234,50 €", "234,50 €", ["1\u202f234,50"]),
-        ("1.000.000,00 EUR", "1.000.000", ["1.000.000,00"]),
+        ("1.000.000,00 EUR", "1.000.000", []),
+        ("1.000.000,00 EUR", "100.000.000", ["1.000.000,00"]),
         ("at -12.5 °C", "bei 12,5 °C", ["-12.5"]),
         ("at −5 °C", "bei 5 °C", ["−5"]),
         ("on 2 dogs -$20", "auf 20 $", ["-$20"]),
@@ -361,6 +362,76 @@ def test_unknown_characters_in_protected_spans_cause_no_warning() -> None:
 def test_missing_placeholders_get_a_warning(source: str, target: str, missing: str | None) -> None:
     found = {each.kind: each.found for each in find_quality_warnings(Translation.of(source, target))}
     assert found.get("placeholders") == missing
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
+        ("3,5 Liter", "35 liters", "3,5"),
+        ("1,5 Liter", "15 liters", "1,5"),
+        ("12,5 %", "125%", "12,5"),
+        ("99,95 Euro", "9,995 euros", "99,95"),
+        ("1.234,56", "123,456", "1.234,56"),
+        ("٢٥٫٥ كيلو", "255 kg", "٢٥٫٥"),
+        ("am 13.5.2024", "on May 14, 2024", "13.5.2024"),
+        ("am 25.12.2024", "on 25 November 2024", "25.12.2024"),
+        ("2024年5月13日", "May 14, 2024", "2024年5月13"),
+        ("on 25 November 2024", "am 25.12.2024", "November"),
+        ("27.2. war ich da", "I was there on February 26th", "27.2."),
+        ("3万", "3,000", "3万"),
+        ("3 Millionen", "3 thousand", "3 Millionen"),
+        ("25 mil personas", "25 million people", "25 mil"),
+        ("22 Hunde", "10 dogs", "22"),
+        ("Kapitel 15", "Chapter 1.5", "15"),
+        ("40 Leute", "fourteen people", "40"),
+    ],
+)
+def test_wrong_values_are_missing_even_with_the_same_digits(source: str, target: str, missing: str) -> None:
+    assert missing_numbers(source, target) == [missing]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("30 Leute", "thirty people"),
+        ("10.000 Dollar", "ten thousand dollars"),
+        ("Kanal 79", "neunundsiebzig"),
+        ("am 88. Geburtstag", "zum achtundachtzigsten Geburtstag"),
+        ("80 years", "quatre-vingts ans"),
+        ("800,000 people", "八十万人"),
+        ("200 people", "이백 명"),
+        ("40,000", "4万"),
+        ("22 Uhr", "10:00 p.m."),
+        ("21 Uhr", "9 p.m."),
+        ("at 2:30", "um halb drei"),
+        ("1,50 Euro", "1.5 euros"),
+        ("200 $", "$200.00"),
+        ("1 Million Dollar", "$1,000,000"),
+        ("$1.5M", "1,5 Millionen"),
+        ("am 27.2. war", "on February 27th"),
+        ("am 25.12.2024", "2024年12月25日"),
+        ("٢٥٬٠٠٠", "25,000"),
+        ("٢٥٫٥٪", "25.5%"),
+        ("١٤:٣٠", "2:30 p.m."),
+        ("25 mil personas", "25,000 people"),
+        ("25 bin kişi", "25,000 people"),
+        ("Mit 25 bin ich alt", "At 25 I am old"),
+        ("25 тыс. человек", "25,000 people"),
+        ("25 tisíc lidí", "25,000 people"),
+        ("25 χιλιάδες", "25,000"),
+        ("25 Tausend", "25,000"),
+        ("25 लाख", "2,500,000"),
+        ("2 करोड़", "20,000,000"),
+        ("3 หมื่น", "30,000"),
+        ("1億2000万円", "120 million yen"),
+        ("25千克", "25 kg"),
+        ("12,34,567 रुपये", "1,234,567 rupees"),
+        ("in the 1960s", "in den Sechzigern"),
+        ("25:21", "25-21"),
+    ],
+)
+def test_equal_values_are_found_in_other_notations_and_words(source: str, target: str) -> None:
+    assert missing_numbers(source, target) == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
+from transduce.inference.decoding import ForbiddenTexts, tokenize_phrase
 from transduce.inference.load import open_translator
-from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
 from transduce.inference.scorers import BatchInvariantScorer, EncoderDecoderScorer, padded_length
 from transduce.inference.translation import GrowingText, Translation
 from transduce.inference.translator import Translator

@@ -143,3 +143,12 @@ def test_a_part_without_torch_does_not_load_it(part: str) -> None:
     if not (SOURCE / "transduce" / part / "__init__.py").exists():
         pytest.skip(f"src/transduce/{part} is not written yet")
     assert _python(f"import sys, transduce.{part}; print('torch' in sys.modules)") == "False\n"
+
+
+def test_compare_of_two_files_imports_no_torch(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.en", "b.en", "reference.en")]
+    for path in paths:
+        path.write_text("one two three four five\n", "utf-8")
+    arguments = ["compare", *map(str, paths[:2]), "--reference", str(paths[2]), "--resamples", "100"]
+    code = f"import sys; from transduce.commands.main import main; main({arguments}); print('torch' in sys.modules)"
+    assert _python(code).endswith("\nFalse\n")

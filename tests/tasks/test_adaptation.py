@@ -366,6 +366,9 @@ def test_a_run_with_only_damaged_checkpoints_does_not_resume_with_random_weights
     going_on: dict[str, Any] = {"settings": {"training.steps": 2}, "resume": True, **COMPUTING}
     with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: start again with --init-from"):
         train(out=tmp_path / "whole", **going_on)
+    with pytest.raises(TransduceError, match=r"stored holds a trained model, but no intact checkpoint"):
+        train(out=tmp_path / "stored", **going_on)
+    (tmp_path / "stored" / "model.safetensors").unlink()
     capsys.readouterr()
     train(out=tmp_path / "stored", **going_on)  # its initial weights are stored in the run folder
     assert f"No intact checkpoint in {tmp_path / 'stored'}: starting from step 0." in capsys.readouterr().err

@@ -28,8 +28,7 @@ from transduce.inference import decoding
 from transduce.inference.batching import Documents, History, Part
 from transduce.inference.compiled_search import CompiledSearch
 from transduce.inference.datastore import build_datastore
-from transduce.inference.decoding import SentenceBatch, start_search
-from transduce.inference.phrases import tokenize_phrase
+from transduce.inference.decoding import SentenceBatch, start_search, tokenize_phrase
 from transduce.inference.retrieval import decoder_states, read_datastore
 from transduce.inference.scoring import target_states, token_log_probabilities
 from transduce.inference.translator import Translator

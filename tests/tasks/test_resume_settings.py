@@ -101,6 +101,15 @@ def test_a_run_stored_without_an_optimizer_setting_resumes_with_adam(trained: Pa
     assert read_stored(trained / "settings.toml").training.optimizer == "muon"
 
 
+def test_a_run_of_an_earlier_version_resumes_without_spreading_copies(trained: Path, tmp_path: Path) -> None:
+    text = (trained / "settings.toml").read_text("utf-8")
+    path = tmp_path / "settings.toml"
+    path.write_text(text, "utf-8")
+    assert read_stored(path).training.spread_copies
+    path.write_text(text.replace("spread_copies = true\n", ""), "utf-8")
+    assert not read_stored(path).training.spread_copies
+
+
 def test_repeating_unchanged_settings_on_resume_is_accepted(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}

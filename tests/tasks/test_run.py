@@ -166,7 +166,7 @@ def test_a_dev_set_that_stands_in_the_training_text_is_reported(
         options: dict[str, Any] = {"dev_source": dev[0], "dev_target": dev[1], "dry_run": True, "device": "cpu"}
         train(out=tmp_path / "model", source=files["zh"], target=files["en"], **options)
         said = capsys.readouterr().err.replace("\n", " ")
-        notice = f"Of the dev set's {known + 1} sources, {known} also occur in the training text (first: "
+        notice = f"The training text has {known} of the dev set's {known + 1} sources, too (first: "
         assert (notice in said) == told
 
 
@@ -465,9 +465,61 @@ def test_resuming_without_a_checkpoint_starts_anew_with_a_message(
     once = (folder / "model.safetensors").read_bytes()
     # Killed before its first checkpoint, a run has settings and nothing else that counts.
     shutil.rmtree(folder / "checkpoints")
+    (folder / "dev_score.json").unlink()
     train(out=folder, resume=True, device="cpu", threads=1)
     assert f"No saved checkpoint in {folder}: starting from step 0." in capsys.readouterr().err
     assert (folder / "model.safetensors").read_bytes() == once
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged", "removed before the end"])
+def test_a_trained_model_is_not_replaced_by_a_run_that_starts_again(
+    toy_settings: dict[str, Any], tmp_path: Path, lost: str
+) -> None:
+    folder, few = tmp_path / "run", {"training.steps": 3, "training.translate_dev": 0, "training.save_every": 2}
+    train(out=folder, settings=toy_settings | few, device="cpu", threads=1)
+    trained = (folder / "model.safetensors").read_bytes()
+    if lost == "damaged":
+        for path in (folder / "checkpoints").rglob("state.json"):
+            path.write_bytes(b"")
+    else:
+        shutil.rmtree(folder / "checkpoints")
+    if lost == "removed before the end":
+        (folder / "dev_score.json").unlink()
+    with pytest.raises(
+        TransduceError, match=r"holds a trained model, but no intact checkpoint .* --init-from .* remove"
+    ):
+        train(out=folder, resume=True, device="cpu", threads=1)
+    assert (folder / "model.safetensors").read_bytes() == trained
+    (folder / "model.safetensors").unlink()
+    result = train(out=folder, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 3
+    assert (folder / "model.safetensors").read_bytes() == trained
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("num_heads", "2", "1"), ("d_model", "16", "32"), ("norm_order", '"pre"', '"post"')],
+)
+def test_an_edited_setting_of_the_model_is_refused_on_resume_and_others_are_said(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, old: str, new: str
+) -> None:
+    folder, few = tmp_path / "run", {"training.steps": 2, "training.translate_dev": 0}
+    model = {"model.num_heads": 2, "model.d_model": 16, "model.norm_order": "pre"}
+    train(out=folder, settings=toy_settings | few | model, device="cpu", threads=1)
+    settings = (folder / "settings.toml").read_text()
+    edited = settings.replace(f"{name} = {old}\n", f"{name} = {new}\n")
+    assert edited != settings
+    (folder / "settings.toml").write_text(edited)
+    quoted = re.escape(f"`model.{name}` was {old.strip(chr(34))} up to the newest checkpoint")
+    with pytest.raises(TransduceError, match=quoted):
+        train(out=folder, resume=True, settings={"training.steps": 4}, device="cpu", threads=1)
+    (folder / "settings.toml").write_text(re.sub(r"(?m)^seed = \d+$", "seed = 77", settings))
+    capsys.readouterr()
+    result = train(out=folder, resume=True, settings={"training.steps": 4}, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 4
+    assert "training.seed: 77, which was" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -676,7 +728,7 @@ def test_minutes_become_steps_that_are_kept(
     assert result.steps is not None
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
-    assert re.search(r"0.04 minutes are about [\d,]+ steps at the current speed.", said)
+    assert re.search(r"0.04 min are about [\d,]+ steps at the current speed.", said)
     assert re.search(r"training.weight_decay +set later  1.3 / the sum of all steps' learning rates, once the", said)
     assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]

@@ -139,16 +139,20 @@ def test_a_model_of_several_directions_needs_the_target_language(
     assert (translator.source_language, translator.target_language) == ("en", "cs")
 
 
-def test_directions_without_training_are_refused_or_reported(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "m"
+def with_directions(trained: Path, folder: Path, pairs: list[tuple[str, str]]) -> Path:
+    """Copy a model's folder as one of a model that was trained for other pairs of languages."""
     shutil.copytree(trained, folder)
-    pairs = [("en", "de"), ("de", "cs")]
     (folder / "directions.json").write_text(json.dumps({"directions": pairs}), "utf-8")
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     manifest["sha256"].pop("directions.json", None)
     (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    return folder
+
+
+def test_directions_without_training_are_refused_or_reported(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_directions(trained, tmp_path / "m", [("en", "de"), ("de", "cs")])
     with pytest.raises(TransduceError, match=r"must differ, but both are de: .* en → de, de → cs"):
         transduce.load(folder, source_language="de", target_language="DE")
     with pytest.warns(UntrainedDirectionWarning, match="for en → de, de → cs, but not for en → cs"):
@@ -430,6 +434,12 @@ def test_corpora_of_the_command_line_find_their_dev_sets(
     arguments = [argument for group in (*pairs, *dev) for argument in group]
     assert main(["train", *arguments, "--out", str(tmp_path / "m"), "--dry-run", "--steps", "5"]) == 0
     assert "en → de: 800 × 1, en → cs: 300 × 1.63" in " ".join(capsys.readouterr().err.split())
+
+
+def test_each_served_direction_has_its_own_source_language(trained: Path, tmp_path: Path) -> None:
+    folder = with_directions(trained, tmp_path / "m", pairs := [("en", "de"), ("cs", "de"), ("cs", "cs")])
+    models, _ = load_models(build_parser("serve").parse([str(folder), "--threads", "1"]))
+    assert [(each.translator.source_language, each.translator.target_language) for each in models] == pairs
 
 
 def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:

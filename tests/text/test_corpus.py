@@ -376,3 +376,25 @@ def test_a_table_without_rows_is_named(content: str, message: str, tmp_path: Pat
     path.write_text(content, "utf-8")
     with pytest.raises(TransduceError, match=rf"a\.csv {message}"):
         list(read_table(str(path), "csv", Columns()))
+
+
+@pytest.mark.parametrize(
+    ("variants", "language", "expected"),
+    [
+        ("zh-CN zh-TW", "zh", "zh-CN"),
+        ("zh-TW zh-CN", "zh", "zh-CN"),
+        ("zh-CN zh-TW", "zh-Hant", "zh-TW"),
+        ("zh-TW", "zh", "zh-TW"),
+        ("de-DE de-AT", "de", "de-DE"),
+        ("de-DE de-DE", "ger", "de-DE"),
+        ("de-DE de", "de", "de"),
+    ],
+)
+def test_a_tmx_unit_with_several_texts_of_a_language_has_the_one_that_fits(
+    tmp_path: Path, variants: str, language: str, expected: str
+) -> None:
+    texts = [f'<tuv xml:lang="{code}"><seg>{code}</seg></tuv>' for code in variants.split()]
+    unit = f'<tu><tuv xml:lang="en"><seg>a</seg></tuv>{"".join(texts)}</tu>'
+    (tmp_path / "a.tmx").write_text(f"<tmx><body>{unit}</body></tmx>", "utf-8")
+    (row,) = read_table(str(tmp_path / "a.tmx"), "tmx", Columns(languages=("en", language)))
+    assert row[:2] == ("a", expected)

@@ -370,3 +370,67 @@ def test_placeholders_of_frameworks_are_protected(placeholder: str) -> None:
 )
 def test_signs_of_ordinary_texts_are_no_placeholders(text: str) -> None:
     assert not [each for span in find_protected(text) if not (each := text[slice(*span)])[0].isdecimal()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "müller@example.com",
+        "info@müller.de",
+        "почта@пример.рф",
+        "Müller.doc",
+        "naïve.doc",
+        "отчёт.docx",
+        "資料.docx",
+        "größe_max",
+        "user_имя",
+        "$größe",
+        "get_größe(x)",
+        "@:menü.home",
+        "#मेरा",
+        "#東京",
+        "%(größe)s",
+        "https://пример.рф/путь",
+        "https://hi.wikipedia.org/wiki/हिन्दी",
+        "https://th.wikipedia.org/wiki/ประเทศไทย",
+        "/home/文档/a.txt",
+        "C:\\文档\\a.txt",
+        "%größe%",
+        "~größe~",
+        "[[größe]]",
+        "@müller",
+        "நிறம்.pdf",
+    ],
+)
+def test_names_in_letters_of_any_script_are_protected_whole(name: str) -> None:
+    assert protected_texts(name) == [name]
+    assert protected_texts(f"A {name} b") == [name]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("Bürger(innen), Menü/öffnen/neu, и/или/то, Schüler_innen", []),
+        ("请打开「资料2.docx」。", ["资料2.docx"]),
+        ("文件 资料.docx 不存在", ["资料.docx"]),
+        # Nothing shows where such a name begins.
+        ("请打开资料.docx。", []),
+        ("보고서.docx를 여세요", ["보고서.docx"]),
+        ("בreport.docx ב-report.docx", ["report.docx", "report.docx"]),
+        ("请按#键", []),
+        ("%dч %dм, %sö", ["%d", "%d"]),
+        ("打开C:\\用户看看。", ["C:\\用户看看"]),
+    ],
+)
+def test_words_beside_names_of_other_scripts_are_not_cut(text: str, spans: list[str]) -> None:
+    assert protected_texts(text) == spans
+
+
+@pytest.mark.parametrize("unit", ["אa.", "אa_", "é.", "資/", "/資", "é@", "(資", " 資", "é(", "é.é@", "資.資/", "אa-"])
+def test_time_is_linear_in_names_of_other_scripts(unit: str) -> None:
+    times = []
+    for count in (2_000, 16_000):
+        start = time.process_time()
+        find_protected(unit * count)
+        times.append(time.process_time() - start)
+    assert times[1] < 40 * max(times[0], 0.002)

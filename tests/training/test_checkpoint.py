@@ -115,15 +115,15 @@ def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     newer = Checkpoint(msgspec.structs.replace(make(3).state, format_version=99), make(3).tensors)
     path = save_checkpoint(tmp_path, newer, keep=2)
-    with pytest.raises(TransduceError, match=r"has format 99, but this version reads formats up to 3\."):
+    with pytest.raises(TransduceError, match=r"has format 99, but this version reads formats up to 4\."):
         load_checkpoint(path)
 
 
 def test_the_previous_checkpoint_format_is_read(tmp_path: Path) -> None:
-    """The previous format has no sums, no window and no surroundings."""
+    """The previous format has no sums, no window, no surroundings and no settings."""
     path = save_checkpoint(tmp_path, make(3), keep=2)
     state = msgspec.json.decode((path / "state.json").read_bytes())
-    for name in ("validation_due", "report", "losses", "surroundings"):
+    for name in ("validation_due", "report", "losses", "surroundings", "settings"):
         del state[name]
     content = msgspec.json.encode(state | {"format_version": 1})
     (path / "state.json").write_bytes(content)

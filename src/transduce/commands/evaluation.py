@@ -2,12 +2,11 @@
 
 import argparse
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,14 +33,13 @@ from transduce.commands.options import (
     write_results,
 )
 from transduce.errors import TransduceError, shell_word
-from transduce.text.files import count_noun
+from transduce.text.files import count_noun, unique_suffixes
 from transduce.text.glossary import Glossary, TermTally
-from transduce.text.languages import language_of
+from transduce.text.languages import language_of, short_code
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.quality_estimation import QualityWarning, WarningKind
-    from transduce.inference.scoring import Score
     from transduce.inference.translation import Translation
     from transduce.inference.translator import Translator
     from transduce.search.settings import SearchSettings
@@ -309,10 +307,10 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
     """Return a list with a warning if two compared models have different source or target languages, else [].
 
-    Codes of different length, such as zh and zho, may be of one language and give no warning; unknown ones neither.
+    An unknown language gives no warning.
     """
-    codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
-    if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
+    pairs_of_codes = zip(a.languages, b.languages, strict=True)
+    if not any(one and other and short_code(one) != short_code(other) for one, other in pairs_of_codes):
         return []
     pairs = [" to ".join(code or "?" for code in each.languages) for each in (a, b)]
     statements = (f"{name} translates {pair}" for name, pair in zip(names, pairs, strict=True))
@@ -324,8 +322,6 @@ def _names_of_systems(a: str, b: str) -> tuple[str, str]:
 
     Equal paths get the names `PATH (1)` and `PATH (2)`.
     """
-    from transduce.inspection.plots_runs import unique_suffixes
-
     name_a, name_b = unique_suffixes([Path(a), Path(b)])
     return (name_a, name_b) if name_a != name_b else (f"{a} (1)", f"{b} (2)")
 
@@ -410,7 +406,12 @@ def run_score(options: argparse.Namespace) -> int:
         scores = translator.score(sources, targets, length_penalty=options.length_penalty, document=True)
     except TooLongError as error:
         raise TransduceError(f"{vars(options)[error.side]}:{error.number}: {error}") from error
-    summary = summarize(scores, options.length_penalty, translator.precision)
+    summary = Summary(
+        **_totals([each.log_probability for each in scores], sum(len(each.token_log_probabilities) for each in scores)),
+        length_penalty=options.length_penalty,
+        precision=translator.precision,
+        scores=[each.score for each in scores],
+    )
     write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
     return 0
 
@@ -435,41 +436,23 @@ def _score_texts(options: argparse.Namespace) -> int:
     (texts,) = read_aligned_lines(options.source)
     generator = load_generator(options.model[0], **loading_options(options))
     scores = [generator.score(text) for text in texts]
-    nats, tokens = math.fsum(each.nats for each in scores), sum(each.tokens for each in scores)
-    characters = sum(each.characters for each in scores)
+    log_probabilities, characters = [-each.nats for each in scores], sum(each.characters for each in scores)
     summary = TextSummary(
-        lines=len(scores),
-        tokens=tokens,
-        log_probability=-nats,
-        perplexity=math.exp(min(nats / max(1, tokens), 700.0)),
+        **_totals(log_probabilities, sum(each.tokens for each in scores)),
         length_penalty=0.0,
         precision=generator.precision,
-        scores=[-each.nats for each in scores],
-        bits_per_character=nats / math.log(2.0) / max(1, characters),
+        scores=log_probabilities,
+        bits_per_character=-math.fsum(log_probabilities) / math.log(2.0) / max(1, characters),
     )
-    write_lines((f"{-each.nats:.6f}" for each in scores), summary, options.json)
+    write_lines((f"{each:.6f}" for each in log_probabilities), summary, options.json)
     return 0
 
 
-def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> Summary:
-    """Return the scores of all lines with their totals.
-
-    Args:
-        scores: the score of each line.
-        length_penalty: the length penalty that the scores contain, for the summary.
-        precision: number format of the model's weights, for the summary.
-    """
-    tokens = sum(len(score.token_log_probabilities) for score in scores)
-    total = math.fsum(score.log_probability for score in scores)
-    return Summary(
-        lines=len(scores),
-        tokens=tokens,
-        log_probability=total,
-        perplexity=math.exp(min(-total / max(1, tokens), 700.0)),
-        length_penalty=length_penalty,
-        precision=precision,
-        scores=[score.score for score in scores],
-    )
+def _totals(log_probabilities: list[float], tokens: int) -> dict[str, Any]:
+    """Return the fields of a `Summary` that follow from the log-probability of each line and the number of tokens."""
+    total = math.fsum(log_probabilities)
+    perplexity = math.exp(min(-total / max(1, tokens), 700.0))
+    return {"lines": len(log_probabilities), "tokens": tokens, "log_probability": total, "perplexity": perplexity}
 
 
 # --- estimate-quality ---
@@ -525,9 +508,10 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.counts.items())
-        return f"{len(self.flagged):,} of {self.lines:,} translations have quality warnings" + (
-            f": {kinds}" if kinds else ""
-        )
+        return (
+            f"{len(self.flagged):,} of {count_noun(self.lines, 'translation')} "
+            f"{'has' if len(self.flagged) == 1 else 'have'} quality warnings"
+        ) + (f": {kinds}" if kinds else "")
 
 
 def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    passed_options,
     print_bytes,
     read_aligned_lines,
     refuse_options_of_others,
@@ -154,24 +155,19 @@ def run_paper(options: argparse.Namespace) -> int:
     return 0
 
 
-def _set(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the values of those of the named options that the user has set, by name, as keyword arguments."""
-    return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
-
-
 def _table1(options: argparse.Namespace) -> Any:
     from transduce.inspection.complexity import compare_layers
 
-    return compare_layers(**_set(options, "lengths", "kernel", "radius"))
+    return compare_layers(**passed_options(options, ("lengths", "kernel", "radius")))
 
 
 def _table2(options: argparse.Namespace) -> Any:
     from transduce.inspection.complexity import training_costs
 
-    given = _set(options, "model", "source", "reference")
-    if len(given) not in (0, 3):
+    passed = passed_options(options, ("model", "source", "reference"))
+    if len(passed) not in (0, 3):
         raise TransduceError("`transduce paper table2` scores a model with --model, --source and --reference: set all.")
-    if not given:
+    if not passed:
         return training_costs()
     from transduce.inference.evaluate import evaluate
 
@@ -191,7 +187,7 @@ def _experiment(options: argparse.Namespace) -> Any:
 def _table3(options: argparse.Namespace) -> Any:
     from transduce.demonstration.paper import QUICK_VARIATIONS, VARIATIONS, compare_variations
 
-    files = _set(options, "source", "target", "dev_source", "dev_target")
+    files = passed_options(options, ("source", "target", "dev_source", "dev_target"))
     if len(files) not in (0, 4):
         raise TransduceError("Table 3 of your own text needs --source, --target, --dev-source and --dev-target.")
     out = Path(options.runs or "models/paper") / "table3"
@@ -202,8 +198,8 @@ def _table3(options: argparse.Namespace) -> Any:
         out,
         rows=rows,
         options=_experiment(options),
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-        **_set(options, "steps", "warmup_steps"),
+        say=lambda line: print(localized(line), file=sys.stderr, flush=True),
+        **passed_options(options, ("steps", "warmup_steps")),
     )
 
 
@@ -213,7 +209,7 @@ def _table4(options: argparse.Namespace) -> Any:
     out = Path(options.runs or "models/paper") / "table4"
     check_folder(str(out))
     treebank = None if options.trees is None else dict(zip(("train", "dev", "test"), options.trees, strict=True))
-    return parse_treebank(treebank, out, options=_experiment(options), **_set(options, "steps"))
+    return parse_treebank(treebank, out, options=_experiment(options), **passed_options(options, ("steps",)))
 
 
 def _figure(options: argparse.Namespace) -> int:
@@ -230,7 +226,9 @@ def _figure(options: argparse.Namespace) -> int:
             "`transduce demo`, or name a model of yours with --model."
         )
     reader = load_reader(folder, options)
-    report, chart = draw_attention_figure(options.result, reader, **_set(options, "sentence", "layer", "word"))
+    report, chart = draw_attention_figure(
+        options.result, reader, **passed_options(options, ("sentence", "layer", "word"))
+    )
     if options.output is not None or options.json != "-":
         write_chart(chart, options.output)
         if options.output is None:

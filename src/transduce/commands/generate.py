@@ -17,8 +17,8 @@ from transduce.commands.options import (
     add_settings,
     check_writable,
     loading_options,
+    passed_options,
     refuse_options,
-    sampling_from,
     search_from,
     standard_output,
     text_argument,
@@ -182,7 +182,9 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
         length_penalty=options.length_penalty or 0.0,
         max_length=options.max_length,
         **search_from(options, _SEARCH_OPTIONS),
-        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling_from(options)) if samples else None,
+        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | passed_options(options, SAMPLING_OPTIONS))
+        if samples
+        else None,
     )
 
 

@@ -26,7 +26,7 @@ from transduce.commands.options import (
     text_argument,
 )
 from transduce.errors import TransduceError
-from transduce.text.files import read_lines
+from transduce.text.files import read_lines, unique_suffixes
 from transduce.text.sentences import find_sentences
 from transduce.text.word_spans import split_words
 from transduce.ui_language import localized
@@ -290,7 +290,6 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 
     The models are the command's and that of --beside. Of sentences that the run sampled, only the first is printed.
     """
-    from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage
 

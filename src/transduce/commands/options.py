@@ -182,10 +182,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
 
 
+def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those of the named options that the user has set, by name."""
+    return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+
+
 def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
-    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
-    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    passed = passed_options(options, names).items()
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -219,11 +224,6 @@ def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
         help="draw only tokens with at least this share of the most likely token's probability (default: 0)",
     )
     add("--seed", type=int, metavar="N", help="random seed (default: 1)")
-
-
-def sampling_from(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those sampling options that the user has set, by their names in `SamplingSettings`."""
-    return {name: vars(options)[name] for name in SAMPLING_OPTIONS if vars(options)[name] is not None}
 
 
 def add_glossary(parser: argparse.ArgumentParser) -> None:

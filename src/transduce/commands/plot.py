@@ -18,7 +18,7 @@ from transduce.commands.options import (
     write_chart,
 )
 from transduce.errors import TransduceError
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import count_noun, read_lines, unique_suffixes
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
 
@@ -185,7 +185,7 @@ def _lengths(options: argparse.Namespace) -> "Chart":
 
     Each item of the command is a model folder, whose model translates --source first, or a file of translations.
     """
-    from transduce.inspection.plots_runs import plot_lengths, unique_suffixes
+    from transduce.inspection.plots_runs import plot_lengths
 
     if options.source is None or options.reference is None:
         raise TransduceError("`transduce plot lengths` scores translations: pass --source and --reference.")

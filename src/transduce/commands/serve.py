@@ -314,7 +314,7 @@ def _translators(
     first = load_translator(str(folder), argparse.Namespace(**vars(options), **named))
     yield first, wanted[0]
     for source, target in wanted[1:]:
-        yield first.for_target(target), (source, target)
+        yield first.for_target(target, source), (source, target)
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:

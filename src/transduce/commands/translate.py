@@ -24,9 +24,9 @@ from transduce.commands.options import (
     file_or_stream,
     glossary_from,
     load_translator,
+    passed_options,
     refuse_options,
     report_overridden,
-    sampling_from,
     search_settings,
     standard_output,
     stdin_lines,
@@ -232,7 +232,9 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     search = search_settings(options, folder)
     sampling, draws = None, options.sample or search.sampling is not None
     if draws:
-        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **sampling_from(options))
+        sampling = msgspec.structs.replace(
+            search.sampling or SamplingSettings(), **passed_options(options, SAMPLING_OPTIONS)
+        )
     else:
         refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
     stored, search = search, override_search(search, {"n_best": options.n_best, "sampling": sampling})

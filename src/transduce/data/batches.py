@@ -4,7 +4,7 @@ A batch follows from (corpus, seed, epoch, position) alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar
@@ -326,12 +326,24 @@ class BatchPlan:
         The keys seed the random orders of equally long pairs and of batches.
         """
         source, target = self._corpus.read_ranges(ranges)
-        ties = permutation(source.sentences, self._seed, *ties_key)
-        order = length_order(source.lengths, target.lengths, ties)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source.lengths, target.lengths, numbers, ties_key)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        numbers = np.concatenate([np.arange(*each) for each in ranges])
         return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
+
+    def _order(
+        self,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
+        numbers: Indices,
+        ties_key: tuple[int, ...],
+    ) -> Indices:
+        """Return the order by length of pairs, whose indices in the corpus are `numbers`, from which batches are cut.
+
+        The key seeds the random order of equally long pairs.
+        """
+        return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))
@@ -350,9 +362,21 @@ def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Bat
     the same. Shapes are equal in all epochs. The ids are arbitrary.
     """
     blocks = Blocks(corpus.pairs, seed)
+    ranges = (blocks.ranges(number) for number in range(blocks.count))
+    ordered = (in_length_order(*corpus.read_range_lengths(each)) for each in ranges)
+    return largest_among(corpus, ordered, batch_tokens=batch_tokens)
+
+
+def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *, batch_tokens: int) -> list[Batch]:
+    """Return one or two artificial batches as large as the largest that are cut from sorted pairs.
+
+    Args:
+        corpus: the corpus of the pairs, whose padding ids the batches have.
+        ordered: the source and the target lengths of the pairs that are batched together, in the order of batches.
+        batch_tokens: maximum number of target tokens in a batch.
+    """
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}
-    for number in range(blocks.count):
-        source, target = in_length_order(*corpus.read_range_lengths(blocks.ranges(number)))
+    for source, target in ordered:
         starts = cut_batches(source, target, batch_tokens, 2 * batch_tokens)
         for name, sizes in _sizes(source, target, starts).items():
             batch = int(sizes.argmax())
@@ -423,7 +447,6 @@ class LabeledTexts:
         labels: Sequence[int],
         marks: SpecialTokens,
         length: int,
-        weights: NDArray[np.float32] | None = None,
     ) -> None:
         """Store the texts, truncated at the end to `length` tokens including special tokens.
 
@@ -432,12 +455,11 @@ class LabeledTexts:
             labels: the class index of each text.
             marks: the special tokens.
             length: the maximum number of tokens.
-            weights: the weight of each text in the loss, (N,); None: 1.
         """
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
-        self.weights = weights
+        self.weights: NDArray[np.float32] | None = None  # the weight of each text in the loss, (N,); None: 1
         ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
         self._texts = EncodedSentences(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 

@@ -31,7 +31,7 @@ from transduce.errors import TransduceError, shown_names
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import DUPLICATE, EXCHANGED, HELD_OUT, RATIO, TOO_LONG
-from transduce.text.pair_files import origin_of, place_of
+from transduce.text.pair_files import location_of, origin_of
 
 # Duplicates are searched among pairs whose digests have equal lowest bits, to save memory.
 _DIGEST_CLASSES = 16  # a power of 2
@@ -74,7 +74,7 @@ def check_parts(parts: Sequence[Part]) -> None:
             if other_part is not part:
                 raise TransduceError(
                     f"Parts must not overlap, but {other_part.folder} and {part.folder} both hold the pairs from "
-                    f"{place_of(block.path, block.first_line)} on: leave one of them out."
+                    f"{location_of(block.path, block.first_line)} on: leave one of them out."
                 )
     if len(owners) < first.card.blocks:
         raise TransduceError(_incomplete(parts, first.card.blocks - len(owners)))
@@ -293,7 +293,7 @@ class _Merging:
         """Return the file and line ("train.zh:17") of the pair with this index, for messages."""
         firsts = [segment.first for segment in self._segments]
         segment = self._segments[int(np.searchsorted(firsts, number, side="right")) - 1]
-        return place_of(segment.block.path, segment.block.first_line + int(self._rows[number]))
+        return location_of(segment.block.path, segment.block.first_line + int(self._rows[number]))
 
     def _write_held_out(self, folder: Path) -> None:
         """Write the held-out pairs of each language pair that has any as two files of lines.
@@ -343,7 +343,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
         (number, row), is_of_target = first[reason]
         block = blocks[number]
         path = _target_of(block.path, parts[0].card.request.files) if is_of_target else block.path
-        report.examples[reason] = place_of(path, block.first_line + row)
+        report.examples[reason] = location_of(path, block.first_line + row)
     return report
 
 

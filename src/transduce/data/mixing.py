@@ -21,9 +21,12 @@ from transduce.data.batches import (
     Batch,
     BatchPlan,
     Corpus,
+    Indices,
+    Lengths,
     PairRange,
     cut_batches,
     in_length_order,
+    largest_among,
     permutation,
 )
 from transduce.errors import TransduceError
@@ -200,6 +203,7 @@ class MixedPlan(BatchPlan):
         epoch_batches: int,
         run_batches: int | None,
         rank_and_count: tuple[int, int] = (0, 1),
+        spread_copies: bool = True,
     ) -> None:
         """Create a plan.
 
@@ -212,6 +216,7 @@ class MixedPlan(BatchPlan):
             epoch_batches: the number of batches that count as an epoch.
             run_batches: the number of batches of the run; None: unknown, for shares that do not change.
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
+            spread_copies: True if copies of a pair in a window are put into batches of similar length, not into one.
         """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
@@ -228,7 +233,7 @@ class MixedPlan(BatchPlan):
             seed,
             rank_and_count,
         )
-        self._limits = batch_tokens, 2 * batch_tokens
+        self._limits, self._spread_copies = (batch_tokens, 2 * batch_tokens), spread_copies
         self._planned = None
         self._epoch_batches, self._run_batches = max(1, epoch_batches), run_batches
         self._windows = list[_Window]()
@@ -278,8 +283,34 @@ class MixedPlan(BatchPlan):
         shares = self._mixture.shares(min(1.0, first / self._run_batches) if self._run_batches else 0.0)
         counts = _rounded([share * self._window_pairs for share in shares], self._seed, len(self._windows))
         window = _Window(first, taken, tuple(counts), 0)
-        source, target = in_length_order(*self._corpus.read_range_lengths(self._window_ranges(window)))
+        source, target = self._ordered_lengths(window, len(self._windows))
         return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
+
+    def _ordered_lengths(self, window: _Window, index: int) -> tuple[Lengths, Lengths]:
+        """Return the source and target lengths of a window's pairs in the order from which its batches are cut."""
+        ranges = self._window_ranges(window)
+        source, target = self._corpus.read_range_lengths(ranges)
+        if not self._spread_copies:
+            return in_length_order(source, target)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source, target, numbers, (_WINDOW_TIES, index))
+        return source[order], target[order]
+
+    def largest_batches(self) -> list[Batch]:
+        """Return one or two artificial batches as large as the largest of the first windows, to test the memory."""
+        while len(self._windows) < _WINDOWS_OF_RUN:
+            self._windows.append(self._next_window())
+        ordered = (self._ordered_lengths(each, number) for number, each in enumerate(self._windows[:_WINDOWS_OF_RUN]))
+        return largest_among(self._corpus, ordered, batch_tokens=self._limits[0])
+
+    @override
+    def _order(
+        self, source_lengths: Lengths, target_lengths: Lengths, numbers: Indices, ties_key: tuple[int, ...]
+    ) -> Indices:
+        order = super()._order(source_lengths, target_lengths, numbers, ties_key)
+        if not self._spread_copies:
+            return order
+        return spread_copies(order, numbers, cut_batches(source_lengths[order], target_lengths[order], *self._limits))
 
     def _window_ranges(self, window: _Window) -> list[PairRange]:
         """Return the pairs of a window, corpus after corpus, as ranges (start, stop) of consecutive pairs."""
@@ -287,6 +318,26 @@ class MixedPlan(BatchPlan):
         for number, (pairs, taken, count) in enumerate(zip(self._ranges, window.taken, window.counts, strict=True)):
             ranges += stream_ranges(number, pairs, self._seed, taken, count)
         return ranges
+
+
+def spread_copies(order: Indices, numbers: Indices, starts: Indices) -> Indices:
+    """Return an order by length in which copies of a pair are a batch apart from one another, in groups of five.
+
+    Args:
+        order: the pairs in order of length, (pairs,).
+        numbers: the pairs' indices in the corpus, which copies share, (pairs,).
+        starts: the index in `order` of the first pair of each batch and, at the end, the number of pairs.
+    """
+    positions, ranks = np.arange(len(order)), np.empty_like(order)
+    ranks[order] = positions
+    by_number = np.argsort(numbers, kind="stable")
+    is_first = np.diff(numbers[by_number], prepend=-1) != 0
+    firsts = np.maximum.accumulate(np.where(is_first, positions, 0))
+    shifts = (positions - firsts) % _BATCHES_OF_COPIES
+    ranks = ranks[by_number[positions - shifts]]  # those of the first copy in each group
+    batches = np.searchsorted(starts, ranks, side="right") - 1
+    in_batch = (ranks - starts[batches]) * _FRACTIONS // np.diff(starts)[batches]
+    return by_number[np.lexsort((by_number, in_batch, batches + shifts))]
 
 
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
@@ -305,3 +356,6 @@ def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
 
 # Batches of a window; and if shares change, the minimum number of batches of a window, and of windows in a run.
 _BATCHES_OF_WINDOW, _MIN_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40
+# Adjacent batches over which the copies of a pair are spread. More would have fewer copies, and more padding.
+_BATCHES_OF_COPIES = 5
+_FRACTIONS = 1 << 20  # steps in which a pair's place in a batch is measured

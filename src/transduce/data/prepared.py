@@ -310,14 +310,13 @@ class RepeatedCorpus(PreparedCorpus):
     A file's factor of 2.5 means that an epoch contains each pair twice, and a fixed random half of the pairs once more.
     """
 
-    def __init__(self, corpus: PreparedCorpus, factors: Sequence[float], seed: int = 0) -> None:
+    def __init__(self, corpus: PreparedCorpus, factors: Sequence[float]) -> None:
         """Create a corpus from a prepared one of several files.
 
         Args:
             corpus: the prepared corpus.
             factors: how often an epoch contains each pair of a file, in the order of the files; below 1, an epoch
                 contains a fixed random part of the pairs.
-            seed: chooses the pairs that are contained once more than the others.
         """
         super().__init__(corpus.folder, corpus.card)
         self._corpus = corpus
@@ -326,7 +325,7 @@ class RepeatedCorpus(PreparedCorpus):
         start = 0
         for file, (pairs, factor) in enumerate(zip(corpus.card.file_pairs, factors, strict=True)):
             self._ranges += [(start, start + pairs)] * int(factor)
-            self._ranges += _sample_of_ranges(start, pairs, round((factor - int(factor)) * pairs), seed, file)
+            self._ranges += _sample_of_ranges(start, pairs, round((factor - int(factor)) * pairs), file)
             start += pairs
         self._ranges = [(start, stop) for start, stop in self._ranges if start < stop]
         self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._ranges])))
@@ -384,13 +383,13 @@ class RepeatedCorpus(PreparedCorpus):
         return result
 
 
-def _sample_of_ranges(start: int, pairs: int, wanted: int, seed: int, file: int) -> list[PairRange]:
+def _sample_of_ranges(start: int, pairs: int, wanted: int, file: int) -> list[PairRange]:
     """Return ascending ranges with `wanted` of the `pairs` pairs from `start` on, chosen at random in chunks.
 
     A chunk has `CHUNK_PAIRS` pairs; a range is (start, stop).
     """
     ranges: list[PairRange] = []
-    for chunk in permutation(-(-pairs // CHUNK_PAIRS), seed, _REPEATS, file).tolist():
+    for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, _REPEATS, file).tolist():
         first = chunk * CHUNK_PAIRS
         size = min(CHUNK_PAIRS, pairs - first, wanted)
         wanted -= size

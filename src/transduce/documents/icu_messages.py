@@ -325,17 +325,15 @@ def with_divided_messages(document: Document) -> Document:
 
     def write(translations: Sequence[str]) -> bytes:
         texts: list[str] = []
-        record.lost, position = [], 0
+        record.lost, waiting = [], iter(translations)
         for unit, own in zip(document.units, found, strict=True):
-            count = len(own.texts if isinstance(own, _Message) else own)
-            new = translations[position : position + count]
+            new = list(islice(waiting, len(own.texts if isinstance(own, _Message) else own)))
             try:
                 text = own.written(new) if isinstance(own, _Message) else new[0] if own else None
             except ValueError:
                 text = None
                 record.lost.append(unit.text)
             texts.append(UntranslatedText(unit.text) if text is None else text)
-            position += count
         return document.write(texts)
 
     return document._replace(units=units, write=write, messages=record)

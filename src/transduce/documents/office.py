@@ -4,6 +4,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -528,13 +529,12 @@ def document_of_archive(
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
 
     def write(translations: Sequence[str]) -> bytes:
-        position, changes = 0, {}
+        waiting, changes = iter(translations), {}
         for file in files:
             has_changed = False
             for paragraph in file.paragraphs:
                 sources = [unit.text for unit in paragraph.units]
-                own = list(translations[position : position + len(sources)])
-                position += len(sources)
+                own = list(islice(waiting, len(sources)))
                 if own != sources:
                     paragraph.write(own)
                     has_changed = True

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -404,10 +405,9 @@ class TextFile:
 
         def write(translations: Sequence[str]) -> bytes:
             parts: list[str] = []
-            position = number = 0
+            waiting, position = iter(translations), 0
             for edit in edits:
-                chosen = translations[number : number + len(edit.units)]
-                number += len(edit.units)
+                chosen = list(islice(waiting, len(edit.units)))
                 parts.append(self.text[position : edit.start])
                 is_same = all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
                 is_kept = is_same and (

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.text.files import count_noun
+
 Numbers = NDArray[np.float64]
 
 # A season occurs at least three times. It is a peak of the autocorrelation by so many standard errors of noise.
@@ -72,13 +74,13 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
         if exact:
             lines.append(f"Left out of the comparison: {', '.join(exact)}, because repeating predicts it exactly")
         absolute, square = (self._better(measure) for measure in ("mean_absolute", "root_mean_square"))
+        windows, points = count_noun(self.windows, "window"), count_noun(self.horizon, "point")
         lower, lower_square = _lower(self.skill), _lower(self.square_skill)
         lines.append(
-            f"{self.windows:,} windows of {self.horizon} points: {lower} absolute and {lower_square} root mean square "
-            f"error than {square}"
+            f"{windows} of {points}: {lower} absolute and {lower_square} root mean square error than {square}"
             if absolute == square
-            else f"{self.windows:,} windows of {self.horizon} points: {lower} absolute error than {absolute}, and "
-            f"{lower_square} root mean square error than {square}"
+            else f"{windows} of {points}: {lower} absolute error than {absolute}, and {lower_square} root mean square "
+            f"error than {square}"
         )
         if self.learned:
             lines.append(

@@ -15,8 +15,7 @@ import msgspec
 from transduce.argument_checks import as_path, as_phrases
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
-from transduce.inference.decoding import check_phrases, min_tokens
-from transduce.inference.phrases import tokenize_phrase
+from transduce.inference.decoding import check_phrases, min_tokens, tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import as_translation
 from transduce.inference.spans import score_pairs

@@ -6,10 +6,9 @@ flagged translations are.
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 from warnings import warn
 
 import msgspec
@@ -28,217 +27,9 @@ from transduce.text.languages import (
     main_script,
     script_of,
 )
+from transduce.text.numbers import missing_numbers
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
-
-# --- missing numbers ---
-# Numbers, dates and times are compared across notations.
-
-
-# Numbers up to twenty are often written as words.
-_SMALL_NUMBER = 20
-# Characters that multiply the number before them: 3万 is 30,000.
-_SCALES = "十百千万萬亿億兆만억"
-_WRITTEN = re.compile(
-    # 24.12.2023, 12/24/2023, 2023-12-24
-    r"(?P<date>(?:\d{4}(?P<sign>[./-])\d\d?|\d\d?(?P<other>[./-])\d\d?)(?(sign)(?P=sign)\d\d?|(?P=other)(?:\d{4}|\d\d)))"
-    r"(?!\d|[./-]\d)"
-    # 14:30; 14.30 may be a price
-    r"|(?P<clock>(?:[01]?\d|2[0-4])[:.][0-5]\d)(?!\d|[.,:]\d)"
-    # 1 234 567,8, or three numbers
-    r"|(?P<groups>\d{1,3}(?: \d{3})+(?!\d)(?:[.,]\d+)?)"
-    r"|\d+(?:[.,:'’\u2009\u00a0\u202f]\d+)*"
-)
-# A minus before a number, also before its currency, but not a hyphen behind a word or in a range.
-_MINUS = re.compile(r"(?<![^\W_\u3040-\u9fff])(?<![)\].°%])[-−–][$£€¥]?$")
-_ANY_MINUS = re.compile(r"[-−–－][$£€¥]? ?$")
-_MINUS_WORD = re.compile(
-    "minus|mínus|miinus|mínusz|moins|menos|meno|eksi|negativ|below|sub-?zero|under|unter|sous|sotto|bajo|abaixo|poniżej"
-    "|pod |минус|мінус|ниже|нижче|零下|负|負|マイナス|氷点下|영하|마이너스|تحت|ناقص|سالب|ऋण|शून्य",
-    re.IGNORECASE,
-)
-_FRACTION_OR_DEGREE = re.compile("[ \u00a0\u202f]?[¼-¾⅐-⅞°℃℉]")  # behind a number
-_HALF_HOUR = re.compile(r"\b(?:halb|half|halv|puoli|fél|půl|pol) $", re.IGNORECASE)  # before an hour
-_DECIMALS = re.compile(r"[.,](?!\d{3}$)\d+$")  # not a group of three digits, as in 2,000
-
-
-class _Number(NamedTuple):
-    """A number, date or time that a text contains, or adjacent numbers that may form a single one."""
-
-    text: str
-    """The number, date or time as the text writes it."""
-    kind: str | None
-    """The kind of number: "date", "clock" (time of day), "groups" (numbers separated by spaces), or None (plain)."""
-    before: str
-    """Up to six characters before the number, which may end with a minus."""
-    after: str
-    """Up to two characters after the number."""
-
-    @property
-    def digits(self) -> str:
-        """The digits of the number as ASCII, without separators."""
-        return _digits(self.text)
-
-    @property
-    def is_scaled(self) -> bool:
-        """True if the next character multiplies the number, as in 3万 (30,000)."""
-        return self.after[:1] in tuple(_SCALES)
-
-    @property
-    def may_change(self) -> bool:
-        """True before a fraction or degree sign (2½, 20 °C) and in a time such as "halb 3", which is half past 2."""
-        return any((_FRACTION_OR_DEGREE.match(self.after), _HALF_HOUR.search(self.before)))
-
-    @property
-    def parts(self) -> list[str]:
-        """The components to look for separately if a translation lacks the whole number.
-
-        For a time, these are only the minutes, because hours may be in 12-hour format.
-        """
-        parts = {"date": re.split("[./-]", self.text), "clock": [self.text[-2:]], "groups": self.text.split(" ")}
-        return parts.get(self.kind or "", [self.text])
-
-    @property
-    def is_sure_clock(self) -> bool:
-        """True if the number is certainly a time of day, because it contains a colon."""
-        return self.kind == "clock" and ":" in self.text
-
-    def is_same(self, other: "_Number") -> bool:
-        """Return whether two numbers are the same date or time in different notations, such as 2:30 and 14:30."""
-        if self.kind == other.kind == "clock":
-            (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.text) for each in (self, other))
-            is_clock = self.is_sure_clock or other.is_sure_clock
-            return is_clock and (int(hour) - int(other_hour)) % 12 == 0 and int(minute) == int(other_minute)
-        if self.kind == other.kind == "date":
-            (day, year), (other_day, other_year) = _day_and_year(self.parts), _day_and_year(other.parts)
-            return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
-        return False
-
-    def may_become(self, other: "_Number") -> bool:
-        """Return whether another plain number may be a right translation of this one, which has other digits.
-
-        This is so if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
-        (2, 2.0).
-        """
-        hours = [_leading_digits(each.text) for each in (self, other) if each.text.isdecimal()]
-        return (
-            (len(hours) == 2 and max(hours) <= 24 and abs(hours[0] - hours[1]) == 12)
-            or self.digits == _digits(_DECIMALS.sub("", other.text))
-            or other.digits == _digits(_DECIMALS.sub("", self.text))
-        )
-
-
-def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> list[str]:
-    """Return the numbers of a source that its translation lacks, as the source writes them.
-
-    Numbers up to twenty, often written as words, count only if the translation has another number in digits instead,
-    which is not the same in another notation or unit; with `changed_small` false, not even then. Those before a
-    character that multiplies them (3万) do not count. Dates and times may be written in another notation. A negative
-    number whose translation has lost the minus counts.
-    """
-    target_numbers = _numbers(target)
-    digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
-    has_word = _MINUS_WORD.search(target) is not None
-    missing = []
-    for number in _numbers(source):
-        if number.is_scaled:
-            continue
-        minus = _MINUS.search(number.before)
-        same = [other for other in target_numbers if other.digits == number.digits]
-        if minus and same and not has_word and not any(_ANY_MINUS.search(other.before) for other in same):
-            missing.append(minus[0] + number.text)
-        else:
-            missing += _missing_parts(number, target_numbers, digits)
-    if missing or not changed_small:
-        return missing
-    return _changed_small_numbers(_numbers(source), target_numbers)
-
-
-def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
-    """Return the numbers up to twenty of a source, if its translation has as many numbers and all others are the same.
-
-    Only plain numbers of both sides are compared, as a date or time may have other digits. A number that may have
-    become one of the other numbers by a change of notation or unit is left out.
-    """
-    if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
-        return []
-    in_source, in_target = (Counter(each.digits for each in side) for side in (source, target))
-    changed, new = in_source - in_target, in_target - in_source
-    others = [each for each in target if new[each.digits]]
-    if any(each.may_change for each in others):
-        return []
-    others = list({each.text: each for each in others}.values())
-    return [
-        each.text
-        for each in source
-        if changed[each.digits]
-        and _is_small(each.text)
-        and not each.may_change
-        and not any(map(each.may_become, others))
-    ]
-
-
-def is_date_or_clock(number: str) -> bool:
-    """Return whether a number, as a text writes it, is a date or time, which a translation may write differently."""
-    return any(each.kind == "date" or each.is_sure_clock for each in _numbers(number))
-
-
-def _missing_parts(number: _Number, target_numbers: Sequence[_Number], digits: Sequence[str]) -> list[str]:
-    """Return what a translation lacks of a number: nothing, some of its components, or the whole number.
-
-    `digits` are the digit strings of the numbers in the translation and of their components.
-    """
-    if _is_among(number.digits, digits) or any(number.is_same(other) for other in target_numbers):
-        return []
-    similar = [
-        other for other in target_numbers if other.kind == number.kind and (other.kind == "date" or other.is_sure_clock)
-    ]
-    if number.kind is None or similar or (number.kind == "clock" and not number.is_sure_clock):
-        return [number.text]
-    if number.kind == "groups" and (_digits(number.parts[0]) not in digits or "0" in [p[0] for p in number.parts[1:]]):
-        return [number.text]  # which are not two numbers: its first digits are not in the translation
-    missing = [part for part in number.parts if not _is_among(_digits(part), digits)]
-    if number.kind == "groups" and any(not _is_small(part) and part not in missing for part in number.parts):
-        return missing
-    return [number.text] if missing else []
-
-
-def _is_among(number: str, digits: Sequence[str]) -> bool:
-    return _is_small(number) or any(each == number or (len(number) == 2 and each.endswith(number)) for each in digits)
-
-
-def _is_small(number: str) -> bool:
-    return _leading_digits(number) <= _SMALL_NUMBER
-
-
-def _leading_digits(number: str) -> int:
-    """Return the first three digits of a number, after zeros, as an integer: its value if that has no more digits."""
-    return int(_digits(number).lstrip("0")[:3] or 0)
-
-
-def _numbers(text: str) -> list[_Number]:
-    return [
-        _Number(
-            match.group(),
-            match.lastgroup,
-            text[max(0, match.start() - 6) : match.start()],
-            text[match.end() : match.end() + 2],
-        )
-        for match in _WRITTEN.finditer(text)
-    ]
-
-
-def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return the day and month of a date as numbers in ascending order, and the year's digits."""
-    year = next((part for part in parts if len(part) == 4), parts[-1])
-    rest = [part for part in parts if part is not year]
-    return sorted(map(int, rest)), _digits(year)
-
-
-def _digits(number: str) -> str:
-    """Return the decimal digits of a number as ASCII, without separators, from any script."""
-    return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
-
 
 # --- missing placeholders ---
 
@@ -423,7 +214,9 @@ def _text_warnings(
         if warnings["copied"] is None:
             warnings["untranslated"] = _untranslated(bare, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
-        warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
+        warnings["sentences"] = describe_lost_sentences(
+            translation.source, translation.text, (source_language, target_language)
+        )
     return warnings | {"unknown": _unknown(translation)}
 
 
@@ -476,9 +269,9 @@ def plural(reason: str) -> str:
     return f"{_PLURALS[verb]} {rest}"
 
 
-def describe_lost_sentences(source: str, text: str) -> str | None:
+def describe_lost_sentences(source: str, text: str, languages: tuple[str | None, str | None]) -> str | None:
     """Return "1 sentence of 2" if a translation surely has fewer sentences than its source; else None."""
-    lost = find_lost_sentences(source, text)
+    lost = find_lost_sentences(source, text, languages)
     return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
 
 

@@ -9,17 +9,13 @@ from transduce.argument_checks import as_phrases, one_per_sentence
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
-from transduce.inference.quality_estimation import (
-    QualityWarning,
-    find_quality_warnings,
-    is_date_or_clock,
-    missing_numbers,
-)
+from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
 from transduce.inference.substitution import insert_terms
 from transduce.inference.translation import Alternative, Translation, with_best, with_sentences
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary, Term, contains_phrase
+from transduce.text.numbers import is_date_or_clock, missing_numbers
 from transduce.text.text_settings import TextSettings
 
 _WIDTH = 8

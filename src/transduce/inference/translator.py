@@ -38,6 +38,7 @@ from transduce.inference.decoding import (
     max_model_positions,
     max_sentences,
     start_search,
+    tokenize_prefix,
 )
 from transduce.inference.glossary_search import (
     GlossaryLike,
@@ -47,7 +48,6 @@ from transduce.inference.glossary_search import (
     translate_whole_terms,
     translate_with_terms,
 )
-from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
@@ -156,19 +156,24 @@ class Translator:
         count = [f"{len(self.models)} models"] if len(self.models) > 1 else []
         return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
 
-    def for_target(self, language: str) -> "Translator":
+    def for_target(self, language: str, source: str | None = None) -> "Translator":
         """Return a translator to another target language, which shares the loaded models.
 
-        If the model was not trained for this language pair, the source language becomes the only one with which the
-        target language was trained; None if there are several.
+        Args:
+            language: the target language.
+            source: the source language; None: the same as here, if the model was trained for this pair. Otherwise it
+                becomes the only one with which the target language was trained, or unknown if there are several.
 
         Raises:
-            TransduceError: the model was not trained for several target languages, or not for this one.
+            TransduceError: the model was not trained for several target languages, or not for these languages.
         """
-        source = self.source_language
         if self.directions:
-            only_source, language = choose_direction(self.directions, None, language)
-            source = source if (source, language) in self.directions else only_source
+            passed = source
+            source, language = choose_direction(self.directions, source, language)
+            if passed is None and (self.source_language, language) in self.directions:
+                source = self.source_language
+        elif source is None:
+            source = self.source_language
         return self._with_tokenizer(self.tokenizer.for_target(language), (source, language))
 
     def for_tag(self, tag: str) -> "Translator":

@@ -15,6 +15,7 @@ from transduce.inspection.plots import Chart, Curve, Curves, HeatMap, curve
 from transduce.model.feed_forward import ACTIVATIONS
 from transduce.model.masks import look_ahead_mask, padding_mask, target_mask
 from transduce.model.positions import RotaryPositions, sinusoids
+from transduce.text.files import unique_suffixes
 from transduce.text.word_spans import split_words
 from transduce.training.events import read_events
 from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
@@ -99,16 +100,6 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
         shown = tuple(each for each in losses if len(each.x))
         panels.append(Curves(title="Mean dev loss", x_label="step", y_label="nats", curves=shown, marked=True))
     return Chart(tuple(panels))
-
-
-def unique_suffixes(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest endings of these paths, in whole folder names, that are all different, to name curves."""
-    parts = [path.resolve().parts for path in paths]
-    for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(path_parts[-length:]) for path_parts in parts]
-        if len(set(names)) == len(set(parts)):
-            return names
-    return [str(path) for path in paths]
 
 
 def plot_lengths(
@@ -324,7 +315,7 @@ def plot_masks(*, length: int, padding: int) -> Chart:
         tuple(
             HeatMap(
                 title=title,
-                x_label="key (dark: may be attended to)",
+                x_label="key (shaded: may be attended to)",
                 y_label="query",
                 values=allowed.double().numpy(),
                 minimum=0.0,

@@ -218,10 +218,11 @@ def _check_vocabularies(config: "ModelConfig") -> None:
 
 def _check_kind(config: "ModelConfig") -> None:
     changed = config.changed()
-    unused = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
-    if config.kind != "encoder":
-        unused = (*unused, *_ENCODER_ONLY)
-    unused = (*unused, *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY))
+    unused = (
+        *(_NOT_RECURRENT if config.kind == "recurrent" else _RECURRENT_ONLY),
+        *(() if config.kind == "encoder" else _ENCODER_ONLY),
+        *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY),
+    )
     if config.kind == "series":
         sizes = {name: getattr(config, name) for name in _VOCABULARY_SIZES}
         changed |= {name: size for name, size in sizes.items() if size}

@@ -44,7 +44,7 @@ from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBloc
 from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_noun, is_composed, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
-from transduce.text.pair_files import place_of
+from transduce.text.pair_files import location_of
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -74,8 +74,8 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
         return None
     first = pairs[int(in_training.argmax())]
     return (
-        f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
-        f"{place_of(first.path, first.line)}): leave them out of one of the two, or the dev scores will be too high."
+        f"The training text has {in_training.sum():,} of the dev set's {count_noun(len(keys), 'source')}, too (first: "
+        f"{location_of(first.path, first.line)}): leave them out of one of the two, or the dev scores will be too high."
     )
 
 

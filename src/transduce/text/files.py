@@ -492,6 +492,16 @@ def uncompressed_name(path: str | Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
+def unique_suffixes(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest endings of these paths, in whole names, that are all different, as names for people."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in paths]
+
+
 def content_sha256(path: str | Path) -> str:
     """Return the SHA-256 digest of a file's content, uncompressed, in hexadecimal.
 

@@ -107,7 +107,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """The place ("file:line") of the first pair that was dropped, by reason, and of the first with exchanged sides."""
+    """The location ("file:line") of the first dropped pair, by reason, and of the first with exchanged sides."""
     carriage_returns: int = 0
     """The number of carriage returns removed at line ends."""
     byte_order_marks: int = 0
@@ -152,7 +152,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             )
         if self.known_targets and noun == "pair":
             lines.append(
-                f"{self.known_targets:,} of the {self.held_out:,} held-out targets are also targets of training pairs, "
+                f"training pairs also have {self.known_targets:,} of the {self.held_out:,} held-out targets, "
                 "which may raise the dev scores"
             )
         if self.carriage_returns:

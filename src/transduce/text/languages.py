@@ -19,6 +19,7 @@ from transduce.text.files import compose, uncompressed_name
 # --- scripts ---
 
 
+SOFT_HYPHEN = "\u00ad"
 CJK = "\u3040-\u30ff\u3400-\u9fff"
 """Chinese characters and kana, as ranges in a regular expression."""
 _RANGES = {
@@ -124,7 +125,8 @@ _LARGE_SCRIPT = re.compile(f"[{UNSPACED_RANGES}\u1100-\u11ff\uac00-\ud7af]")
 # By `short_code`; "cn" and "jp" are countries, but many corpora use them as file suffixes.
 CHINESE = ("zh", "yue", "wuu", "lzh", "cn")
 JAPANESE = ("ja", "jp")
-# Thai, Lao, Burmese, Khmer: no spaces between words.
+GREEK = ("el", "grc")
+# Thai, Lao, Burmese, Khmer: no spaces between words, but between sentences.
 SOUTHEAST_ASIAN = ("th", "lo", "my", "km")
 # Tibetan, Dzongkha: no spaces between words, but between phrases and sentences.
 TIBETAN = ("bo", "dz")
@@ -614,11 +616,12 @@ def is_unspaced_language(language: str | None) -> bool:
 
 
 def sentence_separator(language: str | None) -> str:
-    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
+    """Return the text that joins two sentences of a language: nothing in Chinese and Japanese, otherwise a space.
 
-    None, an unknown language, gives a space.
+    Thai, Lao, Burmese and Khmer have spaces between sentences, though not between words. None, an unknown language,
+    gives a space.
     """
-    return "" if is_unspaced_language(language) else " "
+    return "" if language is not None and short_code(language) in (*CHINESE, *JAPANESE) else " "
 
 
 def detect_other_language(text: str, language: str) -> str | None:

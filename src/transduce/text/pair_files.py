@@ -23,7 +23,15 @@ from transduce.text.corpus import (
     parse_weight,
     read_record,
 )
-from transduce.text.files import is_decodable, missing_file, open_uncompressed, read_lines, uncompressed_name
+from transduce.text.files import (
+    count_noun,
+    is_decodable,
+    missing_file,
+    open_uncompressed,
+    read_lines,
+    uncompressed_name,
+)
+from transduce.text.languages import is_same_language, short_code
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
 _FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
@@ -247,7 +255,7 @@ def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: 
     wrong = next((number for number in numbers if not 1 <= number <= len(names)), None)
     if wrong is not None:
         raise TransduceError(
-            f"{where} has {len(names)} columns, but `data.columns` chooses number {wrong}: correct it."
+            f"{where} has {count_noun(len(names), 'column')}, but `data.columns` chooses number {wrong}: correct it."
         )
     return numbers[0] - 1, numbers[1] - 1
 
@@ -325,8 +333,8 @@ def origin_of(path: str, line: int) -> tuple[Origin, int]:
     return origin, struct.unpack("<Q", number)[0] if len(number) == 8 else line
 
 
-def place_of(path: str, line: int) -> str:
-    """Return the place of a line of text or pairs for messages, such as `train.csv:17`, in the file that a user named.
+def location_of(path: str, line: int) -> str:
+    """Return the location of a line of text or pairs of the file that a user named, such as `train.csv:17`.
 
     Args:
         path: the file that is read, which may have been converted from a table.
@@ -456,7 +464,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
                     header_language = element.get("srclang")
                 if event == "start" or element.tag != "tu":
                     continue
-                texts = dict(_units(element))
+                texts = _texts_of(element)
                 element.clear()
                 number += 1
                 found |= texts.keys()
@@ -478,12 +486,15 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
         )
 
 
-def _units(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
-    for variant in reversed(unit.findall("tuv")):  # of several in one language, the first one counts
+def _texts_of(unit: ElementTree.Element) -> dict[str, str]:
+    """Return the texts of a translation unit by language code, in order; of several with one code, the first."""
+    texts: dict[str, str] = {}
+    for variant in unit.findall("tuv"):
         segment = variant.find("seg")
         language = variant.get(_LANGUAGE) or variant.get("lang") or ""
         if segment is not None:
-            yield language.casefold(), "".join(_texts(segment))
+            texts.setdefault(language.casefold(), "".join(_texts(segment)))
+    return texts
 
 
 def _texts(element: ElementTree.Element) -> Iterator[str]:
@@ -502,16 +513,16 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
         )
     source = (header_language or "").casefold()
     first = next((language for language in found if source and language.split("-")[0] == source.split("-")[0]), None)
-    first = first or found[-1]  # the first one in the unit
+    first = first or found[0]
     return first, next(language for language in found if language != first)
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text with a language code, or else one with a code of the same language, such as de-DE for de.
+    """Return the text with a language code, or else with another spelling of it, as zh-CN is one of zh.
 
-    Without either, the result is None.
+    Otherwise it is the first text of the language, such as de-DE for de; None without any.
     """
     code = language.casefold().replace("_", "-")
-    if code in texts:
-        return texts[code]
-    return next((text for key, text in texts.items() if key.split("-")[0] == code.split("-")[0]), None)
+    codes = [each for each in texts if short_code(each) == short_code(language)]
+    chosen = [*({code} & texts.keys()), *(each for each in codes if is_same_language(each, language)), *codes]
+    return texts[chosen[0]] if chosen else None

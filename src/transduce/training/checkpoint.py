@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -129,8 +129,8 @@ def differences(before: Environment, now: Environment) -> Iterator[str]:
 # --- checkpoints ---
 
 
-FORMAT_VERSION = 3
-_READABLE = (1, 2, 3)  # fields that older formats lack take their defaults
+FORMAT_VERSION = 4
+_READABLE = (1, 2, 3, 4)  # fields that older formats lack take their defaults
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 
@@ -178,6 +178,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The window of recent losses that detects loss spikes."""
     environment: Environment | None = msgspec.field(default=None, name="surroundings")
     """The environment of the last steps; None in checkpoints that did not store it."""
+    settings: dict[str, Any] = {}
+    """The settings of the last steps, nested as in a settings file; empty in checkpoints that did not store them."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -187,8 +189,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     tensors: dict[str, dict[str, Tensor]]
     """Tensors by kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name.
 
-      Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
-      statistics as one more kind, by buffer name.
+    Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
+    statistics as one more kind, by buffer name.
     """
     rows: dict[str, RowRange] | None = None
     """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
@@ -484,17 +486,29 @@ def average_weights(
     return {name: tensor / counts[name] if counts[name] > 1 else tensor for name, tensor in sums.items()}, refused
 
 
-def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Check that a checkpoint holds exactly the tensors, by kind and name, that a run needs.
+def check_kinds(
+    checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, RowRange] | None = None
+) -> None:
+    """Check that a checkpoint holds exactly the tensors, by kind, name and shape, that a run needs.
+
+    Args:
+        checkpoint: the checkpoint.
+        expected: the run's tensors by kind and name, complete or divided among processes.
+        rows: by name, the rows that this process holds; None if the tensors are complete.
 
     Raises:
         TransduceError: the tensors are those of another model.
     """
     for kind, tensors in expected.items():
-        if checkpoint.all_tensors.get(kind, {}).keys() != tensors.keys():
+        stored = checkpoint.all_tensors.get(kind, {})
+        needed = {name: list(rows[name].whole if rows else tensor.shape) for name, tensor in tensors.items()}
+        found = {name: list(tensor.shape) for name, tensor in stored.items()}
+        differing = [name for name in (*needed, *found) if needed.get(name) != found.get(name)]
+        if differing:
             raise TransduceError(
                 f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
-                "differs. Resume in the folder of the run that wrote it, or start a new run in a new folder."
+                f"differs, first in {differing[0]}. Resume in the folder of the run that wrote it, or start a new run "
+                "in a new folder."
             )
 
 

@@ -355,6 +355,13 @@ def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
     return [line + b"\n" for line, key in events if key.step <= step and (key.event, key.step) != again]
 
 
+def last_logged_step(folder: Path) -> int:
+    """Return the largest step of an event in the log of the run in `folder`; 0 if there is none."""
+    path = folder / _FILE
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    return max((key.step for line in lines if (key := _event_key(line)) is not None), default=0)
+
+
 class _EventKey(msgspec.Struct, frozen=True):
     """The kind of a logged event, "train" or "validation", and its step."""
 

@@ -7,6 +7,7 @@ passes.
 import math
 import signal
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES
+from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
@@ -68,6 +70,8 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """A function that describes a batch as readable JSON, for the record of a skipped step; None: no description."""
     environment: Environment | None = None
     """The run's environment, which is stored and compared on resume; None: it is not stored."""
+    settings: Mapping[str, Any] = types.MappingProxyType({})
+    """The run's settings, nested as in a settings file, which every checkpoint stores; empty: they are not stored."""
 
 
 class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +232,7 @@ class Trainer:
         Raises:
             TransduceError: the checkpoint is of another model.
         """
-        check_kinds(checkpoint, self.optimizer.state())
+        check_kinds(checkpoint, self.optimizer.state(), self.optimizer.rows)
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
@@ -567,7 +571,7 @@ class Trainer:
             return
         if not decisions:
             self.display.say(
-                f"{self.settings.minutes:g} minutes are about {decision.steps:,} steps at the current speed."
+                f"{self.settings.minutes:g} min are about {count_noun(decision.steps, 'step')} at the current speed."
             )
         self.plan.add(decision)
 
@@ -680,6 +684,7 @@ class Trainer:
             report=self._report,
             loss_window=self._loss_window,
             environment=self.safeguards.environment,
+            settings=dict(self.safeguards.settings),
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS

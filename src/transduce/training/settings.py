@@ -123,6 +123,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Share of the pairs of an epoch into which placeholder tokens are put, so that a translation model learns to copy
     them; without effect if the vocabulary has none (`tokenizer.placeholders`).
     """
+    spread_copies: bool = True
+    """With shares of `data.corpora`: put copies of a pair into batches of similar length instead of one batch. Runs of
+    versions without this setting continue without it.
+    """
     bpe_dropout: float = 0.0
     """BPE-dropout (Provilkov et al. 2020): the probability with which each merge of a training word is left out, anew
     in each epoch; the paper has 0.1. Validation and translation never leave merges out. Translation only.
@@ -318,6 +322,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     patience: int
     translate_dev: int
     placeholder_rate: float = 0.05
+    spread_copies: bool = True
     bpe_dropout: float = 0.0
     unigram_alpha: float | None = None
     keep_checkpoints: int

@@ -50,7 +50,7 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun
 from transduce.text.filters import PairFilter
-from transduce.text.pair_files import place_of
+from transduce.text.pair_files import location_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, special_tokens_of
 from transduce.training.choices import MIN_STEPS, Choice, ChoiceLog, at_least
@@ -372,7 +372,7 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
             if spelled != label:
                 stays = lower == vocabulary.decode(vocabulary.encode(lower))
                 raise TransduceError(
-                    f"{place_of(path, pair.line)}: A vocabulary must spell labels exactly, but "
+                    f"{location_of(path, pair.line)}: A vocabulary must spell labels exactly, but "
                     f"{which} spells the label “{label}” as “{spelled}”: rename it to something that stays as it is, "
                     f"such as {f'“{lower}” or ' if stays else ''}a number."
                 )

@@ -430,7 +430,10 @@ class TranslationKind(SequenceToSequenceKind):
 
         They are larger than the corpus needs if placeholders or sampled tokens can lengthen sentences.
         """
-        largest = super().largest_batches(corpus, resolved)
+        if resolved.data.has_shares:
+            largest = _mixed_plan(corpus, resolved, (0, 1)).largest_batches()
+        else:
+            largest = super().largest_batches(corpus, resolved)
         grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
         pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
         largest = [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
@@ -570,6 +573,11 @@ def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: 
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     if not resolved.data.has_shares:
         return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
+    return _mixed_plan(corpus, resolved, rank_and_count)
+
+
+def _mixed_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> MixedPlan:
+    training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     assert isinstance(prepared, RepeatedCorpus)
     ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
     files = np.cumsum([0, *(len(each.source) for each in resolved.data.corpora)]).tolist()
@@ -582,6 +590,7 @@ def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: 
         epoch_batches=-(-prepared.target_tokens // tokens),
         run_batches=None if training.steps is None else training.steps * training.accumulate,
         rank_and_count=rank_and_count,
+        spread_copies=training.spread_copies,
     )
 
 
@@ -763,7 +772,7 @@ def score_dev(
     reports = {}
     for direction in dev_directions(corpus, max_sentences):
         target = direction.target_language if corpus.dev_groups.directions else None
-        directed = translator if target is None else translator.for_target(target)
+        directed = translator if target is None else translator.for_target(target, direction.source_language)
         directed = directed.for_tag(direction.tag) if direction.tag else directed
         hypotheses = translate_dev(directed, direction, search)
         reports[str(direction)] = score(

@@ -298,6 +298,7 @@ _COPIED_SETTINGS = (
     "average_checkpoints",
     "sharded",
     "placeholder_rate",
+    "spread_copies",
     "bpe_dropout",
     "unigram_alpha",
     "report_every",

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -67,11 +68,13 @@ from transduce.tasks.run.run_folder import (
     adapt_to_machine,
     apply_changes,
     changes_between,
+    check_edits,
     is_disk_error,
     lock_run,
     read_stored,
     refuse_resume_without_text,
     refuse_to_overwrite,
+    refuse_to_replace_model,
 )
 from transduce.tasks.settings.presets import preset_settings, with_preset
 from transduce.tasks.settings.reading import make_settings
@@ -144,6 +147,7 @@ def make_safeguards(
     processes: int = 1,
     *,
     kernels: Kernels = "torch",
+    settings: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
@@ -155,11 +159,13 @@ def make_safeguards(
         describe_batch: returns a description of a batch that can be written as JSON.
         processes: number of training processes.
         kernels: the kernels that compute the model's functions.
+        settings: the run's settings, nested as in a settings file, which its checkpoints store; empty: not stored.
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],
         describe=describe_batch,
         environment=environment_of(machine, kernels),
+        settings=settings,
     )
 
 
@@ -336,6 +342,8 @@ class Run:
             self.display.say(
                 "Standard input is not read again: the run continues with the text that was there when it started."
             )
+        if state is not None:
+            check_edits(state.settings, stored, self.request.out, self.display.say)
         self.kind = kind_of(settings.task.kind)
         self.has_checkpoint = state is not None
         if state is not None:
@@ -664,6 +672,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             lambda batch: run.kind.describe_batch(corpus, batch),
             run.processes.count,
             kernels=training.kernels,
+            settings=msgspec.to_builtins(as_settings(resolved)),
         ),
     )
     trainer.callbacks = run.request.callbacks
@@ -686,7 +695,7 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
     It also prints where training goes on.
 
     Raises:
-        TransduceError: every checkpoint is damaged, and the initial weights are not there.
+        TransduceError: no checkpoint is intact, and the initial weights are not there, or a trained model is.
     """
     restored = trainer.resume()
     if run.has_checkpoint and not restored and resolved.init_from is not None and not needs_stored_weights(resolved):
@@ -694,6 +703,8 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
         raise TransduceError(
             f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
         )
+    if not restored:
+        refuse_to_replace_model(run.request.out, resolved.training.save_every)
     if restored and trainer.steps is not None and trainer.step >= trainer.steps:
         run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
         return True

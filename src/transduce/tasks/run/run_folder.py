@@ -26,12 +26,15 @@ from transduce.model_folder.read import (
 )
 from transduce.search.settings import EARLIER_DEFAULTS, without_idle_penalties
 from transduce.tasks.kinds import kind_of
+from transduce.tasks.kinds.kind import DEV_SCORES
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import TOKENIZER_CARD
-from transduce.training.checkpoint import Environment
+from transduce.training.checkpoint import Environment, checkpoints
 from transduce.training.choices import choose_kernels, choose_record, choose_weight_decay
+from transduce.training.events import last_logged_step
+from transduce.training.loop import CHECKPOINTS
 
 # --- lock ---
 # Two processes that trained in one folder would overwrite each other's files.
@@ -181,7 +184,7 @@ def read_stored(path: Path) -> Settings:
     try:
         content = read_run_settings(path.parent)
         # Runs that name no optimizer used Adam.
-        training = {"optimizer": "adam"} | content.get("training", {})
+        training = {"optimizer": "adam", "spread_copies": False} | content.get("training", {})
         search = without_idle_penalties(content.get("search", {}))
         return convert_settings(content | {"training": training, "search": search})
     except msgspec.ValidationError as error:
@@ -275,6 +278,54 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
         for name in dict.fromkeys((*old, *new))
         if old.get(name) != new.get(name)
     ]
+
+
+def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: Callable[[str], None]) -> None:
+    """Report how a run's settings file differs from the settings of its newest checkpoint, and refuse another model.
+
+    Args:
+        before: the checkpoint's settings, nested as in a settings file; empty in checkpoints that did not store them.
+        stored: the settings file.
+        folder: the run's folder, for messages.
+        say: prints a line.
+
+    Raises:
+        TransduceError: a setting of the model, its vocabulary or its task was changed.
+    """
+    old, new = (dict(dotted_settings(each)) for each in (before, msgspec.json.decode(msgspec.json.encode(stored))))
+    for name in old.keys() & new.keys() - {"training.time_plan"}:
+        if old[name] == new[name]:
+            continue
+        if name == "task.kind" or (name.startswith(("model.", "tokenizer.")) and "dropout" not in name):
+            raise TransduceError(
+                f"`{name}` was {_shown(old[name])} up to the newest checkpoint, but {folder / SETTINGS_FILE} now has "
+                f"{_shown(new[name])}: a trained model cannot change it. Write {_shown(old[name])} again, or start "
+                "another run with another --out."
+            )
+        say(f"{name}: {_shown(new[name])}, which was {_shown(old[name])}")
+
+
+def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
+    """Refuse to start a run at step 0 in a folder with a model that this run or a part of it trained.
+
+    A run that was killed before its first checkpoint may start again.
+
+    Args:
+        folder: the run's folder, in which no checkpoint is intact.
+        save_every: number of steps between two checkpoints of the run; None: unknown, as the clock decides it.
+
+    Raises:
+        TransduceError: the folder holds the model of a run that had a checkpoint.
+    """
+    had_checkpoint = (folder / DEV_SCORES).exists() or any(checkpoints(folder / CHECKPOINTS))
+    if save_every is not None:
+        had_checkpoint = had_checkpoint or last_logged_step(folder) > save_every
+    if had_checkpoint and (folder / WEIGHTS).exists():
+        raise TransduceError(
+            f"{folder} holds a trained model, but no intact checkpoint to resume from, and training from step 0 would "
+            f"replace the model: continue from its weights with --init-from {folder} and another --out, or remove "
+            f"{folder / WEIGHTS} to train again from step 0."
+        )
 
 
 def adapt_to_machine(

@@ -1,0 +1,516 @@
+"""Compare the numbers, dates and times of a text with those of its translation, across notations and number words."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import NamedTuple
+
+# --- numbers in digits ---
+
+
+_SMALL_NUMBER = 20  # numbers up to twenty are often written as words
+_SPACES = "\u2009\u00a0\u202f"
+_WRITTEN = re.compile(
+    # 24.12.2023, 12/24/2023, 2023-12-24, 2023年12月24日
+    r"(?P<date>(?:\d{4}(?P<sign>[./-])\d\d?|\d\d?(?P<other>[./-])\d\d?)(?(sign)(?P=sign)\d\d?|(?P=other)(?:\d{4}|\d\d))"
+    r"(?!\d|[./-]\d)|\d{4} ?[年년] ?\d\d? ?[月월] ?\d\d?(?!\d))"
+    # 14:30; 14.30 may be a price
+    r"|(?P<clock>(?:[01]?\d|2[0-4])[:.][0-5]\d)(?!\d|[.,:]\d)"
+    # 27.2. of a German text
+    r"|(?P<day>(?:0?[1-9]|[12]\d|3[01])\.(?:0?[1-9]|1[0-2])\.)(?=\s*\w)(?!\d)"
+    # 1 234 567,8, or three numbers
+    r"|(?P<groups>\d{1,3}(?: \d{3})+(?!\d)(?:[.,]\d+)?)"
+    rf"|\d+(?:[.,:'’٫٬{_SPACES}]\d+)*"
+)
+# A minus before a number, also before its currency, but not a hyphen behind a word or in a range.
+_MINUS = re.compile(r"(?<![^\W_\u3040-\u9fff])(?<![)\].°%])[-−–][$£€¥]?$")
+_ANY_MINUS = re.compile(r"[-−–－][$£€¥]? ?$")
+_MINUS_WORD = re.compile(
+    "minus|mínus|miinus|mínusz|moins|menos|meno|eksi|negativ|below|sub-?zero|under|unter|sous|sotto|bajo|abaixo|poniżej"
+    "|pod |минус|мінус|ниже|нижче|零下|负|負|マイナス|氷点下|영하|마이너스|تحت|ناقص|سالب|ऋण|शून्य",
+    re.IGNORECASE,
+)
+_POINT = str.maketrans(",:٫", "...")
+_FRACTION_OR_DEGREE = re.compile("[ \u00a0\u202f]?[¼-¾⅐-⅞°℃℉]")  # behind a number
+_DECADE = re.compile(r"['’]?s\b|er\b|年代")
+_HALF_HOUR = re.compile(r"\b(?:halb|half|halv|puoli|fél|půl|pol) $", re.IGNORECASE)  # before an hour
+_HOUR = re.compile(
+    r"\s?(?:uhr|[ap]\.?\s?m\b|h\b|時|时|点|點|시|час|год|godz|hod|heure|hora|ore\b|klokken|uur|óra)", re.IGNORECASE
+)
+_HALF = re.compile(r"hal[bfv]|medi[ao]|mezz|demi|meia|meio|пол|пів|půl|anderthalb|半|½|نصف|आध|साढ|ครึ่ง", re.IGNORECASE)
+_QUARTER = re.compile(r"quart|viertel|kwart|cuart|четверт|čtvrt|刻|ربع|¼|¾", re.IGNORECASE)
+# Words and characters that multiply the number before them by a power of ten. Those of the second table are also other
+# words, so that they may leave the number as it is: `25 bin` is 25,000 in Turkish.
+_SCALES = {
+    2: "百|백|hundred|hundert",
+    3: "千|천|พัน|thousands?|tausend|tsd|mille|duizend|tusen|tuhat\\w*|ezer|тыс\\w*|тис\\w*|tisíc\\w*|tys\\w*|χιλιάδες"
+    "|χιλιάδων|हज़ार|हजार|ألف|آلاف|هزار|אלף|ribu|nghìn|ngàn",
+    4: "万|萬|만|หมื่น",
+    5: "lakhs?|लाख|แสน",
+    6: "million\\w*|mill[oó]n\\w*|milion\\w*|milió\\w*|miljo\\w*|milh[ãõ]\\w*|milyon|millió|mio|mln"
+    "|млн|миллион\\w*|мільйон\\w*|εκατομμύρι\\w*|ล้าน|juta|triệu|مليون|ملايين|میلیون|מיליון",
+    7: "crores?|करोड़|करोड",
+    8: "億|亿|억",
+    9: "milliard\\w*|miliard\\w*|miljard\\w*|milyar|miliar|mrd|mld|mlrd|bn|млрд"
+    "|миллиард\\w*|мільярд\\w*|δισεκατομμύρι\\w*|tỷ|مليار|میلیارد|מיליארד",
+    12: "兆|조",
+}
+_UNSURE_SCALES = {3: "mil|bin|tis|(?<=\\d)k", 6: "mill|(?<=\\d)m", 9: "billion\\w*|bil[ih]\\w*", 12: "trillion\\w*"}
+_SCALE = re.compile(
+    rf"[ {_SPACES}-]?(?:"
+    + "|".join(
+        f"(?P<{name}_{power}>{unicodedata.normalize('NFC', words)})"
+        for name, table in (("sure", _SCALES), ("unsure", _UNSURE_SCALES))
+        for power, words in table.items()
+    )
+    + ")(?![米克瓦卡赫]|[^\\W\\d_\u0e00-\u0eff\u3040-\u9fff\uac00-\ud7af])",  # 千克 is a kilogram
+    re.IGNORECASE,
+)
+
+
+class _Number(NamedTuple):
+    """A number, date or time that a text contains, or adjacent numbers that may form a single one."""
+
+    text: str
+    """The number, date or time as the text writes it, with a word that multiplies it."""
+    plain: str
+    """The same without such a word, in ASCII digits."""
+    kind: str | None
+    """The kind of number: "date", "day" (day and month), "clock", "groups" (separated by spaces), or None (plain)."""
+    values: frozenset[Decimal]
+    """The possible values; several if a sign is ambiguous, as in 1.234, and none for a date or a list such as 1.2.3."""
+    before: str
+    """Up to six characters before the number, which may end with a minus."""
+    after: str
+    """Up to eight characters after the number."""
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if a word or character multiplies the number, as in 3万 (30,000)."""
+        return len(self.text) > len(self.plain)
+
+    @property
+    def may_change(self) -> bool:
+        """True before a fraction or degree sign (2½, 20 °C) and in a time such as "halb 3", which is half past 2."""
+        return any((_FRACTION_OR_DEGREE.match(self.after), _HALF_HOUR.search(self.before)))
+
+    @property
+    def parts(self) -> list[str]:
+        """The components, as digits, to look for separately if a translation lacks the whole number.
+
+        For a time, these are only the minutes, because hours may be in 12-hour format.
+        """
+        parts = re.findall(r"\d+", self.plain)
+        if self.kind is None and self.values and ":" not in self.plain:
+            return [self.plain]
+        return (
+            parts[1:]
+            if self.kind == "clock"
+            else [self.plain]
+            if self.kind is None and self.values and ":" not in self.plain
+            else parts
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """True if the number is at most twenty, so that it may be written as a word."""
+        return bool(self.values) and all(value <= _SMALL_NUMBER and value == int(value) for value in self.values)
+
+    @property
+    def is_sure_clock(self) -> bool:
+        """True if the number is certainly a time of day, because it contains a colon."""
+        return self.kind == "clock" and ":" in self.plain
+
+    def is_same(self, other: "_Number") -> bool:
+        """Return whether two numbers are equal, or the same date or time in different notations (2:30 and 14:30)."""
+        if self.kind == other.kind == "date":
+            (day, year), (other_day, other_year) = _day_and_year(self.parts), _day_and_year(other.parts)
+            return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
+        if self.kind == other.kind == "clock" and (self.is_sure_clock or other.is_sure_clock):
+            (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.plain) for each in (self, other))
+            return (int(hour) - int(other_hour)) % 12 == 0 and int(minute) == int(other_minute)
+        if self.values or other.values:
+            return not self.values.isdisjoint(other.values) or self._is_same_hour(other) or other._is_same_hour(self)
+        return self.kind == other.kind and re.findall(r"\d+", self.plain) == re.findall(r"\d+", other.plain)
+
+    def _is_same_hour(self, other: "_Number") -> bool:
+        """Return whether a plain number is an hour, as in 22 Uhr, that the other one writes as 10:00 or 10 p.m."""
+        if not self.plain.isdecimal() or self.value > 24 or not (_HOUR.match(self.after) or _HOUR.match(other.after)):
+            return False
+        hour = other.plain[:-3] if other.kind == "clock" and other.plain.endswith("00") else other.plain
+        return hour.isdecimal() and len(hour) < 3 and (int(self.value) - int(hour)) % 12 == 0
+
+    @property
+    def value(self) -> Decimal:
+        """The smallest possible value; -1 without any."""
+        return min(self.values, default=Decimal(-1))
+
+    def may_become(self, other: "_Number") -> bool:
+        """Return whether another plain number may be a right translation of this one, which has other digits.
+
+        This is so if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
+        (2, 2.5).
+        """
+        both = sorted((self.value, other.value))
+        is_hour = self.plain.isdecimal() and other.plain.isdecimal() and both[1] <= 24 and both[1] - both[0] == 12
+        return is_hour or self.is_same(other) or (both[0] == both[0] // 1 == both[1] // 1)
+
+
+def _values(plain: str, kind: str | None) -> set[Decimal]:
+    """Return the values that a number in ASCII digits may have: two if it is not clear what its only sign means."""
+    parts = re.split(r"\D", plain.rstrip("."))
+    signs = re.sub(r"\d", "", plain.rstrip("."))
+    if kind == "date" or not all(parts):
+        return set()
+    is_grouped = _are_groups(parts)
+    joined, decimal = Decimal("".join(parts)), Decimal(f"{''.join(parts[:-1]) or 0}.{parts[-1]}") if signs else None
+    if decimal is None:
+        return {joined}
+    if len(set(signs)) == 1 and signs[0] not in ".,:٫":
+        return {joined} if is_grouped else set()
+    if len(signs) == 1:
+        if not is_grouped or signs not in ".," or parts[0][0] == "0":
+            return {decimal}
+        return {joined} if parts[1] == "000" else {joined, decimal}
+    if len(set(signs)) == 1:
+        return {joined} if is_grouped else set()
+    return {decimal} if len(set(signs[:-1])) == 1 and _are_groups(parts[:-1]) and signs[-1] in ".,٫" else set()
+
+
+def _are_groups(parts: Sequence[str]) -> bool:
+    """Return whether strings of digits are the groups of one number, as in 1,234,567 and, in India, 12,34,567."""
+    is_long = [len(part) for part in parts[1:]]
+    return len(parts[0]) < 4 and is_long[-1:] in ([3], []) and ({*is_long} <= {3} or {*is_long[:-1]} == {2})
+
+
+def _numbers(text: str) -> list[_Number]:
+    """Return the numbers, dates and times in digits that a text contains, in order."""
+    plain = text if text.isascii() else re.sub("[^\\W\\D]", lambda match: str(unicodedata.decimal(match[0])), text)
+    plain, numbers, end = plain.replace("：", ":"), list[_Number](), -1
+    for match in _WRITTEN.finditer(plain):
+        kind = match.lastgroup if match.lastgroup in ("date", "clock", "day", "groups") else None
+        values, start, stop = _values(match[0], kind), match.start(), match.end()
+        while values and kind != "day" and (scale := _SCALE.match(plain, stop)) is not None:
+            name, _, power = (scale.lastgroup or "").partition("_")
+            values = {value.scaleb(int(power)) for value in values} | (values if name == "unsure" else set())
+            stop = scale.end()
+        former = numbers[-1] if numbers and end == start and numbers[-1].is_scaled else None
+        if former is not None:  # 3万5千 is one number
+            numbers.pop()
+            values = {former.value + value for value in values}
+            start -= len(former.text)
+        before, after = text[max(0, start - 6) : start], text[stop : stop + 8]
+        numbers.append(_Number(text[start:stop], match[0], kind, frozenset(values), before, after))
+        end = stop
+    return numbers
+
+
+def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
+    """Return the day and month of a date as numbers in ascending order, and the year's digits."""
+    year = next((part for part in parts if len(part) == 4), parts[-1])
+    rest = [part for part in parts if part is not year]
+    return sorted(map(int, rest)), year
+
+
+# --- number words ---
+
+
+# Numbers in words of English, German, French, Spanish, Italian, Portuguese, Dutch and Russian. Compounds such as
+# neunundsiebzig are read too, and words of decades such as eighties.
+_WORDS = """
+0=zero null nul zéro cero ноль
+1=one ein eins eine einen einem einer een un une uno una um uma один одна
+2=two zwei zwo twee deux dos due dois duas два две двух
+3=three drei drie trois tres tre três три трех трёх
+4=four vier quatre cuatro quattro quatro четыре четырех четырёх
+5=five fünf vijf cinq cinco cinque пять пяти
+6=six sechs zes seis sei шесть шести
+7=seven sieben zeven sept siete sette sete семь семи
+8=eight acht huit ocho otto oito восемь восьми
+9=nine neun negen neuf nueve nove девять девяти
+10=ten zehn tien dix diez dieci dez десять десяти
+11=eleven elf onze once undici одиннадцать
+12=twelve zwölf twaalf douze doce dodici doze двенадцать
+13=thirteen dertien treize trece tredici treze тринадцать
+14=fourteen veertien quatorze catorce quattordici catorze четырнадцать
+15=fifteen vijftien quinze quince quindici пятнадцать
+16=sixteen sechzehn zestien seize dieciséis sedici dezesseis шестнадцать
+17=seventeen siebzehn zeventien diecisiete diciassette dezessete семнадцать
+18=eighteen achttien dieciocho diciotto dezoito восемнадцать
+19=nineteen negentien diecinueve diciannove dezenove девятнадцать
+20=twenty twenties zwanzig twintig vingt vingts veinte veinti venti vent vinte двадцать двадцати
+30=thirty thirties dreißig dreissig dertig trente treinta trenta trent trinta тридцать тридцати
+40=forty forties vierzig veertig quarante cuarenta quaranta quarant quarenta сорок сорока
+50=fifty fifties fünfzig vijftig cinquante cincuenta cinquanta cinquant cinquenta пятьдесят пятидесяти
+60=sixty sixties sechzig zestig soixante sesenta sessanta sessant sessenta шестьдесят шестидесяти
+70=seventy seventies siebzig zeventig septante setenta settanta settant семьдесят семидесяти
+80=eighty eighties achtzig tachtig quatrevingt quatrevingts ochenta ottanta ottant oitenta восемьдесят восьмидесяти
+90=ninety nineties neunzig negentig nonante noventa novanta novant девяносто
+100=hundred hundreds hundert honderd cent cents cien ciento cento cem сто ста
+200=doscientos doscientas duzentos duzentas двести двухсот
+300=trescientos trescientas trezentos trezentas триста трехсот
+400=cuatrocientos cuatrocientas quatrocentos quatrocentas четыреста
+500=quinientos quinientas quinhentos quinhentas пятьсот пятисот
+600=seiscientos seiscientas seiscentos seiscentas шестьсот
+700=setecientos setecientas setecentos setecentas семьсот
+800=ochocientos ochocientas oitocentos oitocentas восемьсот
+900=novecientos novecientas novecentos novecentas девятьсот
+1000=thousand thousands tausend duizend mille mila mil тысяча тысячи тысяч тысячу
+1000000=million millions millionen miljoen millón millones milione milioni milhão milhões миллион миллиона миллионов
+1000000000=billion milliarde milliarden miljard milliard milliards miliardo miliardi миллиард миллиарда миллиардов
+"""
+_LONGEST_WORD = 40
+_ARTICLES = ("ein", "eine", "einen", "einem", "einer", "een", "un", "une", "una", "uno", "um", "uma")
+_LINKS = ("and", "und", "en", "et", "y", "e")
+_HAN = {character: number for number, character in enumerate("零一二三四五六七八九")} | dict(
+    zip("〇两兩十百千万萬億亿兆", (0, 2, 2, 10, 100, 1000, 10**4, 10**4, 10**8, 10**8, 10**12), strict=True)
+)
+_HAN_NUMERAL = re.compile(f"[{''.join(_HAN)}]+")
+_KOREAN = str.maketrans("영일이삼사오육칠팔구십백천만억", "零一二三四五六七八九十百千万億")
+_KOREAN_NUMERAL = re.compile("(?<![가-힣])[일이삼사오육칠팔구]?[십백천만억][일이삼사오육칠팔구십백천만억]*")
+_WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
+
+
+@cache
+def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
+    """Return the numbers by their words, a pattern of words that consist of these, and a pattern of one of these."""
+    lines = (line.partition("=") for line in _WORDS.split("\n") if line)
+    numbers = {word: int(number) for number, _, words in lines for word in words.split()}
+    one = f"({'|'.join(sorted(numbers, key=len, reverse=True))})(?:und|en|ën)?"
+    return numbers, re.compile(f"(?P<words>(?:{one})+?)(?:s|ern?|s?te[nrsm]?|th)?"), re.compile(one)
+
+
+def _sum(numbers: Sequence[int]) -> int:
+    """Return the number that a sequence of number words means, such as 2, 100, 5, 1000: 205,000."""
+    total = group = 0
+    for number in numbers:
+        if number >= 1000:
+            total, group = total + max(1, group) * number, 0
+        else:
+            group = max(1, group) * number if number == 100 else group + number
+    return total + group
+
+
+def _sum_han(numbers: Sequence[int]) -> int:
+    """Return the number that Chinese numerals mean, such as 3, 10000, 5, 1000: 35,000."""
+    total = group = digit = 0
+    for number in numbers:
+        if number < 10:
+            digit = number
+        elif number < 10**4:
+            group, digit = group + max(1, digit) * number, 0
+        else:
+            total, group, digit = (total or 1) * number if not group + digit else total + (group + digit) * number, 0, 0
+    return total + group + digit
+
+
+def _word_values(text: str) -> set[Decimal]:
+    """Return the values of the numbers that a text writes in words or Chinese numerals."""
+    numbers, compound, one = _number_words()
+    found, run = list[list[int]](), list[int]()
+    for token in [*_WORD_OR_SIGN.findall(text.lower().replace("quatre-vingt", "quatrevingt")), "."]:
+        if token in _LINKS and run:
+            found.append([*run])
+        elif len(token) <= _LONGEST_WORD and (match := compound.fullmatch(token)) is not None:
+            if token in _ARTICLES:
+                found, run = [*found, run], []
+            run += [numbers[each] for each in one.findall(match["words"])]
+        else:
+            found, run = [*found, run], []
+    values = {Decimal(_sum(each)) for each in found if each}
+    korean = " ".join(_KOREAN_NUMERAL.findall(text)).translate(_KOREAN)
+    for numeral in _HAN_NUMERAL.findall(f"{text} {korean}"):
+        digits = [_HAN[character] for character in numeral]
+        # 一九九〇 is written digit by digit.
+        values.add(Decimal("".join(map(str, digits))) if max(digits) < 10 else Decimal(_sum_han(digits)))
+    return values
+
+
+# --- names of months ---
+
+
+_MONTHS = tuple(
+    re.compile(rf"(?<![^\W\d_])(?:{unicodedata.normalize('NFC', names)})", re.IGNORECASE)
+    for names in (
+        "jan|jän|ene|gen(?:n|\\b)|янв|січ|stycz|led(?:en|na)|ocak|ιαν|يناير|जन|มกรา|tammi|gener",
+        "feb|fév|fev|фев|лют|lut|únor|şubat|φεβ|φλεβ|فبراير|फ़र|फर|กุมภา|helmi",
+        "mar|mär|maa(?:rt|l)|mrt|маре|март|берез|břez|μάρ|μαρ|مارس|मार्च|มีนา",
+        "apr|abr|avr|апр|квіт|kwie|dub(?:en|na)|nisan|απρ|أبريل|अप्र|เมษา|huhti",
+        "may|mai|mag(?:g|\\b)|mei|maj|мая|май|мае|трав|kvě|μαΐ|μάι|μαι|مايو|मई|พฤษภา|touko",
+        "jun|giu|juin|июн|черв|czerw|červ(?:en|na)\\b|haz|ιουν|ιούν|يونيو|जून|มิถุ|kesä",
+        "jul|lug|juil|июл|лип|lip(?:iec|ca)|červen[ec]|tem(?:m|\\b)|ιουλ|ιούλ|يوليو|जुल|กรกฎ|heinä",
+        "aug|ago|aoû|авг|серп|sierp|srp|ağu|αυγ|αύγ|أغسطس|अग|สิงหา|elo",
+        "sep|set|сен|верес|wrze|září|eyl|σεπ|سبتمبر|सित|กันยา|syys",
+        "o[ck]t|out|ott|окт|жовт|paź|říj|eki|οκτ|أكتوبر|अक्|ตุลา|loka",
+        "nov|ноя|листоп|listop|kas(?:ım|\\b)|νοε|νοέ|نوفمبر|नव|พฤศจิ|marras",
+        "de[czs]|dé[cz]|dic|dis|дек|груд|grud|pros|ara(?:l|\\b)|δεκ|ديسمبر|दिस|ธันวา|joulu",
+    )
+)
+_MONTH_SIGN = re.compile(r"(?<!\d)(\d\d?) ?[月월]")
+
+
+def _months(text: str) -> set[int]:
+    """Return the numbers of the months whose names a text may contain."""
+    return {number for number, names in enumerate(_MONTHS, 1) if names.search(text)} | _signed_months(text)
+
+
+def _signed_months(text: str) -> set[int]:
+    """Return the numbers of the months that a text writes in digits, as in 5月."""
+    return {int(number) for number in _MONTH_SIGN.findall(text)}
+
+
+# --- missing numbers ---
+
+
+def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> list[str]:
+    """Return the numbers of a source that its translation lacks, as the source writes them.
+
+    Values are compared, whatever the notation: 1.234,50 and 1,234.50, 3万 and 30,000, 40 and forty. If a sign is
+    ambiguous, as in 1.234, each reading counts. Numbers up to twenty, often written as words, count only if the
+    translation has another number in digits instead, which is not the same in another notation or unit; with
+    `changed_small` false, not even then. Dates and times may be written in another notation. A negative number whose
+    translation has lost the minus counts.
+    """
+    numbers = _numbers(source)
+    if not numbers:
+        return []
+    target_numbers, has_word = _numbers(target), _MINUS_WORD.search(target) is not None
+    found = _Found(target, target_numbers)
+    missing = []
+    for number in numbers:
+        minus = _MINUS.search(number.before)
+        same = [other for other in target_numbers if number.is_same(other)]
+        if minus and same and not has_word and not any(_ANY_MINUS.search(other.before) for other in same):
+            missing.append(minus[0] + number.text)
+        else:
+            missing += found.missing_parts(number)
+    missing += _changed_months(source, numbers, target, target_numbers)
+    if missing or not changed_small:
+        return missing
+    return _changed_small_numbers(numbers, target_numbers)
+
+
+def is_date_or_clock(number: str) -> bool:
+    """Return whether a number, as a text writes it, is a date, a time or before a word that multiplies it.
+
+    A translation may write these differently.
+    """
+    return any(each.kind in ("date", "day") or each.is_sure_clock or each.is_scaled for each in _numbers(number))
+
+
+class _Found:
+    """The numbers of a translation, in which those of the source are looked for."""
+
+    def __init__(self, text: str, numbers: Sequence[_Number]) -> None:
+        self._text = text
+        self._numbers = numbers
+        self._plain = {part for number in numbers for part in (number.plain, *re.findall(r"\d+", number.plain))}
+        self._words: set[Decimal] | None = None
+
+    def missing_parts(self, number: _Number) -> list[str]:
+        """Return what the translation lacks of a number: nothing, some of its components, or the whole number."""
+        if number.is_small or any(map(number.is_same, self._numbers)) or not number.values.isdisjoint(self._in_words()):
+            return []
+        if number.kind in ("date", "day"):
+            is_found = self._has_date(number) if number.kind == "date" else self._has(number.parts[0])
+            return [] if is_found else [number.text]
+        is_plain = number.kind is None and not number.is_scaled
+        if self._has_fraction(number) or self._has_decade(number) or (is_plain and self._has(number.plain)):
+            return []
+        similar = number.is_sure_clock and any(other.is_sure_clock for other in self._numbers)
+        is_whole = number.kind in (None, "clock") and "." in number.plain
+        parts = number.parts
+        # The parts of 1 234 are two numbers only if the translation has the first of them.
+        is_one = number.kind == "groups" and (parts[0] not in self._plain or "0" in [part[0] for part in parts[1:]])
+        if similar or number.is_scaled or is_whole or is_one:
+            return [number.text]
+        missing = [part for part in parts if not self._has(part)]
+        if number.kind == "groups" and any(int(part[:3]) > _SMALL_NUMBER and part not in missing for part in parts):
+            return missing
+        return [number.text] if missing else []
+
+    def _in_words(self) -> set[Decimal]:
+        if self._words is None:
+            self._words = _word_values(self._text)
+        return self._words
+
+    def _has(self, part: str) -> bool:
+        """Return whether the translation has a number in plain digits, or if it is small may have it as a word."""
+        value = Decimal(part) if part.isdecimal() else Decimal(-1)
+        years = (other for other in self._plain if len(part) == 2 and len(other) == 4)
+        return (
+            0 <= value <= _SMALL_NUMBER
+            or any(value in other.values for other in self._numbers)
+            or part in self._plain
+            or any(year.endswith(part) for year in years)  # of the 90s, in 1990s
+            or value in self._in_words()
+        )
+
+    def _has_fraction(self, number: _Number) -> bool:
+        """Return whether a number ends with a half or quarter that the translation has in words, as a time may."""
+        end = number.parts[-1] if number.kind == "clock" else number.plain[-2:]
+        if number.kind == "clock":
+            is_half, is_quarter = end == "30", end in ("15", "45")
+        else:
+            is_half, is_quarter = end in (".5", ",5"), "." in number.plain.translate(_POINT) and end in ("25", "75")
+        return (is_half and _HALF.search(self._text) is not None) or (
+            is_quarter and _QUARTER.search(self._text) is not None
+        )
+
+    def _has_decade(self, number: _Number) -> bool:
+        """Return whether a number is a decade such as the 1960s, and the translation has it without its century."""
+        decade = number.plain[-2:]
+        is_decade = _DECADE.match(number.after) is not None and len(number.plain) == 4 and decade[-1] == "0"
+        return is_decade and (decade in self._plain or Decimal(decade) in self._in_words())
+
+    def _has_date(self, date: _Number) -> bool:
+        """Return whether the translation has a date, as far as can be seen: its year, and no other day or month."""
+        if any(other.kind == "date" for other in self._numbers) or not all(map(self._has, date.parts)):
+            return False
+        days, year = _day_and_year(date.parts)
+        months, signed, words = _months(self._text), _signed_months(self._text), self._in_words()
+        others = {int(other.value) for other in self._numbers if 0 < other.value <= 31 and other.plain != year}
+        return any(
+            month <= 12
+            and (not months or month in months)
+            and (not others - (signed if months else {month}) or day in others or Decimal(day) in words)
+            for day, month in (days, days[::-1])
+        )
+
+
+def _changed_months(
+    source: str, numbers: Sequence[_Number], target: str, target_numbers: Sequence[_Number]
+) -> Iterator[str]:
+    """Yield the name of the month of a source without dates in digits, if all dates of its translation have others."""
+    dates = [_day_and_year(other.parts) for other in target_numbers if other.kind == "date"]
+    years = {number.plain for number in numbers if len(number.plain) == 4}
+    if not dates or any(number.kind == "date" for number in numbers) or _months(target):
+        return
+    months = _months(source)
+    if len(months) == 1 and all(year in years and not months & {*days} for days, year in dates):
+        words = (re.search(rf"{names.pattern}\w*", source, re.IGNORECASE) for names in _MONTHS)
+        yield from (match[0] for match in words if match is not None)
+
+
+def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
+    """Return the numbers up to twenty of a source, if its translation has as many numbers and all others are the same.
+
+    Only plain numbers of both sides are compared, as a date or time may have other digits. A number that may have
+    become one of the other numbers by a change of notation or unit is left out.
+    """
+    if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
+        return []
+    in_source, in_target = (Counter(each.value for each in side) for side in (source, target))
+    changed, new = in_source - in_target, in_target - in_source
+    others = [each for each in target if new[each.value]]
+    if any(each.may_change for each in others):
+        return []
+    others = list({each.text: each for each in others}.values())
+    return [
+        each.text
+        for each in source
+        if changed[each.value] and each.is_small and not each.may_change and not any(map(each.may_become, others))
+    ]
