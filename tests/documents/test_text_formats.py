@@ -167,6 +167,7 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
         ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\na\n", {}, "looks like SubRip subtitles, not plain text"),
         ("a.pdf", "%PDF-1.7", {}, "a.pdf is PDF, which cannot be translated"),
         ("a.foo", "a", {}, "a.foo has a suffix of no known format"),
+        ("a.xcstrings", '{"strings": {"Save": {}}}', {}, "name the texts to translate by `fields`"),
         ("a.docx", "a", {}, "its content is not an archive"),
         ("a.txt", "PK\x03\x04", {}, "its content is an archive"),
     ],
