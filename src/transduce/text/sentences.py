@@ -36,6 +36,8 @@ CALLS = "!?…‼⁇⁈⁉\u061e\u061f\u037e"
 WIDE = "。！？｡"
 # Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
 _OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
+SENTENCE_MARKS = f"{STOPS}{CALLS}{WIDE}{_OTHERS}\u0964\u0965\u17d4\uff0e"
+"""All of these marks, dandas and the Khmer full stop."""
 # Chinese and Japanese texts also have the narrow marks without a space after them.
 _NARROW = rf"(?<=[{CJK}])[!?]+"
 # Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"
@@ -311,7 +313,7 @@ def _words(text: str) -> frozenset[str]:
 
 _CLOSERS = "”’\"'»«›‹\u05f4)\\]」』）》】〉"
 # Numbers of notes after a mark: "water.[1]", "water.²"
-_NOTE = r"\[\d{1,3}(?:[,–-]\s?\d{1,3}){0,3}\]|[¹²³⁰⁴-⁹]"
+_NOTE = r"\[(?:[a-z]|\d{1,3}(?:[,–-]\s?\d{1,3}){0,3})\]|[¹²³⁰⁴-⁹]"
 _CLOSING = rf"(?:[{_CLOSERS}]|{_NOTE})*"
 # Quotation marks of French stand after a space: « Quoi ? »
 _CLOSING_MARKS = rf"(?P<closers>{_CLOSING}(?:[“‘](?=\s|$)|[ \u00a0\u202f][»›][{_CLOSERS}]*)?)"
@@ -319,30 +321,32 @@ _CJK = rf"{CJK}\uac00-\ud7af"
 _INDIC = r"\u0900-\u0dff"
 
 
-def _candidates(calls: str) -> re.Pattern[str]:
-    """Return an expression for marks that may end a sentence, `calls` among them if a space follows."""
+def _candidates(question: str = "") -> re.Pattern[str]:
+    """Return an expression for marks that may end a sentence; `question` is a further question mark."""
+    calls, joining = CALLS + question, "!?\u061f" + question
     return re.compile(
         rf"(?=[{STOPS}{calls}{WIDE}{_OTHERS}|\u0964\u0965\u17d4\uff0e])"  # every first character: for speed
         rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+"
-        rf"|(?<=[{_INDIC}])\|{{1,2}}(?=[\s{_INDIC}]|$))[!?…{WIDE}]*)"
+        rf"|(?:(?<=[{_INDIC}])|(?<=[{_INDIC}] ))\|{{1,2}}(?=[\s{_INDIC}]|$))[!?…{WIDE}]*)"
         rf"|(?P<spaced>(?<![{STOPS}{calls}])[{STOPS}{calls}]++(?={_CLOSING}[“‘]?(?:\s|$)))"
-        r"|(?P<joined>(?<![!?\u061f])[!?\u061f]++(?=[^\W\d_])|(?<=[^\W\d_])\u06d4(?=[^\W\d_])"
+        rf"|(?P<joined>(?<![{joining}])[{joining}]++(?=[^\W\d_])|(?<=[^\W\d_])\u06d4(?=[^\W\d_])"
         r"|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
         rf"{_CLOSING_MARKS}"
     )
 
 
-_CANDIDATE, _GREEK_CANDIDATE = _candidates(CALLS), _candidates(f"{CALLS};")
+_CANDIDATE, _GREEK_CANDIDATE = _candidates(), _candidates(";")
 # Abbreviations in lower case, of any language. Between the parts of "z.b" there may be a space, for "_" there is one.
 # Titles and connectives, after which no sentence ends.
 _NEVER_ENDS = _words(
     """mr mrs messrs mme mlle dr dra drs prof profs sergt dipl med phil sr sra srta srs dña sig sigg sig.ra dott avv dhr
     mevr vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl o.ä
     p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад
-    m.e m.a.w i.allg i.ü u.u z.t v.a o.g i.h.v insb insbes bzgl einschl ehem geb gest exmo exma ilmo dott.ssa prof.ssa
-    sig.na ad_es per_es p.es o.a m.n i.p.v t.o.v i.v.m n.a.v např napr npr tzv tzw resp popř příp mudr judr phdr rndr
-    mvdr t.j św sv ks bl.a t.ex f.eks d.v.s m.a.o jf jfr s.k t.o.m fr.o.m p.g.a esim vrt ún ifj özv bkz doç piem
-    pvz δρ κ κος καθ βλ δηλ σελ λ.χ डॉ डा प्रो पं ড ডা মো т.к т.н т.о напр доц просп пер пл наб вул англ греч бул"""
+    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j d.gr insb insbes bzgl einschl ehem geb gest exmo exma ilmo
+    dott.ssa prof.ssa sig.na ad_es per_es p.es o.a m.n i.p.v t.o.v i.v.m n.a.v např napr npr tzv tzw resp popř příp
+    mudr judr phdr rndr mvdr t.j św bl.a t.ex f.eks d.v.s m.a.o jf jfr s.k t.o.m fr.o.m p.g.a esim vrt ún ifj özv
+    bkz doç piem pvz δρ κ κος καθ βλ δηλ σελ λ.χ डॉ डा प्रो पं ড ডা মো т.к т.н т.о напр доц просп пер пл наб вул
+    англ греч бул"""
 )
 # Titles that are also words or units if they begin with a small letter.
 _TITLES = _words(
@@ -351,9 +355,11 @@ _TITLES = _words(
 )
 # Abbreviations that are words in other languages.
 _OF_LANGUAGE = {
-    "cs": _words("ul doc tř nábř"),
-    "sk": _words("ul doc"),
-    "pl": _words("ul al pl os hab doc"),
+    "cs": _words("ul sv doc tř nábř"),
+    "sk": _words("ul sv doc"),
+    "pl": _words("ul al pl os ks hab doc m.in"),
+    "et": _words("nt"),
+    "fi": _words("ks"),
     "hu": _words("pl kb ill ld"),
     "tr": _words("sn cad mah sok apt örn"),
     "da": _words("dvs fx"),
@@ -362,17 +368,18 @@ _OF_LANGUAGE = {
     "sv": _words("dvs"),
     "vi": _words("tp ths ts pgs gs bs"),
     "id": _words("jl bpk"),
-    **dict.fromkeys(("hr", "sr", "bs", "sl"), _words("ul")),
+    **dict.fromkeys(("hr", "sr", "bs", "sl"), _words("ul sv")),
 }
 # Ends of lists, eras and units, which end a sentence before a capital letter.
 _LIST_ENDS = _words(
     """etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п др пр н.э тыс млн млрд руб коп u.v.m osv o.s.v m.m m.fl atd apod
-    stb jne vb κλπ κ.λπ κτλ κ.ά dll dsb dst n.e p.n.e n.l př.n.l e.kr f.kr a.c tys mld zł u.ä"""
+    stb jne vb κλπ κ.λπ κτλ κ.ά dll dsb dst n.e p.n.e n.l př.n.l e.kr f.kr a.c tys mld zł u.ä
+    ee.uu ff.aa rr.hh jj.oo cc.aa ق.م ب.م ه.ش"""
 )
 # Abbreviations that may end a sentence: they do before a word that often begins one.
 _MAY_END = _words(
     """al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft a.m p.m a.d b.c u.s u.k u.n ph.d m.a b.a d.c
-    u.s.a v.chr n.chr гр обл π.χ μ.χ ee.uu ff.aa rr.hh jj.oo cc.aa jh mio mrd tsd a.u.b e.v"""
+    u.s.a v.chr n.chr гр обл π.χ μ.χ jh mio mrd tsd a.u.b e.v"""
 )
 # Years and centuries, which may end a sentence. Without a number, the first three stand before names of places.
 _BEFORE_PLACE = _words("г р м")
@@ -381,7 +388,7 @@ _DATED = _BEFORE_PLACE | _words("гг в вв рр r w")
 _BEFORE_NUMBER = _words(
     """no nos nr nrn núm num vol vols fig figs eq eqs p pp pg ch chap sec art arts par abs abb bd bde kap tab tel
     ed eds op ser ss s str § st cap págs t max min mind см r
-    kl tlf klo č čís obr godz br кв рис табл стр гл п пп ст ч д с корп रु रू αρ τηλ"""
+    c f l n kl tlf klo č čís obr godz br кв рис табл стр гл п пп ст ч д с корп रु रू αρ τηλ"""
 )
 # Names follow "им." (named after), which is also a word (to them).
 _NAMED_AFTER = re.compile(
@@ -432,6 +439,7 @@ _LAST_CJK = re.compile("[了吗嗎呢吧啊呀嘛哦だたねよ]$")
 _LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«»—–…]+?)\.$")
 # Initials: one capital letter, or several letters with full stops. Hebrew and Arabic have no words of one letter.
 _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
+_CAPITAL_WORDS = ("I", "Я", "É", "È", "Ő")  # at the start of a sentence
 _UNCASED_INITIAL = re.compile("[\u05d0-\u05ea\u0621-\u064a]")
 _VOWEL = re.compile("[aeiouyаеёиіоуыэюяαεηιουω]")
 # Urdu names of Latin letters, between which ۔ ends no sentence: ایم۔اے (M.A.)
@@ -547,7 +555,8 @@ class _SentenceFinder:
             return self._is_wide_end(match, before, after)
         following = after.lstrip(_OPENING + "”’»„‚‹›\u05f4")
         word = _NEXT_WORD.match(following)
-        is_starter = word is not None and word[0].lower().replace("’", "'") in _STARTERS
+        is_initial = word is not None and len(word[0]) == 1 and following[1:2] == "."
+        is_starter = word is not None and not is_initial and word[0].lower().replace("’", "'") in _STARTERS
         if match["joined"] is not None:
             return _joined_ends(match["joined"], before, following, is_starter=is_starter)
         is_stop = match["spaced"] == "."
@@ -592,11 +601,12 @@ class _SentenceFinder:
         words = before.split()
         last = words[-1].lower() if words else ""
         is_known = abbreviation is not None or last in _ABBREVIATIONS or last in self.own_abbreviations
-        if (is_known and match["spaced"] == ".") or "." in last or last.isdigit():
+        if is_known or "." in last or last.isdigit():
             return False
         if self.before_small:
             return True
-        is_word = len(last) > 1 or _VOWEL.match(unicodedata.normalize("NFD", last)) is not None
+        is_vowel = _VOWEL.match(unicodedata.normalize("NFD", last)) is not None and before.strip() != last
+        is_word = len(last) > 1 or (is_vowel and following[1:2].isalpha())
         if (_is_small(first) or (is_item and last not in _BEFORE_LETTER)) and is_word:
             return True
         is_long = min(len(words), len(following.split())) >= _MIN_WORDS
@@ -618,8 +628,10 @@ class _SentenceFinder:
         if last is None:
             return True
         word = last[1]
-        small = abbreviation or word.lower()
-        if small in _NEVER_ENDS or small in self.own_abbreviations or (small in _TITLES and word[0].isupper()):
+        small = abbreviation or ("" if _are_initials(word) else word.lower())
+        is_title = small in _TITLES and word[0].isupper()
+        is_letter = len(word) == 1 and word.isupper()
+        if is_title or (not is_letter and (small in _NEVER_ENDS or small in self.own_abbreviations)):
             return False
         if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not is_starter:
             return False
@@ -646,6 +658,8 @@ class _SentenceFinder:
         if word == "им":
             return _NAMED_AFTER.search(before) is None
         is_initial = word[0].isupper() or "." in word or _UNCASED_INITIAL.match(word) is not None
+        if len(word) == 1 and before.strip(_OPENING + " ") == word:
+            return word in _CAPITAL_WORDS or not (is_initial or word.islower())  # "a. The first item"
         return word == "I" or not is_initial or not _INITIALS.fullmatch(word)
 
     def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
@@ -679,9 +693,17 @@ def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
         stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]
         yield from ((stop, "") for stop in (stops[:2] if text[: match.start()].strip() else stops))
     for match in _DOTTED.finditer(text):
+        written = re.sub(r"\.\s", ".", match[0][:-1])
+        if _are_initials(written) and written.lower() not in _MAY_END:
+            continue  # "A. C. Clarke"
         stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]
         yield from ((stop, "") for stop in stops[:-1])
-        yield stops[-1], "_".join(re.sub(r"\.\s", ".", match[0][:-1].lower()).split())
+        yield stops[-1], "_".join(written.lower().split())
+
+
+def _are_initials(word: str) -> bool:
+    """Return whether a word is several capital letters with full stops between them, as in "A.C."."""
+    return "." in word and word.isupper() and _INITIALS.fullmatch(word) is not None
 
 
 def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) -> bool:
