@@ -17,10 +17,13 @@ ENVIRONMENT := $(VENV)/pyvenv.cfg
 LOG := $(VENV)/.install.log
 TYPES := $(VENV)/.types.log
 
-# What `make demo` says is Chinese where the messages of transduce are.
+# What targets say while they install is Chinese where the messages of transduce are.
 zh := $(filter zh%,$(firstword $(TRANSDUCE_LANGUAGE) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
 CORE_SAYS := $(if $(zh),正在安装 transduce 及其依赖,Installing transduce and its dependencies)
 FAST_SAYS := $(if $(zh),正在安装 llvmlite（使训练和解码更快）,Installing llvmlite, which makes training and decoding faster)
+DEV_SAYS := $(if $(zh),正在安装开发工具,Installing the development tools)
+DOCS_SAYS := $(if $(zh),正在安装构建文档站点的工具,Installing what builds the site)
+BUILT_SAYS := $(if $(zh),文档站点已生成：,Built )
 VENV_SAYS := $(if $(zh),正在创建环境 $(VENV)：,Creating the environment $(VENV) with )
 
 # $(call quietly,WHAT,COMMAND) prints one line; the command's output is printed only if the command fails.
@@ -49,7 +52,7 @@ test: lint contracts
 docs: $(DOCS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file mkdocs.zh.yml
-	@echo "Built build/site/index.html"
+	@echo "$(BUILT_SAYS)build/site/index.html"
 
 check: lint types contracts
 
@@ -81,12 +84,12 @@ $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(CORE)
-	@$(call quietly,Installing the development tools,$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]')
+	@$(call quietly,$(DEV_SAYS),$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]')
 	@touch $@
 
 # The site needs the packages of the extra `docs` alone, not the project and PyTorch.
 $(DOCS): $(ENVIRONMENT) constraints.txt
-	@$(call quietly,Installing what builds the site,$(PIP) install --constraint constraints.txt setuptools && \
+	@$(call quietly,$(DOCS_SAYS),$(PIP) install --constraint constraints.txt setuptools && \
 	  $(PIP) install --constraint constraints.txt --no-build-isolation jieba mkdocs mkdocs-material)
 	@touch $@
 

@@ -2,7 +2,8 @@
 
     python docs/draw_pictures.py
 
-Pictures have dark lines on a transparent background; on dark pages the site inverts them. Equal code gives equal files.
+Pictures have dark lines on a transparent background, and invert themselves on a dark page. Equal code gives equal
+files.
 """
 
 import math
@@ -20,6 +21,8 @@ FOLDER = Path(__file__).parent / "pictures" / "questions"
 LANGUAGES = ("en", "zh")
 COLORS = ("#1f6f9f", "#b85c00", "#2f7d32", "#7a3e9d")
 INK, PALE = "#333333", "#dddddd"
+DARK_STYLE = "@media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg) } }"
+"""The style of a picture that is inverted, hues kept, where the page around it is dark."""
 
 
 class Drawing:
@@ -74,7 +77,7 @@ class Drawing:
         width, height = self.size
         marker = (
             '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto"><path d="M0 0 8 4 0 8z" fill="{INK}"/></marker></defs>'
+            f'orient="auto"><path d="M0 0 8 4 0 8z" fill="{INK}"/></marker><style>{DARK_STYLE}</style></defs>'
         )
         shapes = "\n".join(self.shapes)
         return (
@@ -314,14 +317,18 @@ def patches(label: Callable[[str, str], str]) -> Drawing:
 PICTURES = (projections, scaling, mask, batch, complexity, periods, rotary, norm, gradient, shifted, warmup, patches)
 
 
+def suffix_of(language: str) -> str:
+    """Return what stands before the suffix of the files of pictures in a language."""
+    return "" if language == "en" else f".{language}"
+
+
 def draw(language: str) -> dict[str, str]:
     """Return all pictures with labels in a language, as SVG by file name."""
-    suffix = "" if language == "en" else f".{language}"
 
     def label(english: str, chinese: str) -> str:
         return english if language == "en" else chinese
 
-    return {f"{picture.__name__}{suffix}.svg": picture(label).svg() for picture in PICTURES}
+    return {f"{picture.__name__}{suffix_of(language)}.svg": picture(label).svg() for picture in PICTURES}
 
 
 def main() -> None:

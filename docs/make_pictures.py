@@ -1,15 +1,16 @@
-"""Draw the pictures of the READMEs: plots, and screenshots of both web pages. Needs `transduce[plot,serve]`.
+"""Draw the pictures of the pages: plots by the pages' own commands, and screenshots of the page of `transduce serve`.
 
     make demo
-    .venv/bin/python docs/make_pictures.py models/demo
+    .venv/bin/python docs/make_pictures.py
 
-Pictures of other models need the folders bert, gpt and lstm beside the demonstration's, which docs/views.md trains.
-The screenshots also need playwright and Chromium; without these, existing pictures stay unchanged.
+It runs in the folder above `models`, needs `transduce[plot,serve]`, and draws every picture with English and with
+Chinese labels, which need a font with Chinese characters. A plot of a model that is not there, such as those that
+docs/views.md trains, stays unchanged. So do the screenshots without playwright and Chromium.
 """
 
-import argparse
+import re
+import shlex
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,23 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import matplotlib as mpl
+from draw_pictures import DARK_STYLE, LANGUAGES, suffix_of
+
+from transduce.commands.main import main as transduce
 from transduce.commands.serve import inspection_views
-from transduce.inference.load import load, open_translator
-from transduce.inference.translator import Translator
-from transduce.inspection.attention import attention_maps
-from transduce.inspection.causal import ablate, patch_activations
-from transduce.inspection.plots import save_chart
-from transduce.inspection.plots_runs import (
-    plot_activations,
-    plot_attention,
-    plot_masks,
-    plot_positions,
-    plot_rotation,
-    plot_schedules,
-    plot_training,
-)
-from transduce.inspection.sentence import inspect_sentence
-from transduce.search.settings import SearchSettings
+from transduce.inference.load import open_translator
 from transduce.serving.app import Application
 from transduce.serving.models import ServedModel
 from transduce.serving.server import Server, address_of, open_socket
@@ -43,84 +33,87 @@ from transduce.serving.settings import ServingSettings
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PICTURES = Path(__file__).parent / "pictures"
+DOCS = Path(__file__).parent
+PICTURES = DOCS / "pictures"
+PAGES = ("gallery.md", "views.md")
 SENTENCE = "昨天我吃了苹果"
-CORRUPTED_SENTENCE = "昨天我吃了米饭"
-ENGLISH_SENTENCE = "I bought apples yesterday"
-LONGER_SENTENCE = "你的老师为什么喜欢在书店买小说？"
-LANGUAGES = ("zh", "en")
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-PAGE_PIXELS = (1000, 1105)
-SERVED_PIXELS = (1000, 1000)
+LOCALES = {"en": "en-US", "zh": "zh-CN"}
+PIXELS = (1000, 1000)
 MAX_BYTES = 150_000
 
 
 def main() -> None:
     """Draw all pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="the folder of the demonstration's model")
-    folder = Path(parser.parse_args().model)
-    translator = open_translator(folder, precision="fp32", device="cpu")
-    PICTURES.mkdir(exist_ok=True)
-    draw_insides(translator, folder.parent)
-    save_chart(
-        plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png"
-    )
-    save_chart(plot_positions(length=100, d_model=128), PICTURES / "positions.png")
-    save_chart(plot_rotation(length=40, d_k=64), PICTURES / "rotation.png")
-    save_chart(plot_masks(length=12, padding=3), PICTURES / "masks.png")
-    save_chart(plot_activations(), PICTURES / "activations.png")
-    save_chart(plot_training([folder]), PICTURES / "training.png")
-    schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
-    save_chart(schedules, PICTURES / "schedule.png")
-    longer = inspect_sentence(translator, LONGER_SENTENCE, search=SearchSettings(), attributions=True)
-    take_screenshots(longer.to_html(), translator)
-    for picture in sorted(PICTURES.glob("*.png")):
+    for name, command in commands().items():
+        model = next((word for word in command if word.startswith("models/")), None)
+        if model is not None and not Path(model).is_dir():
+            sys.stderr.write(f"{model} does not exist: the pictures {name} stay unchanged.\n")
+            continue
+        for language in LANGUAGES:
+            draw(command, PICTURES / f"{name}{suffix_of(language)}.svg", language)
+    take_screenshots()
+    for picture in sorted(PICTURES.glob("*.*")):
         size = picture.stat().st_size
         print(f"{picture}: {size:,} bytes{' (too large)' if size > MAX_BYTES else ''}")
 
 
-def draw_insides(translator: Translator, models: Path) -> None:
-    """Draw the results of the causal tools, and the attention of the models bert, gpt and lstm if a folder has them."""
-    save_chart(ablate(translator, SENTENCE).chart(), PICTURES / "ablation.png")
-    save_chart(patch_activations(translator, SENTENCE, CORRUPTED_SENTENCE).chart(), PICTURES / "patching.png")
-    for name, text in (("bert", ENGLISH_SENTENCE), ("gpt", ENGLISH_SENTENCE), ("lstm", SENTENCE)):
-        if (models / name).is_dir():
-            maps = attention_maps(load(models / name, precision="fp32", device="cpu"), text)
-            save_chart(plot_attention(maps, kind=None, layer=None), PICTURES / f"attention-{name}.png")
+def commands() -> dict[str, list[str]]:
+    """Return the words of the command of each plot that the pages show, without its output file, by picture."""
+    text = "".join((DOCS / page).read_text("utf-8") for page in PAGES)
+    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", text))
+    lines = re.findall(r"^transduce (.+ --(?:output|picture)) ([\w-]+)\.png", text, re.MULTILINE)
+    return {name: shlex.split(line) for line, name in reversed(lines) if name in shown}
 
 
-def take_screenshots(inspected: str, translator: Translator) -> None:
-    """Take screenshots of the page of one translation, and of a server's page."""
+def draw(command: list[str], path: Path, language: str) -> None:
+    """Run a command that draws a plot to this path, with labels in a language."""
+    settings = {"svg.fonttype": "none", "savefig.transparent": True}
+    with mpl.rc_context(settings):
+        status = transduce([*command, str(path), "--ui-language", language])
+    if status != 0:
+        raise SystemExit(status)
+    path.write_text(for_pages(path.read_text("utf-8")), "utf-8", newline="\n")
+
+
+def for_pages(svg: str) -> str:
+    """Return a plot for both light and dark pages, in the fonts of the reader's system, without what no page shows."""
+    svg = re.sub(r"(?s)<\?xml.*?(?=<svg)|\s*<metadata>.*?</metadata>", "", svg)
+    svg = re.sub(r"font-family: [^;\"]+", "font-family: sans-serif", svg)
+    svg = re.sub(r"(\d\.\d\d)\d+(?=[^<>]*>)", r"\1", svg)  # coordinates, not the numbers that are shown
+    svg = re.sub(r"base64,[^\"]+", lambda image: re.sub(r"\s", "", image[0]), svg)
+    svg = re.sub(r"\s*\n\s*(?=[^<\s])", " ", re.sub(r"\s*\n\s*(?=<)", "\n", svg))  # a line for each element
+    return svg.replace("</style>", f"{DARK_STYLE}</style>", 1)
+
+
+def take_screenshots() -> None:
+    """Take screenshots of a server's page in each language."""
     browser = next((each for each in BROWSERS if Path(each).exists()), None)
     if browser is None or find_spec("playwright") is None:
         sys.stderr.write("No screenshots: they need playwright and Chromium. Existing screenshots stay unchanged.\n")
         return
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright, served(translator) as address:
-        path = Path(folder) / "page.html"
-        path.write_text(inspected, encoding="utf-8")
+    width, height = PIXELS
+    with sync_playwright() as playwright, served() as address:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        for url, name, (width, height), prepare in (
-            (path.as_uri(), "page.png", PAGE_PIXELS, point_at_word),
-            (address, "serve.png", SERVED_PIXELS, try_another_word),
-        ):
-            opened = chromium.new_page(
-                viewport={"width": width, "height": height}, color_scheme="light", locale="en-US"
+        for language in LANGUAGES:
+            page = chromium.new_page(
+                viewport={"width": width, "height": height}, color_scheme="light", locale=LOCALES[language]
             )
-            opened.goto(url)
-            prepare(opened)
-            opened.screenshot(path=PICTURES / name)
+            page.goto(address)
+            try_another_word(page)
+            page.screenshot(path=PICTURES / f"serve{suffix_of(language)}.png")
         chromium.close()
 
 
 @contextmanager
-def served(translator: Translator) -> Iterator[str]:
-    """Run a server with this model like `transduce serve` within the context, and yield its address."""
+def served() -> Iterator[str]:
+    """Serve the demonstration's model like `transduce serve` within the context, and yield the server's address."""
+    translator = open_translator(Path("models/demo"), precision="fp32", device="cpu")
     settings = ServingSettings(port=0)
     opened = open_socket(settings.host, settings.port)
-    service = Service([ServedModel(translator, languages=LANGUAGES)], settings)
+    service = Service([ServedModel(translator, languages=("zh", "en"))], settings)
     server = Server(Application(service, inspection_views()), settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
@@ -131,15 +124,10 @@ def served(translator: Translator) -> Iterator[str]:
         thread.join()
 
 
-def point_at_word(page: "Page") -> None:
-    """Move the pointer to a word."""
-    page.locator(".word").nth(2).hover()
-
-
 def try_another_word(page: "Page") -> None:
     """Translate a sentence, and show the translation with another verb."""
     page.locator("#text").fill(SENTENCE)
-    page.locator(".piece").nth(1).click()
+    page.locator(".token").nth(1).click()
     page.locator(".candidates tr").nth(1).get_by_role("button").click()
     page.locator(".comparison").wait_for()
     page.locator(".word").nth(2).hover()

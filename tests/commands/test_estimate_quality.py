@@ -63,7 +63,7 @@ def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
     source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
     target.write_text("I eat fish .\nwater water\n", "utf-8")
     out, err = review(capsys, trained, "--source", source, "--translation", target)
-    assert err.startswith("1 of 2 translations have quality warnings: unlikely 1")
+    assert err.startswith("1 of 2 translations has quality warnings: unlikely 1")
     assert out.startswith("2\tunlikely (")
 
 

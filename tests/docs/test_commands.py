@@ -229,11 +229,13 @@ def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypat
     assert lines == [line for block in code_blocks(chinese) for line in command_lines(block)]
     for line in lines:
         run_line(line, monkeypatch)
-    pictures = re.findall(r"pictures/(\w+\.png)", page)
+    pictures = re.findall(r"pictures/(\w+)\.svg", page)
+    assert pictures == re.findall(r"pictures/(\w+)\.zh\.svg", chinese)
     assert len(pictures) == len(lines)
     for picture in pictures:
-        assert (DOCS / "pictures" / picture).is_file()
-        assert (demonstration / picture).is_file()
+        assert (DOCS / "pictures" / f"{picture}.svg").is_file()
+        assert (DOCS / "pictures" / f"{picture}.zh.svg").is_file()
+        assert (demonstration / f"{picture}.png").is_file()
 
 
 @pytest.mark.slow

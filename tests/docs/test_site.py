@@ -143,7 +143,11 @@ def test_pages_have_the_lists_tables_and_blocks_of_the_repository_view(pages: di
 
 @pytest.mark.parametrize(
     ("folder", "asked", "page"),
-    [("", "rotary embeddings", "questions.html"), ("zh/", "交叉注意力", "zh/questions.html")],
+    [
+        ("", "rotary embeddings", "questions.html"),
+        ("", "--beam-size", "tutorial/6-search.html"),
+        ("zh/", "交叉注意力", "zh/questions.html"),
+    ],
 )
 def test_the_site_is_searched_offline(site: Path, browser: "Browser", folder: str, asked: str, page: str) -> None:
     """Open the site from its files, search, and look at what the browser loads."""

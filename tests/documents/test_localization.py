@@ -1,6 +1,7 @@
 """Test gettext catalogs and XLIFF: missing translations are added, and existing ones stay."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -359,3 +360,59 @@ def test_units_of_xliff_with_all_translations_are_not_reported(target: str) -> N
     )
     source = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
     assert read_document("a.xlf", source.encode(), DocumentSettings(), Limits()).kept_units == ()
+
+
+def catalog(forms: str, count: int = 2) -> str:
+    strings = "".join(f'msgstr[{number}] ""\n' for number in range(count))
+    header = f'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n"Plural-Forms: {forms}\\n"\n\n'
+    return f'{header}msgid "a file"\nmsgid_plural "many files"\n{strings}'
+
+
+@pytest.mark.parametrize(
+    ("forms", "singular"),
+    [
+        ("nplurals=2; plural=(n != 1);", 0),
+        ("nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0);", 1),
+        ("nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;", 1),
+        ("nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);", 0),
+        ("nplurals=2; plural=__import__('os');", 0),
+    ],
+)
+@pytest.mark.parametrize("written", [2, 6])
+def test_the_singular_is_the_plural_form_of_the_number_1(forms: str, singular: int, written: int) -> None:
+    count = int(forms[9])
+    result = translated(catalog(forms, min(written, count)), "a.po")
+    expected = ["a file!" if number == singular else "many files!" for number in range(count)]
+    assert re.findall(r'msgstr\[\d\] "(.*)"', result) == expected
+    document = read_document("a.po", catalog(forms).encode(), DocumentSettings(), Limits())
+    assert document.same_plurals == (count > 2)
+
+
+TEMPLATE = """# A TITLE.
+#, fuzzy
+msgid ""
+msgstr ""
+"Language: \\n"
+"Content-Type: text/plain; charset=CHARSET\\n"
+"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"
+
+msgid "a file"
+msgid_plural "many files"
+msgstr[0] ""
+msgstr[1] ""
+"""
+
+
+def test_a_template_gets_the_header_of_the_target_language(tmp_path: Path) -> None:
+    result = translated(TEMPLATE, "a.pot", target_language="pl")
+    assert '# A TITLE.\nmsgid ""\n' in result
+    assert '"Language: pl\\n"' in result
+    assert "charset=UTF-8" in result
+    assert "nplurals=3; plural=(n==1 ? 0" in result
+    assert 'msgstr[2] "many files!"' in result
+    unknown = read_document("a.pot", TEMPLATE.encode(), DocumentSettings(target_language="xx"), Limits())
+    assert unknown.lacks_plural_rule
+    if shutil.which("msgfmt") is not None:
+        path = tmp_path / "a.po"
+        path.write_text(result, "utf-8")
+        subprocess.run(["msgfmt", "--check", "-o", os.devnull, str(path)], check=True)

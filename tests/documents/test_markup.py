@@ -794,3 +794,19 @@ def test_a_tag_behind_a_comma_stays_behind_it(document: str, translation: str, e
     (text,) = markup_plan(document, spaced=True).sentences
     parts = {"one": "ONE", "two": "TWO", "3": "3"}
     assert translate(document, {text: translation}, parts) == expected
+
+
+def test_sentences_of_southeast_asian_languages_have_a_space_between_them() -> None:
+    known = {"他来了。": "เขามาแล้วที่", "她走了。": "เธอไป", "He came.": "เขามาแล้วที่", "She left.": "เธอไป"}
+    for document in ("<p>他来了。<sup>1</sup>她走了。</p>", "<p>He came.<sup>1</sup> She left.</p>"):
+        assert translate(document, known, spaced=False) == "<p>เขามาแล้วที่<sup>1</sup> เธอไป</p>"
+    known = {"He came.": "他来了。", "She left.": "她走了。"}
+    assert (
+        translate("<p>He came.<sup>1</sup> She left.</p>", known, spaced=False) == "<p>他来了。<sup>1</sup>她走了。</p>"
+    )
+
+
+def test_a_greek_question_before_the_mark_of_a_note_is_a_sentence() -> None:
+    document = "<p>Τι κάνεις;<sup>1</sup> Είμαι καλά.</p>"
+    settings = MarkupSettings(source_language="el")
+    assert markup_plan(document, settings, spaced=True).sentences == ["Τι κάνεις;", "Είμαι καλά."]

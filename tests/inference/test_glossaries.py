@@ -16,6 +16,7 @@ from transduce.inference.glossary_search import (
     parts_missing_terms,
 )
 from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.substitution import TermModel
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
@@ -113,8 +114,56 @@ def test_case_and_marks_of_a_sentence_that_is_one_term(
 
     source, target = term
     glossary = Glossary([Term(source, (target,)), Term(f"{source} mit Anlage", ("x",))])
-    found = _whole_targets(text, glossary, cast("Vocabulary", AnyCharacter()), language)
+    model = TermModel(cast("Vocabulary", AnyCharacter()), not_called, not_called, target_language=language)
+    found = _whole_targets(text, glossary, model)
     assert found == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "languages", "expected"),
+    [
+        ("Hund.", "कुत्ता", "de-hi", "कुत्ता।"),
+        ("Hund?", "كلب", "de-ar", "كلب؟"),
+        ("Hund?", "سگ", "de-fa", "سگ؟"),
+        ("Hund.", "کتا", "de-ur", "کتا۔"),
+        ("Hund?", "σκύλος", "de-el", "Σκύλος;"),
+        ("Hund.", "շուն", "de-hy", "Շուն։"),
+        ("Hund.", "หมา", "de-th", "หมา"),
+        ("Hund?", "หมา", "de-th", "หมา?"),
+        ("Hund?", "perro", "de-es", "¿Perro?"),
+        ("Hund!!", "perro", "de-es", "¡¡Perro!!"),
+        ("Hund.", "perro", "de-es", "Perro."),
+        ("¿Hund?", "dog", "es-en", "Dog?"),
+        ("Hund;", "dog", "el-en", "Dog?"),
+        ("Hund;", "dog", "de-en", "dog;"),
+        ("Hund।", "dog", "hi-en", "Dog."),
+        ("Hund؟", "犬", "ar-ja", "犬？"),
+        ("Hund.", "istasyon", "de-tr", "İstasyon."),
+        ("Hund.", "ijs", "de-nl", "IJs."),
+        ("Hund.", "ძაღლი", "de-ka", "ძაღლი."),
+        ("Hund.", "ﬁlm", "de-en", "Film."),
+    ],
+)
+def test_a_term_gets_the_marks_and_capitals_of_its_language(
+    text: str, target: str, languages: str, expected: str
+) -> None:
+    class AnyCharacter:
+        def unknown_characters(self, _text: str) -> str:
+            return ""
+
+    source_language, target_language = languages.split("-")
+    model = TermModel(
+        cast("Vocabulary", AnyCharacter()),
+        not_called,
+        not_called,
+        target_language=target_language,
+        source_language=source_language,
+    )
+    assert _whole_targets(text, Glossary([Term("Hund", (target,))]), model) == [expected]
+
+
+def not_called(*_: object) -> Any:
+    raise AssertionError
 
 
 def test_the_forms_of_a_term_are_alternatives_in_their_order(translator: Translator) -> None:

@@ -13,6 +13,7 @@ from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmen
 from transduce.inference.translation import Alternative, Translation, join_parts, with_sentences
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.languages import sentence_separator
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -100,6 +101,9 @@ def test_a_line_that_is_never_split_has_its_tabs_in_a_sentence() -> None:
 def test_sentences_are_joined_as_the_target_language_is_written() -> None:
     assert written(segment("How are you? Fine.  Good.", separator="", language="en")) == "How are you?Fine.  Good."
     assert written(segment("你好。再见。")) == "你好。 再见。"
+    for language in ("th", "lo", "my", "khm_Khmr"):
+        translated = segment("你好。再见。", separator=sentence_separator(language))
+        assert written(translated) == "你好。 再见。"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,10 @@ def test_sentences_are_joined_as_the_target_language_is_written() -> None:
         ("玛丽今天晚上会\n骑自行车去图书馆", ["玛丽今天晚上会骑自行车去图书馆"]),
         ("Hello my\n  dear friend. How\r\nare you?", ["Hello my dear friend.", "How are you?"]),
         ("one-\ntwo", ["one-two"]),
+        ("Ich kam -\nund ging.", ["Ich kam - und ging."]),
+        ("Donau\u00ad\ndampfer", ["Donaudampfer"]),
+        ("・項目\n※注\n意", ["項目", "注意"]),
+        ("а) один\nα) ένα\nأ) واحد\nक) एक\n(б) два", ["один", "ένα", "واحد", "एक", "два"]),
         ("나는 사과를\n좋아한다.", ["나는 사과를 좋아한다."]),
         ("第一\n段\n\n第二\n段", ["第一段", "第二段"]),
         ("- 你\n好\n- 再\n见", ["你好", "再见"]),

@@ -16,7 +16,17 @@ from rich.cells import cell_len
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps
-from transduce.inspection.plots import Chart, Curves, HeatMap, _upright, curve, draw_chart, render_chart, save_chart
+from transduce.inspection.plots import (
+    Chart,
+    Curves,
+    HeatMap,
+    _upright,
+    curve,
+    draw_chart,
+    localized_chart,
+    render_chart,
+    save_chart,
+)
 from transduce.inspection.plots_runs import (
     group_by_length,
     plot_activations,
@@ -302,6 +312,7 @@ def test_chinese_names_of_columns_stand_upright() -> None:
     pytest.importorskip("matplotlib")
     assert _upright("▁昨天") == "▁\n昨\n天"
     assert _upright("▁apples$") == "▁apples\\$"
+    assert _upright("第 1 个头") == "第\n1\n个\n头"
 
 
 def test_titles_are_in_the_language_of_messages() -> None:
@@ -317,6 +328,32 @@ def test_without_a_font_for_chinese_the_picture_says_what_to_install(monkeypatch
     monkeypatch.setattr("transduce.inspection.plots.CHINESE_FONTS", ("No Such Font",))
     with pytest.raises(TransduceError, match=r"no font here has them: install one .* fonts-noto-cjk"):
         render_chart(Chart((SQUARES,)), "png")
+
+
+def test_without_a_font_for_chinese_the_labels_are_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("transduce.inspection.plots.CHINESE_FONTS", ("No Such Font",))
+    chart = plot_positions(length=8, d_model=4)
+    with use_ui_language("zh"), pytest.warns(UserWarning, match="labels of the picture are English"):
+        assert render_chart(chart, "png") == render_chart(chart, "png")
+
+
+def test_names_of_the_parts_of_a_model_are_in_the_language_of_messages() -> None:
+    columns = ("embedding", "layer 1", "whole layer")
+    words = ("embedding", "▁layer", "</s>")
+    look: Any = {"x_label": "", "y_label": "", "values": np.eye(3), "minimum": 0.0, "maximum": 1.0}
+    panels = (
+        HeatMap(title="", column_names=columns, row_names=words, **look),
+        HeatMap(title="", column_names=words, row_names=columns, **look),
+    )
+    chart = Chart(panels)
+    assert localized_chart(chart) is chart
+    with use_ui_language("zh"):
+        one, other = localized_chart(chart).panels
+    assert isinstance(one, HeatMap)
+    assert isinstance(other, HeatMap)
+    assert one.column_names == other.row_names == ("词嵌入", "第 1 层", "整层")
+    assert one.row_names == other.column_names == words
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:

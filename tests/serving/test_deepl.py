@@ -301,6 +301,21 @@ def test_a_document_is_translated_downloaded_and_gone(serve: Any, gated_model: A
         assert live.ask("POST", f"{path}/result", key).status == 404  # it was deleted
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "characters"),
+    [("a.txt", b"eins\n" * 50, 200), ("a.html", b"<p>eins <b>zwei</b></p><p>eins <b>zwei</b></p>", 18)],
+)
+def test_all_characters_of_a_document_are_billed_but_no_tags(
+    live: Any, wait_until: Any, name: str, content: bytes, characters: int
+) -> None:
+    used = live.ask("GET", "/v2/usage").json["character_count"]
+    handle = upload(live, content, name).json
+    path, key = f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}
+    wait_until(lambda: live.ask("POST", path, key).json["status"] == "done")
+    assert live.ask("POST", path, key).json["billed_characters"] == characters
+    assert live.ask("GET", "/v2/usage").json["character_count"] - used >= characters
+
+
 def test_the_columns_of_a_table_are_fields_of_the_form(live: Any, wait_until: Any) -> None:
     handle = upload(live, b"a,b\none,two\n", "a.csv", columns="b").json
     path, key = f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}

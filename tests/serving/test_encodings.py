@@ -27,16 +27,30 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"q":"a","source":"de","target":"en","q":"b"}', b'{"q":"a","x":1,"source":"de","target":"en","x":1}']
+    ("body", "repeated"),
+    [
+        (b'{"q":"a","source":"de","target":"en","q":"b"}', "q"),
+        (b'{"q":"a","x":1,"source":"de","target":"en","x":1}', "x"),
+        (b'{"q":"a","source":"de","target":"en","\\u0071":"b"}', "q"),
+        ('{"q":"a","source":"de","target":"en","glossary":{"爱":"hate","爱":"like"}}'.encode(), "爱"),
+        (b'{"q":"a","source":"de","target":"en","x":[{"y":{"z":1,"z":2}}]}', "z"),
+    ],
 )
-def test_repeated_keys_of_a_json_object_are_refused(body: bytes) -> None:
-    with pytest.raises(RequestError, match=r"each key of the JSON object must occur once"):
+def test_repeated_keys_of_json_objects_are_refused(body: bytes, repeated: str) -> None:
+    with pytest.raises(RequestError, match=rf"each key of a JSON object must occur once, but `{repeated}` is repeated"):
         read_json(body, TranslateRequest)
 
 
-def test_nested_objects_may_repeat_keys_and_white_space_is_ignored() -> None:
+def test_different_objects_may_have_the_same_key_and_white_space_is_ignored() -> None:
     body = b'{ "q" : "a\\u00e9" ,\n"source":"de","target":"en", "x": {"a":1, "b":{"a": 2}}}'
     assert read_json(body, TranslateRequest).q == "aé"
+
+
+def test_a_byte_order_mark_before_json_is_ignored_and_broken_json_is_located() -> None:
+    body = b'\xef\xbb\xbf{"q":"a","source":"de","target":"en"}'
+    assert read_json(body, TranslateRequest).q == "a"
+    with pytest.raises(RequestError, match=r"the body is not JSON in UTF-8 \(.*byte 9\)"):
+        read_json(b'{"q":"a",}', TranslateRequest)
 
 
 def test_form_fields_precede_query_fields() -> None:

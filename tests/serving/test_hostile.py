@@ -1,5 +1,6 @@
 """Test hostile requests: each is refused with a message, uses little memory, and does not affect others."""
 
+import gzip
 import json
 import resource
 import socket
@@ -54,6 +55,52 @@ def test_compressed_requests_are_read(live: Any, name: str) -> None:
     body = squeezer.compress(content) + squeezer.flush()
     reply = live.ask("POST", "/translate", body, {"Content-Type": "application/json", "Content-Encoding": name})
     assert reply.json["translatedText"] == "EINS " * 3000
+
+
+def test_a_gzip_body_of_several_members_is_read(live: Any) -> None:
+    content = json.dumps({"q": "eins zwei", "source": "de", "target": "en"}).encode()
+    body = b"".join(gzip.compress(part) for part in (content[:20], content[20:]))
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert live.ask("POST", "/translate", body, headers).json["translatedText"] == "EINS ZWEI"
+    assert live.ask("POST", "/translate", body + b"x", headers).status == 400
+
+
+def answer_to(live: Any, head: str, body: bytes = b"") -> bytes:
+    """Return what the server sends after a head and the begin of a body, until it closes the connection."""
+    lines = "\r\n".join([*head.split("; "), "Host: a", "Content-Type: application/json", "\r\n"])
+    received = b""
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as connection:
+        connection.sendall(lines.encode() + body)
+        while chunk := connection.recv(4096):
+            received += chunk
+    return received
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("POST /translate HTTP/1.1; Content-Length: 9000000; Expect: 100-continue", b""),
+        ("POST /translate HTTP/1.1; Content-Length: 9000000", b"{"),
+        ("POST /translate HTTP/1.1; Transfer-Encoding: chunked", b"4000\r\n" + b"x" * 0x4000 + b"\r\n"),
+    ],
+)
+def test_a_client_that_does_not_finish_an_oversized_body_is_answered_soon(
+    serve: Any, gated_model: Any, head: str, body: bytes
+) -> None:
+    with serve(gated_model(), max_body_bytes=1000, read_seconds=60.0) as live:
+        received = answer_to(live, head, body)  # its connection would time out after 20 seconds
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert b"100 Continue" not in received
+
+
+def test_a_request_may_name_the_whole_url_but_not_two_lengths(live: Any) -> None:
+    body = json.dumps({"q": "eins", "source": "de", "target": "en"}).encode()
+    head = f"POST http://a.example:80/translate HTTP/1.1; Connection: close; Content-Length: {len(body)}"
+    assert json.loads(answer_to(live, head, body).partition(b"\r\n\r\n")[2]) == {"translatedText": "EINS"}
+    head = "POST /translate HTTP/1.1; Transfer-Encoding: chunked; Content-Length: 4"
+    refused = answer_to(live, head, f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 400 ")
+    assert b"Transfer-Encoding or a Content-Length, not both" in refused
 
 
 def test_a_body_of_exactly_the_limit_is_read(serve: Any, gated_model: Any) -> None:

@@ -167,7 +167,7 @@ def test_a_dev_set_that_stands_in_the_training_text_is_reported(
         options: dict[str, Any] = {"dev_source": dev[0], "dev_target": dev[1], "dry_run": True, "device": "cpu"}
         train(out=tmp_path / "model", source=files["zh"], target=files["en"], **options)
         said = capsys.readouterr().err.replace("\n", " ")
-        notice = f"Of the dev set's {known + 1} sources, {known} also occur in the training text (first: "
+        notice = f"The training text has {known} of the dev set's {known + 1} sources, too (first: "
         assert (notice in said) == told
 
 
@@ -774,7 +774,7 @@ def test_minutes_become_steps_that_are_kept(
     assert result.steps is not None
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
-    assert re.search(r"0.04 minutes are about [\d,]+ steps at the current speed.", said)
+    assert re.search(r"0.04 min are about [\d,]+ steps at the current speed.", said)
     assert re.search(r"training.weight_decay +set later  1.3 / the sum of all steps' learning rates, once the", said)
     assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]

@@ -46,7 +46,55 @@ CASES = [
     ("es", ["¿Qué pasa?", "¡Hola!", "El Sr. García vive aquí.", "¿y tú?"]),
     ("fr", ["Vraiment ?", "Oui.", "« Quoi ? » dit-il.", "« Non ! »", "Il part.", "M. Dupont arrive."]),
     ("ru", ["Привет.", "Как дела?", "В 1990 г. Москва росла."]),
+    # Words of one letter or syllable.
+    ("ko", ["네.", "알겠습니다.", "그것은 내 것.", "손대지 마."]),
+    ("ru", ["Это был я.", "Потом он ушёл."]),
+    ("ru", ["это был я.", "привет, том."]),
+    ("ru", ["Кто там?", "— Я.", "Входи."]),
+    ("uk", ["Це був я.", "Тоді він пішов."]),
+    ("pt", ["Ele é.", "Tom não é."]),
+    ("it", ["Non so chi è.", "Tom lo sa."]),
+    ("ro", ["Nu știu cine e.", "Tom știe."]),
+    ("tr", ["Gelen o.", "Tom gitti."]),
+    ("da", ["Det er en ø.", "Tom bor her."]),
+    ("sv", ["Det är en ö.", "Tom bor här."]),
+    ("hu", ["Ez volt ő.", "Péter elment."]),
+    ("fr", ["Je sais ce qu'il y a.", "Tom part."]),
+    ("ka", ["მე ვარ ა.", "ის წავიდა."]),
+    ("en", ["The key is e.", "Tom ran 5 m.", "Then he fell."]),
+    ("he", ["הסופר א. ב. יהושע כתב.", "היא קראה."]),
+    ("ar", ["كان ذلك سنة 44 ق.م.", "ثم مات."]),
+    ("ar", ["جاء د. أحمد اليوم.", "ثم ذهب."]),
+    # Abbreviations of several parts, and in several languages.
+    (
+        "de",
+        [
+            "Tom kommt z. B. Montag oder d. h. nie.",
+            "Das ist m. E. Unsinn von Otto d. Gr. aus Rom.",
+            "Er starb 44 v. Chr. in Rom.",
+        ],
+    ),
+    ("de", ["Wir sahen u. a. Hunde u. Ä.", "Dann gingen wir i. d. R. Eis essen."]),
+    ("en", ["He came at 5 a. m. Monday, i. e. today."]),
+    ("cs", ["Např. Praha je tzv. Matka měst.", "To je ul. Dlouhá.", "MUDr. Novák přišel 3. 5. 2024 domů."]),
+    ("pl", ["Mieszkam na ul. Długiej.", "Dr hab. Nowak też.", "Urodził się w 1990 r.", "Potem wyjechał."]),
+    ("sv", ["Bl.a. Tom kom, t.ex. Anna.", "En örn.", "Den flög."]),
+    ("da", ["F.eks. Tom kom, dvs. Anna."]),
+    ("fi", ["Esim. Helsinki on iso."]),
+    ("it", ["Ad es. Roma è grande."]),
+    ("es", ["Vive en los EE. UU. de hoy.", "Tom vive en EE. UU.", "Yo también."]),
+    ("es", ["a. Mejorar la situación.", "b. Otra cosa."]),
+    ("en", ["A. C. Clarke and N. E. Smith met J. A. Bell, oh no! but they left.", "See Smith v. Jones, l. 3."]),
+    ("en", ["( e . d . those of the brother )"]),
+    ("hi", ["डॉ. शर्मा आए।", "यह रु. 500 का है।"]),
+    ("el", ["Ο Δρ. Παπαδόπουλος ήρθε.", "Βλ. Σελ. 5."]),
+    ("ru", ["Он живёт в кв. 5 на ул. Ленина.", "Завод им. Ленина закрыт.", "Скажи им.", "Том ждёт."]),
+    ("ru", ["См. рис. 5 и табл. 3.", "Он любит книги и т. д.", "Том ушёл.", "Я ем рис.", "Он вкусный."]),
+    ("ru", ["Он родился в 1990 г.", "Уехал в Париж.", "Жил он в XIX в.", "Умер в Москве."]),
+    ("tr", ["Sn. Yılmaz Bağdat Cad. Moda Mah. yakınında.", "Örn. Ankara."]),
     # Ordinals and numbers.
+    ("tr", ["II. Abdülhamit öldü.", "I. Murat geldi."]),
+    ("ko", ["2024. 5. 3. 서울에서 만났다.", "오늘은 2024. 5. 4.이다.", "좋다."]),
     ("de", ["Tom wurde am 5. Mai 2010 geboren.", "Er ist 5.", "Sie ist 6."]),
     ("de", ["Der 1. und 2. Weltkrieg.", "Ludwig XIV. war König."]),
     ("deu_Latn", ["Der 1. und 2. Weltkrieg.", "Ludwig XIV. war König."]),
@@ -63,6 +111,17 @@ CASES = [
     ("en", ["What?!", "No!!!"]),
     ("en", ["?!"]),
     ("en", ["... ok"]),
+    ("ja", ["え？と思った。", "何？", "とても驚いた。"]),
+    ("zh", ["他来了……", "我走了。"]),
+    ("en", ["It is water.[1]", "Big cats drink.[2][3]", "They purr.¹", "Yes.[a]", "So they do."]),
+    ("zh", ["水。[1]", "大。¹", "好。"]),
+    ("fr", ["Il dit ‹ Oui. ›", "Puis il part."]),
+    ("de", ["Er sagte: ›Halt!‹", "Dann ging er."]),
+    ("he", ["הוא אמר ״כן.״", "היא הלכה."]),
+    ("hi", ["मैं घर गया|", "वह सो गया |", "हाँ |"]),
+    ("el", ["Τι κάνεις;", "Πού είναι ο Νίκος;", "Εδώ."]),
+    ("el", ["τι κάνεις;", "πού είναι ο Νίκος;"]),
+    ("en", ["I went home; Tom stayed."]),
     # Texts without capital letters, or without spaces.
     ("en", ["hello.", "how are you?", "i am fine.", "thanks"]),
     ("en", ["I came home late yesterday.", "then I slept well."]),
@@ -84,6 +143,18 @@ def test_marks_without_a_space_end_sentences_too() -> None:
     assert found == ["Really?", "Yes!", "He came.", "She left.", "Use System.Out to print.", "And go."]
 
 
+def test_marks_without_a_space_end_sentences_in_scripts_without_capital_letters_too() -> None:
+    for text in ("من أنت؟|أنا هنا.", "وہ گیا۔|میں آیا۔|وہ ایم۔اے ہے۔", "मैं घर गया|" + "\0वह सो गया|", "뭐?|나는 간다."):
+        sentences = text.split("\0") if "\0" in text else text.split("|")
+        whole = "".join(sentences)
+        assert [whole[start:end] for start, end in find_sentences(whole)] == sentences
+
+
+def test_the_greek_question_mark_is_known_without_a_language() -> None:
+    for text in ("Τι κάνεις; Είμαι καλά.", "Τι κάνεις\u037e Είμαι καλά."):
+        assert len(find_sentences(text)) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     ["Read https://a.b/c?d=1!e. Then go.", "He wrote {Hello. You there} to me. Then he left.", "看`a。b`吧。好。"],
@@ -97,7 +168,28 @@ def test_no_sentence_ends_in_a_protected_span(text: str) -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    ["Go. ", "走。", " ", "!", "!)", "\t", "…x", "Dr. ", "a ", "。", "? ", "... ", '"', "1. ", "« », ", "hm? hm. "],
+    [
+        "Go. ",
+        "走。",
+        " ",
+        "!",
+        "!)",
+        "\t",
+        "…x",
+        "Dr. ",
+        "a ",
+        "。",
+        "? ",
+        "... ",
+        '"',
+        "1. ",
+        "« », ",
+        "hm? hm. ",
+        "z. ",
+        ".[1]",
+        "1. 2. ",
+        "ह|",
+    ],
 )
 def test_long_texts_take_linear_time(piece: str) -> None:
     started_at = time.monotonic()

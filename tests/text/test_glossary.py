@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.glossary import Glossary, Term, TermTally, read_glossary
+from transduce.text.glossary import Glossary, Term, TermTally, contains_phrase, read_glossary
 
 
 def glossary(**terms: str) -> Glossary:
@@ -148,3 +148,30 @@ def test_names_with_commas_may_stay_unchanged(tmp_path: Path) -> None:
     for text in ("GmbH\nAG\nDupont, SA\n", "Hund\tdog\nDupont, SA\n"):
         path.write_text(text, "utf-8")
         assert "Dupont, SA" in [term.source for term in read_glossary(path).terms]
+
+
+@pytest.mark.parametrize(
+    ("term", "text", "is_found"),
+    [
+        ("بیند", "می\u200cبیند", False),  # joined to a word
+        ("می\u200cبیند", "او می\u200cبیند.", True),
+        ("haus", "Haus\u00adtür", False),
+        ("don't", "I don’t", True),
+        ("l’eau", "dans l'eau", True),
+        ("office", "the oﬃce", True),
+        ("abc", "ＡＢＣ", True),
+        ("istanbul", "İstanbul", True),
+        ("ısı", "Isı", True),
+        ("straße", "HAUPT STRASSE", True),
+        ("maße", "die Masse", False),
+        ("straße", "Straße", True),
+    ],
+)
+def test_terms_are_found_in_other_forms_of_their_letters(term: str, text: str, *, is_found: bool) -> None:
+    assert bool(Glossary([Term(term, ("x",))]).find(text)) == is_found
+
+
+def test_a_translation_may_have_other_apostrophes_and_capitals() -> None:
+    assert Glossary([Term("x", ("it's", "ışık"))]).missing("x", "It’s") == []
+    assert Glossary([Term("x", ("istasyon",))]).missing("x", "İstasyon burada") == []
+    assert contains_phrase("می\u200cبیند", "بیند") is False

@@ -14,6 +14,7 @@ from transduce.text.sentences import find_lost_sentences
             "We went to school yesterday. The teacher was not there.",
             (3, 2),
         ),
+        ("Это был только я. Потом он сразу ушёл.", "It was only me.", (2, 1)),
         ("Ich habe Hunger. Wo ist die Küche?", "I am hungry.", (2, 1)),
         ("Der Hund schläft dort. Er ist sehr müde. Wir gehen leise.", "The dog sleeps there.", (3, 1)),
         ("मैं घर जा रहा हूँ। तुम कहाँ हो अभी।", "I am going home.", (2, 1)),
@@ -21,6 +22,19 @@ from transduce.text.sentences import find_lost_sentences
 )
 def test_a_translation_with_fewer_sentences_is_found(source: str, translation: str, expected: tuple[int, int]) -> None:
     assert find_lost_sentences(source, translation) == expected
+
+
+def test_the_greek_question_mark_counts_on_both_sides() -> None:
+    greek, english = "Τι κάνεις εσύ σήμερα; Είμαι πολύ καλά εδώ.", "How are you today? I am very well here."
+    assert find_lost_sentences(greek, "How are you today?", ("el", "en")) == (2, 1)
+    assert find_lost_sentences(english, "Τι κάνεις εσύ σήμερα;", ("en", "el")) == (2, 1)
+    assert find_lost_sentences(greek, english, ("el", "en")) is None
+    assert find_lost_sentences(english, greek, ("en", "el")) is None
+
+
+def test_abbreviations_of_a_language_end_no_sentence() -> None:
+    czech, english = "Naše nová adresa je ul. Dlouhá číslo pět.", "Our new address is number five, Dlouhá street."
+    assert find_lost_sentences(czech, english, ("cs", "en")) is None
 
 
 @pytest.mark.parametrize(
@@ -33,6 +47,11 @@ def test_a_translation_with_fewer_sentences_is_found(source: str, translation: s
         ("Tom wurde am 5. Mai 2010 geboren.", "Tom was born on May 5, 2010."),
         ("Sie kommt z.B. am Montag. ", "She comes on Monday, for instance."),
         ("Zwei alte Männer mit Hut bzw. Mütze dösen in der Sonne.", "Two old men in hats doze in the sun."),
+        ("Der alte Kaiser starb 44 v. Chr. in Rom.", "The old emperor died in Rome in 44 BC."),
+        ("Wir kommen morgen z. B. Montag oder Dienstag.", "We come tomorrow, Monday or Tuesday for instance."),
+        ("Das ist doch i. d. R. Sache der Eltern.", "That is usually up to the parents."),
+        ("Das alles ist m. E. Unsinn von gestern.", "In my opinion all that is yesterday's nonsense."),
+        ("Это было летом 1990 г. в городе Москва.", "It was in the summer of 1990 in Moscow."),
         # Short sentences that are joined to the next one, and what a semicolon or a dash may stand for.
         ("Yes. I do know him.", "是的，我认识他。"),
         ("I am tired today. I want to go to bed.", "Ich bin heute müde; ich will ins Bett."),

@@ -301,6 +301,40 @@ def test_characters_are_read_as_others_only_if_they_are_not_known() -> None:
     assert by_character.source.readable(text) == text
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "read"),
+    [
+        ("कुत्ता घर", "कुत्\u200dता घर", "कुत्ता घर"),
+        ("میخواهم بروم", "می\u200cخواهم \u061cبروم\ufe0f", "میخواهم بروم"),
+        ("محمد كتب", "محـــمد كَتَبَّ", "محمد كتب"),
+        ("שלום עולם", "שָׁלוֹם\u034f עוֹלָם", "שלום עולם"),
+        ("замок стоит", "за\u0301мок стои\u0301т\U000e0020", "замок стоит"),
+        ("カタカナ ガギパ。「」", "ｶﾀｶﾅ ｶﾞｷﾞﾊﾟ｡｢｣", "カタカナ ガギパ。「」"),
+        ("葛 ✈ 👨 👩", "葛\U000e0100 ✈\ufe0f 👨\u200d👩", "葛 ✈\ufe0f 👨\u200d👩"),
+    ],
+)
+def test_signs_within_words_are_read_as_nothing_unless_the_model_knows_them(words: str, text: str, read: str) -> None:
+    settings = TokenizerSettings(vocabulary_size=400)
+    vocabulary = Tokenizer.train(lambda: [Pair(words, words, n) for n in range(60)], settings, adjust=True).source
+    assert vocabulary.readable(compose(text)) == read
+    found = normalized_text(compose(text), vocabulary.readable)
+    assert found.text == read
+    both = f"{words} {compose(text)}"
+    knowing = Tokenizer.train(lambda: [Pair(both, both, n) for n in range(60)], settings, adjust=True).source
+    assert knowing.readable(compose(text)) == compose(text).replace("\u061c", "")
+
+
+def test_a_sentence_of_several_has_its_source_as_it_was_written(translator: Translator) -> None:
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, "Der Käu\u00adfer öffnete die Tür. L’élève {größe} a mangé.")
+        found = translator(text)
+        assert [each.source for each in found.sentences] == text.replace(". L", ".|L").split("|")
+        assert [source for source, _ in found.joined] == [each.source for each in found.sentences]
+        ((span, target),) = found.sentences[1].protected
+        copied = found.sentences[1].text[slice(*target)]
+        assert found.sentences[1].source[slice(*span)] == copied == unicodedata.normalize(form, "{größe}")
+
+
 def test_a_segmenter_maps_its_sentences_to_the_original_text() -> None:
     def whole(sentence: str, _: Sequence[Span]) -> list[str]:
         return [sentence]

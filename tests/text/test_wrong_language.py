@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.languages import detect_other_language, is_written_in, script_of
+from transduce.text.languages import detect_other_language, is_written_in, main_script, script_of
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,29 @@ def test_names_and_short_texts_are_not_taken_for_another_language(text: str, lan
 def test_the_script_of_a_language_follows_from_its_code(language: str, script: str) -> None:
     assert script_of(language) == script
     assert is_written_in(language, script)
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "script"),
+    [
+        ("hy", "Ես ամեն օր գիրք եմ կարդում", "Armenian"),
+        ("ka", "მე ყოველდღე წიგნს ვკითხულობ", "Georgian"),
+        ("bn", "আমি প্রতিদিন বই পড়ি", "Bengali"),
+        ("pa", "ਮੈਂ ਹਰ ਰੋਜ਼ ਕਿਤਾਬ ਪੜ੍ਹਦਾ ਹਾਂ", "Gurmukhi"),
+        ("gu", "હું દરરોજ પુસ્તક વાંચું છું", "Gujarati"),
+        ("ta", "நான் தினமும் புத்தகம் படிக்கிறேன்", "Tamil"),
+        ("te", "నేను ప్రతిరోజూ పుస్తకం చదువుతాను", "Telugu"),
+        ("kn", "ನಾನು ಪ್ರತಿದಿನ ಪುಸ್ತಕ ಓದುತ್ತೇನೆ", "Kannada"),
+        ("ml", "ഞാൻ എല്ലാ ദിവസവും പുസ്തകം വായിക്കുന്നു", "Malayalam"),
+        ("si", "මම හැමදාම පොත් කියවනවා", "Sinhala"),
+        ("am", "እኔ በየቀኑ መጽሐፍ አነባለሁ", "Ethiopic"),
+        ("lo", "ຂ້ອຍອ່ານປຶ້ມທຸກມື້", "Lao"),
+        ("km", "ខ្ញុំអានសៀវភៅរាល់ថ្ងៃ", "Khmer"),
+        ("my", "ကျွန်တော်စာအုပ်ဖတ်တယ်", "Burmese"),
+    ],
+)
+def test_scripts_of_one_language_are_known(language: str, text: str, script: str) -> None:
+    assert script_of(language) == main_script(text) == script
+    assert detect_other_language(text, language) is None
+    assert (detect_other_language(text, "en") or "").startswith(script)
+    assert language == "pa" or detect_other_language("I read a book about the world every day.", language) == "English"

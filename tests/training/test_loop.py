@@ -372,7 +372,7 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     setup = Setup(tmp_path, settings, before_loss=tick)
     result = setup.trainer.run()
     assert (result.step, result.steps, result.reason) == (60, 60, "finished")
-    assert "0.5 minutes are about 60 steps at the current speed." in setup.output.getvalue()
+    assert "0.5 min are about 60 steps at the current speed." in setup.output.getvalue()
     resumed = Setup(tmp_path, settings)
     resumed.trainer.resume()
     assert resumed.trainer.steps == 60

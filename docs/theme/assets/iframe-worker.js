@@ -35,3 +35,11 @@ if (location.protocol === "file:") {
     }
   };
 }
+
+/* The search would leave out what stands behind a minus sign. An option such as --beam-size is searched as a phrase. */
+window.Worker = class extends window.Worker {
+  postMessage(message) {
+    const isQuery = message.type === 2;
+    super.postMessage(isQuery ? { ...message, data: message.data.replace(/(^|\s)--?(\w[\w-]*)/g, '$1"$2"') } : message);
+  }
+};

@@ -21,7 +21,7 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -184,9 +184,10 @@ def run_import_tutorial(options: argparse.Namespace) -> int:
     save(model, options.out, tokenizer=tokenizer, languages=(target if is_language_model else source, target))
     count = sum(parameter.numel() for parameter in model.parameters())
     if is_language_model:
+        layers = count_noun(config.num_decoder_layers, "layer")
         report = (
-            f"{options.out}: {config.num_decoder_layers} layers of width {config.d_model}, {count:,} parameters, a "
-            f"context of {config.max_positions} tokens, {config.activation}. Compare the probabilities of a text with "
+            f"{options.out}: {layers} of width {config.d_model}, {count:,} parameters, a context of "
+            f"{config.max_positions} tokens, {config.activation}. Compare the probabilities of a text with "
             "the tutorial's own before you rely on it: weights show neither heads nor the activation.\n"
         )
     else:

@@ -508,9 +508,10 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.counts.items())
-        return f"{len(self.flagged):,} of {self.lines:,} translations have quality warnings" + (
-            f": {kinds}" if kinds else ""
-        )
+        return (
+            f"{len(self.flagged):,} of {count_noun(self.lines, 'translation')} "
+            f"{'has' if len(self.flagged) == 1 else 'have'} quality warnings"
+        ) + (f": {kinds}" if kinds else "")
 
 
 def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ class LineWarnings:
         self._unknown: dict[int, list[str]] = {}
         self._in_bytes: dict[int, list[str]] = {}
         self._decomposed: dict[int, list[str]] = {}
-        self._source_language = source_language
+        self._languages = (source_language, target_language)
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
         self._other_language: dict[str, list[int]] = {}
@@ -76,14 +76,14 @@ class LineWarnings:
         """
         if translation is not None and "\ufffd" in translation and "\ufffd" not in source:
             self._broken.append(number)
-        reason = describe_wrong_language(source, self._source_language)
+        reason = describe_wrong_language(source, self._languages[0])
         if reason is not None:
             self._other_language.setdefault(reason, []).append(number)
             return
         self._add_letters(number, source)
         if translation is not None and not translation.strip() and any(map(str.isalnum, source)):
             self._empty.append(number)
-        elif translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
+        elif translation is not None and self._finds_lost and find_lost_sentences(source, translation, self._languages):
             self._lost.append(number)
 
     def _add_letters(self, number: int, source: str) -> None:

@@ -27,7 +27,7 @@ from transduce.commands.options import (
     write_results,
 )
 from transduce.errors import TransduceError, shown_names
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import is_unspaced_character
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word
@@ -459,7 +459,7 @@ def run_embed(options: argparse.Namespace) -> int:
             _in_blocks(partial(_embed_block, embedder), _input_lines(options), _BLOCK_LINES),
             embedder.model.config.d_model,
         )
-    sys.stderr.write(localized(f"{path}: {count:,} vectors of {embedder.model.config.d_model} numbers\n"))
+    sys.stderr.write(localized(f"{path}: {count_noun(count, 'vector')} of {embedder.model.config.d_model} numbers\n"))
     if cut:
         sys.stderr.write(
             localized(f"texts of which the model reads only the first {embedder.length:,} tokens: {cut:,}\n")

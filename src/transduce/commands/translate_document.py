@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,7 +194,8 @@ def translate_file(
     if output is not None:
         seconds = time.monotonic() - started_at
         sys.stderr.write(localized(f"{count_noun(count_texts(document), 'text')} in {output}, {seconds:.1f} s\n"))
-    for note in (*_message_notes(document, translator.target_language), *_unit_notes(document)):
+    notes = (_message_notes(document, translator.target_language), _unit_notes(document), _plural_notes(document))
+    for note in chain.from_iterable(notes):
         sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:
         sys.stderr.write(
@@ -229,6 +231,20 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
         yield (
             f"{count_noun(sum(map(bool, missing)), 'plural')} in ICU messages without forms of the target language "
             f"({names}): add these, since their numbers get the form `other` now."
+        )
+
+
+def _plural_notes(document: Document) -> Iterator[str]:
+    """Yield lines with what a user must know about the plural forms of a PO file."""
+    if document.same_plurals:
+        yield (
+            f"Plural forms of {count_noun(document.same_plurals, 'text')}: all but the form of the number 1 "
+            "are the translation of one text. Check them."
+        )
+    if document.lacks_plural_rule:
+        yield (
+            "The header of the catalog has no plural forms, and those of the target language are not known: run "
+            "`msginit` first, and translate the file that it writes."
         )
 
 

@@ -251,6 +251,8 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
             )
     by_name, by_content = format_of_name(name), format_of_content(content)
     hint = "" if by_content is None else f" It looks like {by_content.title}: set `format` to {by_content.name}."
+    if by_name is None and by_content is FORMATS["json"]:  # such as string catalogs of Xcode, whose keys are texts
+        hint += " Also name the texts to translate by `fields`: other texts, such as notes, are translated without it."
     if by_name is None:
         raise TransduceError(f"{shown} has a suffix of no known format (known are {known_suffixes()}).{hint}")
     if by_name.is_archive != content.startswith(b"PK\x03\x04"):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from gettext import c2py
 from html import escape, unescape
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from transduce.documents.units import (
     has_letters,
 )
 from transduce.errors import TransduceError
+from transduce.text.languages import short_code
 
 # --- gettext catalogs ---
 
@@ -30,7 +32,27 @@ _CONTINUATION = re.compile(r'\s*(?P<string>".*")\s*')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CHARSET = re.compile(rb"Content-Type:[^\"]*?charset=([\w.:-]+)", re.IGNORECASE)
-_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)")
+_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)(?:\s*;\s*plural\s*=\s*([^;]*))?")
+# The plural forms of languages in a catalog's header, by the numbers of CLDR's rules.
+_EAST_SLAVIC = "n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2"
+_PLURAL_FORMS = {
+    "ja|zh|yue|ko|vi|th|id|ms|lo|my|km": (1, "0"),
+    "fr|fa|hi|bn|gu|kn|am|zu|hy|pt_BR": (2, "n > 1"),
+    "af|bg|ca|da|de|el|en|es|et|eu|fi|gl|he|hu|it|ka|kk|ky|ml|mn|mr|nb|ne|nl|nn|no|pa|pt|sq|sv|sw|ta|te|tr|ur|uz|az": (
+        2,
+        "n != 1",
+    ),
+    "be|ru|uk|sr|hr|bs": (3, _EAST_SLAVIC),
+    "pl": (3, _EAST_SLAVIC.replace("n%10==1 && n%100!=11", "n==1")),
+    "cs|sk": (3, "n==1 ? 0 : n>=2 && n<=4 ? 1 : 2"),
+    "lt": (3, "n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2"),
+    "lv": (3, "n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2"),
+    "ro": (3, "n==1 ? 0 : n==0 || (n%100>0 && n%100<20) ? 1 : 2"),
+    "sl": (4, "n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3"),
+    "ga": (5, "n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4"),
+    "ar": (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5"),
+}
+_PLURAL_FORMS_OF = {code: forms for codes, forms in _PLURAL_FORMS.items() for code in codes.split("|")}
 _PO_WIDTH = 77
 
 
@@ -40,6 +62,8 @@ class _String(NamedTuple):
     start: int
     end: int
     text: str
+    before: str = ""
+    """The keyword to write before the string, which the file lacks; empty if the file has the string."""
 
 
 @dataclass
@@ -74,21 +98,78 @@ def read_po(source: Source) -> Document:
     is_named = declared is not None and declared[1] != b"CHARSET"
     file = source.text_file(declared[1].decode() if declared is not None and is_named else "utf-8")
     entries = list(_entries(file.text))
-    header = next((entry.translations[0].text for entry in entries if _is_header(entry)), "")
-    counted = _PLURALS.search(header)
+    header = next((entry for entry in entries if _is_header(entry)), None)
+    filled, edits = _filled_header(file, header, source.settings.target_language)
+    counted = _PLURALS.search(filled)
     plurals = int(counted[1]) if counted else 2
+    singular = _singular_form(counted[2] if counted else None)
     chosen = [
         entry
         for entry in entries
         if not _is_header(entry) and entry.ids and entry.translations and has_letters(entry.ids[0].text)
     ]
-    open_strings = [_open_strings(entry, plurals, source.settings) for entry in chosen]
-    edits = [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
+    if counted is not None and plurals <= _MAX_PLURALS:
+        for entry in chosen:
+            _add_forms(entry, plurals, file.newline)
+    open_strings = [_open_strings(entry, plurals, singular, source.settings) for entry in chosen]
+    edits += [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
     kept = sum(
         entry.is_fuzzy and len(strings) < len(entry.translations)
         for entry, strings in zip(chosen, open_strings, strict=True)
     )
-    return file.document(edits)._replace(kept_fuzzy=kept)
+    same = sum(len(entry.ids) > 1 and len(strings) > 2 for entry, strings in zip(chosen, open_strings, strict=True))
+    return file.document(edits)._replace(
+        kept_fuzzy=kept, same_plurals=same, lacks_plural_rule=bool(chosen) and "nplurals=INTEGER" in filled
+    )
+
+
+_MAX_PLURALS = 6  # of any language
+_NO_LANGUAGE = r'"Language: \n"'
+
+
+def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
+    """Return the header of a catalog as it is written, and the edits for that; those of a template fill its blanks.
+
+    A template (POT) gets the encoding, the language and its plural forms, if these are known, and loses the flag
+    `fuzzy`, with which gettext's programs do not use the header.
+    """
+    if header is None:
+        return "", []
+    start, end, text = *header.translations[0][:2], header.translations[0].text
+    forms = _PLURAL_FORMS_OF.get((language or "").replace("-", "_")) or _PLURAL_FORMS_OF.get(short_code(language or ""))
+    blanks = {"charset=CHARSET": "charset=UTF-8"}
+    if language is not None:
+        blanks[_NO_LANGUAGE] = _NO_LANGUAGE.replace("\\", language.replace("-", "_") + "\\")
+    if forms is not None:
+        blanks |= {"nplurals=INTEGER": f"nplurals={forms[0]}", "plural=EXPRESSION": f"plural=({forms[1]})"}
+    if "charset=CHARSET" not in text and "nplurals=INTEGER" not in text:
+        return text, []
+    written = file.text[start:end]
+    for blank, value in blanks.items():
+        written, text = written.replace(blank, value), text.replace(blank, value)
+    edits = [
+        Edit(line.start, line.end + len(line.break_), [], lambda _: "", is_in_place=False)
+        for line in header.notes
+        if _flags(line) == ["fuzzy"]
+    ]
+    return text, [*edits, Edit(start, end, [], lambda _: written, is_in_place=False)]
+
+
+def _singular_form(expression: str | None) -> int:
+    """Return the plural form of the number 1, by the expression in a catalog's header; 0 if that is not valid."""
+    try:
+        return int(c2py(expression.strip())(1)) if expression else 0
+    except (ValueError, OverflowError, ZeroDivisionError, RecursionError):
+        return 0
+
+
+def _add_forms(entry: _Entry, plurals: int, newline: str) -> None:
+    """Add the plural forms that a catalog's entry lacks, to be written after its last one."""
+    if len(entry.ids) < 2:
+        return
+    end = max(string.end for string in entry.translations.values())
+    for number in range(max(entry.translations) + 1, plurals):
+        entry.translations[number] = _String(end, end, "", f"{newline}msgstr[{number}] ")
 
 
 def _is_header(entry: _Entry) -> bool:
@@ -187,7 +268,7 @@ def _quoted(text: str, newline: str) -> str:
     return newline.join(['""', *(f'"{line}"' for line in lines if line)])
 
 
-def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
+def _open_strings(entry: _Entry, plurals: int, singular: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
     """Return the strings of a catalog entry that get a new translation, each with the source text to translate.
 
     Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
@@ -195,11 +276,12 @@ def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> li
     Args:
         entry: the entry.
         plurals: number of plural forms in the target language; with one form, it is the translation of the plural.
+        singular: number of the form for 1, which is the translation of the singular.
         settings: the settings `overwrite` and `overwrite_fuzzy`.
     """
     is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
     return [
-        (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
+        (string, entry.ids[0 if number == singular and plurals > 1 else -1].text)
         for number, string in sorted(entry.translations.items())
         if is_open or not string.text
     ]
@@ -236,7 +318,9 @@ def _edit_entry(
         for (string, id_text), message, new in zip(open_strings, messages, translations, strict=True):
             before, after = _outer_breaks(id_text)
             translation = message.written(new).strip("\n")
-            written += file.text[position : string.start] + _quoted(before + translation + after, file.newline)
+            written += (
+                file.text[position : string.start] + string.before + _quoted(before + translation + after, file.newline)
+            )
             position = string.end
         return written + file.text[position:end]
 

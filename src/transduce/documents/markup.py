@@ -42,7 +42,7 @@ from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.languages import is_unspaced_language, is_unspaced_or_punctuation
+from transduce.text.languages import is_unspaced_language, is_unspaced_or_punctuation, is_word_character
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences
 from transduce.text.text_settings import TextSettings
@@ -330,7 +330,7 @@ def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator
             plain += re.sub(r"\s", " ", unescape(token.source, settings))
         elif token.kind in ("protected", "break"):
             plain += STAND_IN if token.kind == "protected" else " "
-    sentences = find_sentences(plain) if marks and not MESSAGE_BRANCHES.search(plain) else []
+    sentences = find_sentences(plain, settings.source_language) if marks and not MESSAGE_BRANCHES.search(plain) else []
     position = 0
     for index in sorted(marks):
         if any(one.end <= starts[index] <= other.start for one, other in pairwise(sentences)):
@@ -342,7 +342,7 @@ def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator
 
 _LINE_ENDS_TEXT = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*$")
 # A list item, or a label such as "Address:".
-_STARTS_ITEM = re.compile(r"(?:[-–—*•·▪◦●■]|\(?\w{1,3}[.)、])\s|[①-⓿]|[^:：]{1,16}[:：]")
+_STARTS_ITEM = re.compile(r"(?:[-–—*•·▪◦●■]|\(?\w{1,3}[.)、])\s|[①-⓿・･※]|[^:：]{1,16}[:：]")
 _MIN_WRAPPED_WORDS = 5  # in a line that may have been wrapped by hand before a word with a capital letter
 
 
@@ -464,10 +464,9 @@ class _Assembly:
                 written.append(source)
                 continue
             source, translated = "".join(t.source for t in self.planner.blocks[part].tokens), self._text(part)
-            gap = _gap(source_end, source, translated_end, translated) if self.planner.spaced else ""
-            if not self.planner.spaced and all(
-                map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))
-            ):
+            is_spaced = self.planner.spaced or _SPACED_SENTENCES.match(translated_end[-1:]) is not None
+            gap = _gap(source_end, source, translated_end, translated) if is_spaced else ""
+            if not is_spaced and all(map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))):
                 translated = translated.lstrip(" ")
             if gap:
                 written.insert(last_start if last_start >= 0 else len(written), gap)
@@ -509,7 +508,11 @@ class _Assembly:
         return written + token.source[position:]
 
 
-_SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
+_SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…", "។", "။")
+
+
+# Characters of Thai, Lao, Burmese and Khmer, which have spaces between sentences, though not between words.
+_SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
@@ -524,7 +527,8 @@ def _gap(source_before: str, source: str, before: str, after: str) -> str:
         after: translation of the second text.
     """
     is_between_wide = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
-    between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
+    ends_word = bool(before) and (is_word_character(before[-1]) or before.endswith(_SPACE_FOLLOWS))
+    between_words = ends_word and after[:1].isalnum()
     return " " if is_between_wide and between_words else ""
 
 

@@ -14,7 +14,7 @@ from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.markup_tokens import NUMBERED
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
-from transduce.text.languages import base_code, canonical, is_unspaced_or_punctuation, short_code
+from transduce.text.languages import SOFT_HYPHEN, base_code, canonical, is_unspaced_or_punctuation, short_code
 from transduce.ui_language import columns_of, wrap
 
 # --- lines ---
@@ -44,7 +44,9 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def line_joint(before: str, after: str) -> str:
-    """Return what joins two lines of a text: a space, or nothing between characters of scripts without spaces."""
+    """Return what joins two lines of a text: a space, or nothing after a soft hyphen or in scripts without spaces."""
+    if before.endswith(SOFT_HYPHEN):
+        return ""
     return "" if is_unspaced_or_punctuation(before[-1:]) and is_unspaced_or_punctuation(after[:1]) else " "
 
 
@@ -52,13 +54,14 @@ def join_wrapped(lines: Sequence[str]) -> str:
     """Return the lines of a wrapped text joined to one line, without white space at their ends."""
     joined = ""
     for line in map(str.strip, lines):
-        joined += (line_joint(joined, line) if joined and line else "") + line
+        joint = line_joint(joined, line) if joined and line else ""
+        joined = (joined.removesuffix(SOFT_HYPHEN) if line else joined) + joint + line
     return joined
 
 
 # --- plain text ---
 
-_LIST_MARK = re.compile(r"\s*(?:[-*+•–—>#]|\d{1,3}[.)]|[A-Za-z][.)])\s")
+_LIST_MARK = re.compile(r"\s*(?:[-*+•–—>#]|\d{1,3}[.)]|[A-Za-z]\.|[^\W\d_]\))\s|\s*[・･※]")
 
 
 def read_text(source: Source) -> Document:

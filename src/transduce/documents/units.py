@@ -83,6 +83,10 @@ class Document(NamedTuple):
     """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
     kept_units: tuple[str, ...] = ()
     """The units of an XLIFF file, by id and source, that stay as they are although a segment has no translation."""
+    same_plurals: int = 0
+    """The number of entries of a PO file in which several plural forms are translations of the same text."""
+    lacks_plural_rule: bool = False
+    """True if a PO template has no plural forms, and those of the target language are not known."""
     messages: MessageRecord | None = None
     """What becomes of the document's ICU messages with branches; None: it has none."""
 

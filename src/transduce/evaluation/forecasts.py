@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.text.files import count_noun
+
 Numbers = NDArray[np.float64]
 
 # The season is the shortest lag whose autocorrelation is nearly the highest; below the minimum there is no season.
@@ -60,8 +62,9 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
         if exact:
             lines.append(f"Left out of the comparison: {', '.join(exact)}, because the last season predicts it exactly")
         lines.append(
-            f"{self.windows:,} windows of {self.horizon} points: {_lower(self.skill)} absolute and "
-            f"{_lower(self.square_skill)} root mean square error than repeating the last {self.season} points"
+            f"{count_noun(self.windows, 'window')} of {count_noun(self.horizon, 'point')}: {_lower(self.skill)} "
+            f"absolute and {_lower(self.square_skill)} root mean square error than repeating the last "
+            f"{count_noun(self.season, 'point')}"
         )
         return "\n".join(lines)
 

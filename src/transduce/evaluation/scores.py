@@ -478,9 +478,15 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     return RougeReport(texts=len(pairs), **means, has_characters=has_characters)
 
 
+_JOINERS = "\u200c\u200d"
+
+
 def _words(text: str) -> list[str]:
-    letters = (each if languages.is_word_character(each) else " " for each in compose(text).lower())
-    return "".join(f" {each} " if languages.is_unspaced_character(each) else each for each in letters).split()
+    # Joiners are parts of words, as in Persian; soft hyphens only show where a word may be divided.
+    characters = compose(text).lower().replace("\u00ad", "")
+    letters = (each if languages.is_word_character(each) or each in _JOINERS else " " for each in characters)
+    words = "".join(f" {each} " if languages.is_unspaced_character(each) else each for each in letters).split()
+    return [word for word in words if word.strip(_JOINERS)]
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:

@@ -420,7 +420,7 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
         each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
         return [
             f"{name}: largest differences of {each}",
-            f"{name}: {self.same_choices:,} of {self.texts:,} texts have the same best tokens and classes",
+            f"{name}: the same best tokens and classes for {self.same_choices:,} of {count_noun(self.texts, 'text')}",
         ]
 
 

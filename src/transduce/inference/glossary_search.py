@@ -23,7 +23,14 @@ from transduce.inference.substitution import TermModel, insert_terms, is_allowed
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import Glossary, Term, contains_phrase, normalize_for_comparison, read_glossary
+from transduce.text.glossary import (
+    Glossary,
+    Term,
+    capitalize,
+    contains_phrase,
+    normalize_for_comparison,
+    read_glossary,
+)
 from transduce.text.languages import CHINESE, JAPANESE, is_unspaced_character, is_word_character, short_code
 from transduce.text.vocabulary import Vocabulary
 
@@ -241,10 +248,25 @@ def _location_prefix(term: Term) -> str:
 # --- sentences that are a term ---
 
 
-_MARKS = re.compile(r"\s*(\.{3}|…+|[!?！？]+|[.。｡:：,，、;；])$")
-_SENTENCE_MARKS = ".。｡!！?？…"
-_NARROW_MARKS = str.maketrans("。｡！？：，、；", "..!?:,,;")
-_WIDE_MARKS = str.maketrans(".｡!?:,;", "。。！？：，；")
+_FULL_STOPS = ".。｡।۔։።။។"
+_MARKS = re.compile(rf"\s*(\.{{3}}|…+|[!?！？؟]+|[{_FULL_STOPS}:：,，、;；،؛]|[;\u037e])$")
+_SENTENCE_MARKS = f"{_FULL_STOPS}!！?？؟…"
+_NARROW_MARKS = str.maketrans(f"{_FULL_STOPS}！？؟：，、،；؛", f"{'.' * len(_FULL_STOPS)}!??:,,,;;")
+_WIDE_MARKS = str.maketrans(".!?:,;", "。！？：，；")
+_MARKS_OF_LANGUAGES = {  # after those of Latin script: a full stop, a question mark, a comma and a semicolon
+    **dict.fromkeys((*CHINESE, *JAPANESE), "。？，；"),
+    **dict.fromkeys(("hi", "ne", "bn", "as", "or", "pa", "sa"), "।?,;"),
+    **dict.fromkeys(("ar", "fa", "ps", "ckb", "ug", "sd"), ".؟،؛"),
+    "ur": "۔؟،؛",
+    "el": ".;,·",
+    "hy": "։՞,;",
+    "am": "።?፣፤",
+    "my": "။?၊;",
+    "km": "។?,;",
+}
+_WITHOUT_FULL_STOP = ("th", "lo")
+_GREEK_QUESTIONS = (";", "\u037e")
+_OPENING = {"?": "¿", "!": "¡"}
 
 
 def translate_whole_terms(
@@ -260,7 +282,7 @@ def translate_whole_terms(
         (part, target)
         for part in parts
         if not part.prefix and not part.phrases and len(part.ids) <= model.max_tokens
-        for target in _whole_targets(part.text, glossary, model.vocabulary, model.target_language)[: search.n_best]
+        for target in _whole_targets(part.text, glossary, model)[: search.n_best]
         if len(model.vocabulary.encode(target)) < model.max_tokens
     ]
     scores = score_pairs([(part.text, target) for part, target in written], model.score)
@@ -273,37 +295,50 @@ def translate_whole_terms(
     return found
 
 
-def _whole_targets(text: str, glossary: Glossary, vocabulary: Vocabulary, language: str | None) -> list[str]:
+def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]:
     """Return the translations of a sentence that is exactly one glossary term, the preferred first; otherwise none.
 
     A target in lower case gets a capital if the sentence has one that the term lacks, or if a mark that ends a sentence
     follows; not if the vocabulary lacks the capital.
     """
+    vocabulary, language = model.vocabulary, model.target_language
     term, marks = glossary.term_of(text), ""
+    if term is None:
+        text = text.lstrip(" ¿¡")
     if term is None and (match := _MARKS.search(text)) is not None:
         term, marks = glossary.term_of(text[: match.start()]), match[1]
     if term is None:
         return []
     first = normalize_for_comparison(text)[0]
+    is_question = marks in _GREEK_QUESTIONS and short_code(model.source_language or "") == "el"
+    marks = "?" if is_question else marks
     is_capitalized = first != term.source[0] or (marks[:1] in _SENTENCE_MARKS and marks != "" and not first.islower())
     targets = []
     for target in term.targets:
-        capitalized = target[:1].upper() + target[1:] if is_capitalized and target == target.lower() else target
+        capitalized = capitalize(target, language) if is_capitalized and target == target.lower() else target
         written = target if vocabulary.unknown_characters(capitalized) else capitalized
-        targets.append(written + _marks_like(marks, written, language))
+        end = _marks_like(marks, written, language)
+        opening = _OPENING.get(end[:1], "") if language is not None and short_code(language) == "es" else ""
+        marked = f"{opening * len(end)}{written}{end}"
+        targets.append(written + marks.translate(_NARROW_MARKS) if vocabulary.unknown_characters(marked) else marked)
     return list(dict.fromkeys(targets))
 
 
 def _marks_like(marks: str, target: str, language: str | None) -> str:
-    """Return the marks after a target as its language writes them: full-width in Chinese and Japanese, else narrow."""
+    """Return the marks after a target as its language writes them, such as those of Chinese, Hindi, Arabic or Greek."""
     code = None if language is None else short_code(language)
-    is_wide = is_unspaced_character(target[-1]) if code is None else code in (*CHINESE, *JAPANESE)
+    if code is None and is_unspaced_character(target[-1]):
+        code = CHINESE[0]
+    is_wide = code in (*CHINESE, *JAPANESE)
     if marks.startswith(("...", "…")):
         return "……" if is_wide else "..." if marks.startswith(".") else "…"
-    written = marks.translate(_WIDE_MARKS if is_wide else _NARROW_MARKS)
+    narrow = marks.translate(_NARROW_MARKS)
+    written = narrow.translate(_WIDE_MARKS) if is_wide else narrow
+    if code in _MARKS_OF_LANGUAGES:
+        written = written.translate(str.maketrans(".?,;", _MARKS_OF_LANGUAGES[code]))
     # A target such as "etc." has its own full stop, and one such as "Hello!" its own mark.
-    has_end = target.endswith(written) or (written in (".", "。") and target[-1] in _SENTENCE_MARKS)
-    return "" if has_end and written else written
+    has_end = target.endswith(written) or (narrow == "." and target[-1] in _SENTENCE_MARKS)
+    return "" if (has_end and written) or (narrow == "." and code in _WITHOUT_FULL_STOP) else written
 
 
 # --- search ---
@@ -312,7 +347,7 @@ def _marks_like(marks: str, target: str, language: str | None) -> str:
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
 _MIN_NATS = 0.25
-_ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
+_ENDS = re.compile(rf"[{_SENTENCE_MARKS}][\"'”’»)）」』]*\s*$")
 
 
 def translate_with_terms(

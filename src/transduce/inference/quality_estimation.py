@@ -214,7 +214,9 @@ def _text_warnings(
         if warnings["copied"] is None:
             warnings["untranslated"] = _untranslated(bare, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
-        warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
+        warnings["sentences"] = describe_lost_sentences(
+            translation.source, translation.text, (source_language, target_language)
+        )
     return warnings | {"unknown": _unknown(translation)}
 
 
@@ -267,9 +269,9 @@ def plural(reason: str) -> str:
     return f"{_PLURALS[verb]} {rest}"
 
 
-def describe_lost_sentences(source: str, text: str) -> str | None:
+def describe_lost_sentences(source: str, text: str, languages: tuple[str | None, str | None]) -> str | None:
     """Return "1 sentence of 2" if a translation surely has fewer sentences than its source; else None."""
-    lost = find_lost_sentences(source, text)
+    lost = find_lost_sentences(source, text, languages)
     return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from transduce.text.files import compose, is_composed
-from transduce.text.languages import CJK
+from transduce.text.languages import CJK, SOFT_HYPHEN
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
@@ -116,23 +116,27 @@ _SECTION_NUMBER = (
     rf"(?:[1-9]\d?(?:\.[1-9]\d?){{1,5}}[ \t\u3000\u00a0]+(?=[{CJK}]){_NO_TITLE}"
     r"|[1-9]\d?(?:\.[1-9]\d?){2,5}[ \t\u3000\u00a0]+(?=[A-ZÄÖÜÀ-Þ]))"
 )
-# List marks and quotation marks of e-mail at the start of a line: "- ", "* [x] ", "1. ", "2、", "a) ", "(3)", "①".
+_LETTER = r"[^\W\d_]"
+# List marks, and quotation marks of e-mail, at a line's start: "- ", "* [x] ", "1. ", "2、", "a) ", "(3)", "①", "※".
 _LIST_MARK = re.compile(
     r"(?:(?:[-*+•·‣◦▪▫■□●○◆◇►▶➤→✓✔☐☑★☆–—>]|\#{1,6})[ \t\u3000\u00a0]+(?:\[[ xX]\]\s+)?"
-    r"|(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivx]{2,5}[.)])[ \t\u3000\u00a0]+"
+    rf"|(?:\d{{1,3}}(?:\.\d{{1,3}})*[.)]|{_LETTER}\)|\((?![{CJK}]){_LETTER}\)|[ivx]{{2,5}}[.)])[ \t\u3000\u00a0]+"
     rf"|{_SECTION_NUMBER}"
     rf"|\d{{1,3}}(?:[、）]|．(?!\d)|\.(?=[{CJK}]))\s*"
     r"|[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十]{1,3}[、，])\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
-    r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*)+"
+    r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*"
+    r"|[・･※][ \t\u3000\u00a0]*)+"
 )
 # Numbers and letters of list items within a line.
 _ITEM_NUMBER = re.compile(
-    r"(?:\d{1,3}(?:[.)](?!\d)|[、）])|[a-zA-Z][)）]|[(（](?:\d{1,3}|[a-zA-Z])[)）]|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793])\s*"
+    rf"(?:\d{{1,3}}(?:[.)](?!\d)|[、）])|(?![{CJK}]){_LETTER}[)）]|[(（](?:\d{{1,3}}|(?![{CJK}]){_LETTER})[)）]"
+    r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793])\s*"
 )
 # In some languages a number with a full stop is also an ordinal: "5. Mai".
 _ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
 _LINE_END_BUT_FEED = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+_SPACED_DASH = re.compile(r"\s[-–—]$")
 _EMOJI = "\u2190-\u21ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufe0f\u200d"
 _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
@@ -288,7 +292,10 @@ def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
             text, offsets = line.text, list(line.offsets)
             continue
         before, skipped = text.rstrip(), len(line.text) - len(line.text.lstrip())
-        space = line_separator(before, words)
+        # A dash after a space is between words, and a soft hyphen divides a word.
+        space = " " if _SPACED_DASH.search(before) else line_separator(before, words)
+        if before.endswith(SOFT_HYPHEN):
+            before, space = before[:-1], ""
         # A space comes from the characters that it replaces: from the end of the line before it.
         offsets = [*offsets[: len(before)], *offsets[len(before) : len(before) + len(space)], *line.offsets[skipped:]]
         text = before + space + line.text[skipped:]

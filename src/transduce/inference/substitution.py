@@ -23,6 +23,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.glossary import (
     Glossary,
     Term,
+    capitalize,
     contains_phrase,
     ends_at_word_boundaries,
     is_spaced_word_character,
@@ -44,7 +45,7 @@ _MAX_FORMS = 8  # target forms of a term that are tried
 # A further form of a term replaces the first one only if it makes the translation this much more likely. Words that are
 # new to the model differ by about 1 nat, whatever their number and case.
 _FORM_NATS = 2.0
-_BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
+_BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:।؟۔։።])[^\w.!?。！？…:।؟۔։።]*$")
 
 
 class TermModel(NamedTuple):
@@ -60,6 +61,8 @@ class TermModel(NamedTuple):
     """Maximum number of tokens in a text that the model can score; terms are inserted into half as many at most."""
     target_language: str | None = None
     """Language code of the translations; None: unknown."""
+    source_language: str | None = None
+    """Language code of the sources; None: unknown."""
 
 
 class Draft(NamedTuple):
@@ -167,9 +170,8 @@ def substitute(
         min_loss: minimum loss of a word that stands for a term, as in `insert_terms`.
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
-    is_english = short_code(model.target_language or "") == "en"
     variants = [
-        list(_variants(text, found or [], is_english=is_english))
+        list(_variants(text, found or [], model.target_language))
         for (_, text), found in zip(pairs, positions, strict=True)
     ]
     candidates = [
@@ -297,11 +299,12 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
-def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) -> Iterator[tuple[str, int]]:
+def _variants(text: str, positions: Sequence[_Position], language: str | None) -> Iterator[tuple[str, int]]:
     """Yield texts with all terms inserted, each of which varies the span or form of one of the terms.
 
     Each text comes with the number of insertions that are not the first form of their term.
     """
+    is_english = short_code(language or "") == "en"
     ways_of = [_ways(text, position, is_english=is_english) for position in positions]
     first_ways = [ways[0] for ways in ways_of]
     for number, own_ways in enumerate(ways_of):
@@ -309,7 +312,7 @@ def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) ->
         for edits in own_ways:
             ways = sorted([*other_edits, *edits])
             if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
-                yield _put(text, ways), len(edits) if edits[0][1] != own_ways[0][0][1] else 0
+                yield _put(text, ways, language), len(edits) if edits[0][1] != own_ways[0][0][1] else 0
 
 
 def _ways(text: str, position: _Position, *, is_english: bool) -> list[list[tuple[Span, str]]]:
@@ -340,9 +343,9 @@ def _has_s(words: str) -> bool:
     return last in _PLURALS_WITHOUT_S or (last.endswith("s") and not last.endswith(("ss", "us", "is", "'s")))
 
 
-def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:
+def _put(text: str, ways: Sequence[tuple[Span, str]], language: str | None) -> str:
     for span, target in reversed(ways):
         begins = text[span.start].isupper() and _BEFORE_A_SENTENCE.search(text[: span.start]) is not None
-        written = target[:1].upper() + target[1:] if begins and target == target.lower() else target
+        written = capitalize(target, language) if begins and target == target.lower() else target
         text = text[: span.start] + written + text[span.end :]
     return text

@@ -231,16 +231,42 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
         )
     is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
     is_split = len(parts) > 1
+    numbers = range(len(parts) if is_split else 0)
+    sentences = tuple(_with_own_source(segmented, number, parts[number], positions[number][0]) for number in numbers)
     return Translation(
         segmented.original,
         tuple(alternative for alternative, _, _ in alternatives),
         parts=max(1, len(parts)),
-        joined=tuple((part.source, part.text) for part in parts) if is_split else (),
+        joined=tuple((each.source, each.text) for each in sentences),
         stopped=any(part.stopped for part in parts),
-        sentences=tuple(parts) if is_split else (),
+        sentences=sentences,
         positions=() if is_whole else tuple(positions),
         protected=tuple(sorted(protected)),
     )
+
+
+def _with_own_source(segmented: SegmentedText, number: int, part: Translation, span: Span) -> Translation:
+    """Return the translation of a sentence with its source as the caller wrote it, instead of as the model reads it.
+
+    Joined lines stay joined.
+
+    Args:
+        segmented: the text.
+        number: the number of the sentence in it.
+        part: the sentence's translation.
+        span: the character span of the sentence in the original text.
+    """
+    source = segmented.original[slice(*span)]
+    if source == part.source or source.splitlines() != [source]:
+        return part
+
+    def moved(read: Span) -> Span:
+        own = segmented.sentences[number].source_span(read)
+        start, end = own if segmented.origin is None else segmented.origin.original_span(own)
+        return Span(start - span.start, end - span.start)
+
+    protected = tuple((moved(read), target) for read, target in part.protected)
+    return msgspec.structs.replace(part, source=source, protected=protected)
 
 
 def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:

@@ -600,7 +600,12 @@ class Translator:
         """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(
-            self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, self.target_language
+            self.tokenizer.target,
+            self.scoring(search),
+            plain,
+            self.max_scored_tokens,
+            self.target_language,
+            self.source_language,
         )
 
     def scoring(self, search: SearchSettings) -> Scoring:

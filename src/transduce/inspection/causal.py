@@ -6,7 +6,6 @@ Legend: C copies of a text in one batch, H heads, Q positions of queries, V widt
 D model width.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.parser import Parser
 from transduce.inference.translator import Translator
-from transduce.inspection.plots import Chart, HeatMap
+from transduce.inspection.plots import Chart, HeatMap, part_name
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
@@ -76,14 +75,9 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
 
     Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
     """
-    rows, columns = ([_part_name(name) for name in names] for names in (rows, columns))
+    rows, columns = ([part_name(name) for name in names] for names in (rows, columns))
     table = [["", *columns], *([row, *texts] for row, texts in zip(rows, cells, strict=True))]
     return "\n".join(aligned(table, left=1))
-
-
-def _part_name(name: str) -> str:
-    is_part = re.fullmatch(r"(?:layer|head) \d+|embedding|whole layer", name) or name in _SUBLAYERS.values()
-    return localized(name) if is_part else name
 
 
 def _cut(text: str) -> str:
@@ -126,11 +120,11 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps, with notes of the values in nats that the darkest shades stand for."""
+        """Return the tables as heat maps, with notes of the values in nats that the full shades stand for."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
-            panels += [grid.panel(-maximum, maximum, f"dark: {maximum:.2g} nats") for grid in grids]
+            panels += [grid.panel(-maximum, maximum, f"full shade: {maximum:.2g} nats") for grid in grids]
         return Chart(tuple(panels))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,8 +121,21 @@ def localized_chart(chart: Chart) -> Chart:
         changed: dict[str, Any] = {name: localized(getattr(panel, name)) for name in ("title", "x_label", "y_label")}
         if isinstance(panel, Curves):
             changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
+        else:
+            for field in ("row_names", "column_names"):
+                names = getattr(panel, field)
+                if all(map(_PART.fullmatch, names)):  # else they are tokens
+                    changed[field] = tuple(map(part_name, names))
         panels.append(msgspec.structs.replace(panel, **changed))
     return msgspec.structs.replace(chart, panels=tuple(panels))
+
+
+_PART = re.compile(r"(?:layer|head) \d+|embedding|self-attention|cross-attention|feed-forward|whole layer")
+
+
+def part_name(name: str) -> str:
+    """Return the name of a layer, head or sub-layer in the user's language, and any other name as it is."""
+    return localized(name) if _PART.fullmatch(name) else name
 
 
 # --- plots files ---
@@ -199,7 +213,13 @@ def render_chart(chart: Chart, format: str) -> bytes:
     mpl = _import_matplotlib()
     from matplotlib.figure import Figure
 
-    if ui_language() != "en" and _chinese_font() is not None:  # English titles can be drawn everywhere
+    if ui_language() != "en" and _chinese_font() is None:
+        warnings.warn(
+            "The labels of the picture are English, because no font here has Chinese characters: install one (on "
+            "Debian and Ubuntu the package fonts-noto-cjk).",
+            stacklevel=2,
+        )
+    else:
         chart = localized_chart(chart)
     settings: dict[Any, object] = {
         "font.family": _font_families(chart),
@@ -341,7 +361,7 @@ def _visible(token: str) -> str:
 
 def _upright(token: str) -> str:
     """Return the name of a heat map's column for upright text: unspaced scripts have one character below another."""
-    return "\n".join(_visible(token)) if unspaced_characters(token) else _visible(token)
+    return "\n".join(_visible(token.replace(" ", ""))) if unspaced_characters(token) else _visible(token)
 
 
 def _font_families(chart: Chart) -> list[str]:

@@ -315,7 +315,7 @@ def plot_masks(*, length: int, padding: int) -> Chart:
         tuple(
             HeatMap(
                 title=title,
-                x_label="key (dark: may be attended to)",
+                x_label="key (shaded: may be attended to)",
                 y_label="query",
                 values=allowed.double().numpy(),
                 minimum=0.0,

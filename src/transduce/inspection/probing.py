@@ -26,6 +26,7 @@ from transduce.inspection.causal import draw_cells
 from transduce.inspection.plots import Chart, Curves, curve
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
+from transduce.text.files import count_noun
 from transduce.text.word_spans import overlap, split_words, token_spans
 from transduce.ui_language import localized
 
@@ -122,7 +123,8 @@ def probe(
         words_of, states_of, names = _word_states(reader, text)  # (layers, words, D)
         if of_words and len(given) != len(words_of):
             raise TransduceError(
-                f"Every word needs a label, but text {number} has {len(words_of)} words and {len(given)} labels."
+                f"Every word needs a label, but text {number} has {count_noun(len(words_of), 'word')} "
+                f"and {count_noun(len(given), 'label')}."
             )
         words.append(words_of if of_words else [text])
         targets.append(list(given) if of_words else [str(given)])

@@ -27,6 +27,7 @@ from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
 from transduce.model.norms import normalize
 from transduce.model.transformer import Encoder
+from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
 Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
@@ -304,7 +305,7 @@ def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
         model=model,
         reader=forecaster,
         text=f"{count} points of {', '.join(card.columns)}",
-        answer=f"forecast of {steps} points",
+        answer=f"forecast of {count_noun(steps, 'point')}",
         source_tokens=tuple(f"t-{count - 1 - point}" if point < count - 1 else "t" for point in range(count)),
         decoder_tokens=("t", *(f"t+{step}" for step in range(1, steps))),
         outputs=tuple(f"t+{step}" for step in range(1, steps + 1)),

@@ -27,6 +27,7 @@ from transduce.atomic_io import create_partial, exclusive_lock, file_sha256, rep
 from transduce.errors import TransduceError
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
+from transduce.text.files import count_noun
 
 CACHE_FOLDER = ".transduce"
 """The name of the folder inside a model folder that caches digests of verified files and prepacked weights."""
@@ -397,15 +398,15 @@ class Int8Proof(msgspec.Struct, frozen=True):
         return tuple(found)
 
     def __str__(self) -> str:
-        figures = ", ".join(map(str, self.comparisons))
+        figures, sentences = ", ".join(map(str, self.comparisons)), count_noun(self.sentences, "sentence")
         if self.holds:
             return (
-                f"Of {self.sentences:,} sentences, so many are translated as in fp32: {figures}. `--precision auto` "
+                f"Of {sentences}, so many are translated as in fp32: {figures}. `--precision auto` "
                 f"takes the 8-bit weights on this kind of processor (at least {_MIN_SENTENCES} sentences, "
                 f"{_MIN_EQUAL:.0%} equal, BLEU within {_MAX_BLEU_DIFFERENCE})"
             )
         verdict = (
-            f"Of {self.sentences:,} sentences, so many are translated as in fp32: {figures}. `--precision auto` does "
+            f"Of {sentences}, so many are translated as in fp32: {figures}. `--precision auto` does "
             "not take the 8-bit weights:"
         )
         return "\n  ".join([verdict, *self.unmet])

@@ -239,32 +239,19 @@ class Routes:
 
 _MAX_CHARACTERS = 2000  # enough for a reliable result
 _CLEAR_PERCENT = 90.0
-# Prefixes of the Unicode names of letters: of scripts, and of languages whose scripts `text.languages` does not know.
+# Prefixes of the Unicode names of letters, where they are not the name of the script.
 _LETTERS = {
     "Han and kana": "CJK|HIRAGANA|KATAKANA",
-    "Hangul": "HANGUL",
-    "Latin": "LATIN",
-    "Cyrillic": "CYRILLIC",
-    "Greek": "GREEK",
-    "Arabic": "ARABIC",
-    "Hebrew": "HEBREW",
-    "Thai": "THAI",
-    "Devanagari": "DEVANAGARI",
-    "bn": "BENGALI",
-    "hy": "ARMENIAN",
-    "ka": "GEORGIAN",
-    "km": "KHMER",
-    "lo": "LAO",
-    "my": "MYANMAR",
-    "ta": "TAMIL",
-    "te": "TELUGU",
+    "Burmese": "MYANMAR",
+    "Odia": "ORIYA",
     **dict.fromkeys(CHINESE, "CJK"),
 }
 
 
 def _letters_of(code: str) -> re.Pattern[str]:
     """Return the pattern of the Unicode names of a language's letters, which are Latin if its script is not known."""
-    return re.compile(_LETTERS.get(short_code(code)) or _LETTERS[script_of(code)])
+    script = script_of(code)
+    return re.compile(_LETTERS.get(short_code(code)) or _LETTERS.get(script) or script.upper())
 
 
 class Detector:

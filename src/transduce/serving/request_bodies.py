@@ -1,8 +1,12 @@
 """Read a request's body within limits on time and size, and parse it into a typed message."""
 
 import asyncio
+import codecs
+import json
 import re
+import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
@@ -25,6 +29,7 @@ _Message = TypeVar("_Message")
 
 
 _MAX_FIELDS = 1000
+_MAX_SHOWN = 64  # characters of a key that an error quotes
 _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -63,7 +68,7 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """Return the typed message in a JSON object, in which no key may occur twice.
+    """Return the typed message in a JSON object; neither in it nor in objects inside may a key occur twice.
 
     Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
 
@@ -74,20 +79,25 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     Raises:
         RequestError: the body is not such an object in UTF-8, or does not fit the message.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         result = msgspec.json.decode(body, type=message, strict=False)
-        compact = msgspec.json.format(body, indent=-1)
-        keys = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])
+        json.loads(body, object_pairs_hook=_check_keys, parse_int=str, parse_float=str)
     except msgspec.ValidationError as error:
         raise _validation_error(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise invalid_request("the body is not JSON in UTF-8.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid_request(f"the body is not JSON in UTF-8 ({str(error).rstrip('.')}).") from None
     except RecursionError:
         raise invalid_request("the body is JSON that is nested too deeply.") from None
-    # A dictionary keeps one of two equal keys, so its encoding is shorter than the original.
-    if len(msgspec.json.encode(keys)) < len(compact):
-        raise invalid_request("each key of the JSON object must occur once and be written without escapes.")
     return result
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object of a JSON text in which a key occurs twice, as decoders would keep only the last value."""
+    counts = Counter(key for key, _ in pairs)
+    if len(counts) < len(pairs):
+        repeated = max(counts, key=counts.__getitem__)
+        raise invalid_request(f"each key of a JSON object must occur once, but `{repeated[:_MAX_SHOWN]}` is repeated.")
 
 
 def read_form(body: bytes) -> "_Fields":
@@ -267,6 +277,7 @@ def as_list(texts: str | Sequence[str]) -> list[str]:
 
 # An oversized body is read and discarded up to this size, so that the client gets to read the refusal.
 _MAX_DRAINED_BYTES = 64 << 20
+_IDLE_SECONDS = 1.0  # a client that sends nothing for so long seems to wait for the answer
 # zlib's `wbits`: 16 + 15 for a gzip header; 15 for a zlib header, which HTTP calls `deflate`.
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
@@ -302,7 +313,9 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
         error.close_connection = True
         raise error from None
     except RequestError as error:
-        error.close_connection = not await _drain(chunks, seconds)
+        # A client that waits for status 100 has not begun to send.
+        waits = request.headers.get("expect", "").lower() == "100-continue"
+        error.close_connection = waits or not await _drain(chunks, seconds)
         raise
 
 
@@ -332,18 +345,21 @@ async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
         seconds: how long to read at most.
 
     Returns:
-        True if the end was reached; False if it was not reached in time or within 64 MiB.
+        True if the end was reached; False if it was not reached in time or within 64 MiB, or if nothing arrived for a
+        second.
     """
-    drained = 0
+    drained, ends_at = 0, time.monotonic() + seconds
     try:
-        async with asyncio.timeout(seconds):
-            async for chunk in chunks:
-                drained += len(chunk)
-                if drained > _MAX_DRAINED_BYTES:
-                    return False
+        while time.monotonic() < ends_at:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                drained += len(await anext(chunks))
+            if drained > _MAX_DRAINED_BYTES:
+                return False
+    except StopAsyncIteration:
+        return True
     except TimeoutError:
         return False
-    return True
+    return False
 
 
 def _content_length(headers: Mapping[str, str]) -> int:
@@ -378,7 +394,12 @@ class Inflater(Decoder):
         if max_bytes <= 0:
             return b""
         try:
-            return self._zlib.decompress(chunk, max_bytes)
+            decoded = self._zlib.decompress(chunk, max_bytes)
+            while self.name != "deflate" and self._zlib.unused_data and len(decoded) < max_bytes:
+                following = self._zlib.unused_data  # RFC 1952: a file of gzip may have several members
+                self._zlib = zlib.decompressobj(_WINDOW_BITS[self.name])
+                decoded += self._zlib.decompress(following, max_bytes - len(decoded))
+            return decoded
         except zlib.error:
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 

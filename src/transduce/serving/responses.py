@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.serving.batching import ClientGoneError
-from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, Progress, RequestError
+from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, Progress, RequestError, invalid_request
 from transduce.serving.metrics import Metrics
 
 # --- JSON bodies, and errors in the format that each API's clients expect ---
@@ -84,6 +85,10 @@ _PREFLIGHT = {
 }
 
 
+# A request may name the whole URL, as for a proxy (RFC 9112, 3.2.2).
+_ORIGIN = re.compile(r"https?://[^/]*", re.IGNORECASE)
+
+
 class ResponseMiddleware:
     """ASGI middleware around the whole server: adds headers, counts requests and limits the time to send an answer.
 
@@ -127,6 +132,7 @@ class ResponseMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = {**scope, "path": _ORIGIN.sub("", scope["path"]) or "/"}
         if self.root_path and scope["path"].startswith(f"{self.root_path}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self.root_path)}
         exchange = _Exchange(send, self.send_seconds)
@@ -149,6 +155,11 @@ class ResponseMiddleware:
         refusal = self.refuse()
         if refusal is not None:
             return error_response(refusal, scope["path"])
+        if {b"transfer-encoding", b"content-length"} <= {name for name, _ in scope["headers"]}:
+            # A proxy in front may read another length, and take the rest for a request of its own (RFC 9112, 6.1).
+            error = invalid_request("it must have a Transfer-Encoding or a Content-Length, not both.")
+            error.close_connection = True
+            return error_response(error, scope["path"])
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=_PREFLIGHT)
         return self.app

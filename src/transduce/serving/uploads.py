@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import hmac
+import html
+import re
 import secrets
 import threading
 import time
@@ -16,7 +18,7 @@ import msgspec
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
-from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.documents.units import DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import without_protected
 from transduce.serving.batching import ClientGoneError, deadline_error
@@ -72,7 +74,7 @@ class DocumentTranslation:
         self.state: DocumentState = "queued"
         self.error: RequestError | None = None
         self.characters = 0
-        """Number of characters translated so far."""
+        """Number of characters of the document's texts, without tags; 0 until they are translated."""
         self.warnings: list[str] = []
         """Sentences about texts that seem not to be in the client's source language, or that stay untranslated."""
         self.result = b""
@@ -85,6 +87,7 @@ class DocumentTranslation:
         self._readers = readers
         self._source = order.source
         self._num_texts = 0
+        self._sent_characters = 0  # equal texts are sent once
         self._loop = asyncio.get_running_loop()
         self._canceled: asyncio.Future[None] = self._loop.create_future()
         self._deadline = time.monotonic() + service.settings.document_seconds
@@ -137,7 +140,10 @@ class DocumentTranslation:
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
         if (note := describe_kept_units(document)) is not None:
             self.warnings.append(note)
-        return translate_content(document, _QueuedTexts(self, self._context_before()))
+        result = translate_content(document, _QueuedTexts(self, self._context_before()))
+        self.characters = sum(_count_characters(unit) for unit in document.units)
+        self._service.metrics.characters.inc(max(0, self.characters - self._sent_characters))
+        return result
 
     def _context_before(self) -> int:
         """Return how many earlier sentences the model reads; if the language is detected, the most of all models."""
@@ -186,7 +192,7 @@ class DocumentTranslation:
                 translations[index] = answer.text
                 if answer.language_warning is not None and self.order.source != "auto":
                     self.warnings.append(describe_warning(first + index, answer.language_warning))
-            self.characters += sum(map(len, request.texts))
+            self._sent_characters += sum(map(len, request.texts))
         return translations
 
     def _detected_source(self, text: str) -> str:
@@ -224,6 +230,14 @@ class DocumentTranslation:
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
         self.finished.set()
+
+
+_TAGS = re.compile(r"<[^<>]*>")
+
+
+def _count_characters(unit: Unit) -> int:
+    """Return the number of characters of a unit's text without tags, such as those that inline markup consists of."""
+    return len(unit.text if unit.kind == "text" else html.unescape(_TAGS.sub("", unit.text)))
 
 
 class _QueuedTexts(ContextTexts):

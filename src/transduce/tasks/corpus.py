@@ -74,7 +74,7 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
         return None
     first = pairs[int(in_training.argmax())]
     return (
-        f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
+        f"The training text has {in_training.sum():,} of the dev set's {count_noun(len(keys), 'source')}, too (first: "
         f"{location_of(first.path, first.line)}): leave them out of one of the two, or the dev scores will be too high."
     )
 

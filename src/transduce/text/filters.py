@@ -152,7 +152,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             )
         if self.known_targets and noun == "pair":
             lines.append(
-                f"{self.known_targets:,} of the {self.held_out:,} held-out targets are also targets of training pairs, "
+                f"training pairs also have {self.known_targets:,} of the {self.held_out:,} held-out targets, "
                 "which may raise the dev scores"
             )
         if self.carriage_returns:

@@ -9,20 +9,49 @@ import msgspec
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.text.files import compose, count_noun, read_lines
-from transduce.text.languages import is_word_character, unspaced_characters
+from transduce.text.languages import is_word_character, short_code, unspaced_characters
 
 # --- phrases in a text ---
 # Phrases match whole words in scripts with spaces, and at any position in others.
 
 
+_LIGATURES = str.maketrans(dict(zip("ﬀﬁﬂﬃﬄﬅﬆ", ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True)))
+_APOSTROPHES = "’ʼ＇"
+_EQUAL = {ord(character): "'" for character in _APOSTROPHES} | {0xFF01 + code: chr(0x21 + code) for code in range(94)}
+"""Characters that compare as equal: apostrophes, and full-width forms with ASCII."""
+JOINERS = "\u200c\u200d\u00ad"
+"""Invisible characters within words: two joiners, as in Persian and Hindi, and the soft hyphen."""
+
+
 def normalize_for_comparison(text: str) -> str:
-    """Return the text with composed characters (NFC) and single spaces, none at its ends, so that phrases are found."""
-    return " ".join(compose(text).split())
+    """Return the text with composed characters (NFC) and single spaces, none at its ends, so that phrases are found.
+
+    Ligatures such as ﬁ become letters.
+    """
+    return " ".join(compose(text).translate(_LIGATURES).split())
 
 
 def is_spaced_word_character(character: str) -> bool:
     """Return whether a character is part of a word in a script with spaces between words."""
-    return is_word_character(character) and not unspaced_characters(character)
+    return character in JOINERS or (is_word_character(character) and not unspaced_characters(character))
+
+
+def capitalize(text: str, language: str | None = None) -> str:
+    """Return a text with a capital as its first letter, as its language writes it at the beginning of a sentence.
+
+    Turkish and Azerbaijani have the capital İ for i, and Dutch has IJ for ij; Georgian has no capitals there. None, an
+    unknown language, is written as most are.
+    """
+    code = None if language is None else short_code(language)
+    if code == "nl" and text[:2] == "ij":
+        return f"IJ{text[2:]}"
+    return ("İ" if code in ("tr", "az") and text[:1] == "i" else text[:1].title()) + text[1:]
+
+
+def _lower_forms(text: str) -> tuple[str, ...]:
+    """Return a text in lower case, as most languages and as Turkish and Azerbaijani write it; with SS also as ß."""
+    forms = (text.replace("İ", "i").lower(), text.replace("İ", "i").replace("I", "ı").lower())
+    return (*forms, *(form.replace("ss", "ß") for form in forms if "SS" in text))
 
 
 def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
@@ -48,8 +77,12 @@ def _is_part_of_hyphenated(text: str, start: int, end: int) -> bool:
 
 
 def contains_phrase(text: str, phrase: str) -> bool:
-    """Return whether a text contains a phrase as whole words, with matching case; no text contains an empty phrase."""
-    return any(True for _ in occurrences(normalize_for_comparison(text), normalize_for_comparison(phrase)))
+    """Return whether a text contains a phrase as whole words, with matching case; no text contains an empty phrase.
+
+    Apostrophes (' and ’) are equal, and full-width forms are equal to ASCII.
+    """
+    text, phrase = (normalize_for_comparison(each).translate(_EQUAL) for each in (text, phrase))
+    return any(True for _ in occurrences(text, phrase))
 
 
 def occurrences(text: str, phrase: str) -> Iterator[int]:
@@ -85,11 +118,18 @@ class Term(msgspec.Struct, frozen=True):
     @property
     def forms(self) -> tuple[str, ...]:
         """The permitted translations; those in lower case also capitalized, as at the start of a sentence."""
-        capitalized = [target[:1].upper() + target[1:] for target in self.targets if target == target.lower()]
+        capitalized = [capitalize(target) for target in self.targets if target == target.lower()]
         return tuple(dict.fromkeys([*self.targets, *capitalized]))
 
     def __str__(self) -> str:
         return f"`{self.source}` as {' or '.join(f'`{target}`' for target in self.targets)}"
+
+
+def _other_capitals(term: Term) -> Iterator[str]:
+    """Yield a term's translations in lower case as only Turkish, Azerbaijani and Dutch capitalize them."""
+    for target in term.targets:
+        if target[:1] == "i" and target == target.lower():
+            yield from (capitalize(target, "tr"), capitalize(target, "nl"))
 
 
 class Glossary:
@@ -121,9 +161,10 @@ class Glossary:
                 source, tuple(dict.fromkeys(combined)), earlier.location if earlier else term.location
             )
         # The lengths of the terms by first character, which are looked up at each position of a text.
+        self._by_source = {source.translate(_EQUAL): term for source, term in reversed(self._terms.items())}
         lengths: dict[str, set[int]] = {}
-        for source in self._terms:
-            lengths.setdefault(source[0], set()).add(len(source))
+        for source in self._by_source:
+            lengths.setdefault(source[0], set()).update((len(source), len(source) + source.count("ß")))
         self._lengths = lengths
 
     @property
@@ -169,10 +210,13 @@ class Glossary:
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """Return the longest term at a position of a text, with its length in characters; None and 1 without a term."""
-        lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
+        first = text[start].translate(_EQUAL)
+        lengths = {length for each in (first, *_lower_forms(first)) for length in self._lengths.get(each, ())}
         for length in sorted(lengths, reverse=True):
             part = text[start : start + length]
-            term = self._terms.get(part) or self._terms.get(part.lower())
+            plain = part.translate(_EQUAL)
+            found = (self._by_source.get(form) for form in (plain, *_lower_forms(plain)))
+            term = self._terms.get(part) or next(filter(None, found), None)
             if term is None or not ends_at_word_boundaries(text, start, start + length):
                 continue
             if not _is_part_of_hyphenated(text, start, min(len(text), start + length)):
@@ -182,7 +226,9 @@ class Glossary:
     def missing(self, source: str, translation: str) -> list[Term]:
         """Return the terms of a source text that occur in no permitted form in its translation."""
         return [
-            term for term in self.find(source) if not any(contains_phrase(translation, form) for form in term.forms)
+            term
+            for term in self.find(source)
+            if not any(contains_phrase(translation, form) for form in (*term.forms, *_other_capitals(term)))
         ]
 
 

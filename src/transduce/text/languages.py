@@ -19,32 +19,44 @@ from transduce.text.files import compose, uncompressed_name
 # --- scripts ---
 
 
+SOFT_HYPHEN = "\u00ad"
 CJK = "\u3040-\u30ff\u3400-\u9fff"
 """Chinese characters and kana, as ranges in a regular expression."""
-_RANGES = {
-    "Han and kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
-    "Hangul": "\u1100-\u11ff\uac00-\ud7af",
-    "Latin": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
-    "Cyrillic": "\u0400-\u052f",
-    "Greek": "\u0370-\u03ff\u1f00-\u1fff",
-    "Arabic": "\u0600-\u06ff\u0750-\u077f",
-    "Hebrew": "\u0590-\u05ff",
-    "Thai": "\u0e00-\u0e7f",
-    "Devanagari": "\u0900-\u097f",
+# Scripts with the ranges of their characters, and the languages that are written in them, by `short_code`, with ISO
+# 15924's codes of scripts, as in zho_Hans. Other languages are written in Latin letters.
+_SCRIPTS_AND_CODES = {
+    "Han and kana": (
+        "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
+        "zh|yue|wuu|lzh|cn|ja|jp|hans|hant|hani|jpan|hira|kana",
+    ),
+    "Hangul": ("\u1100-\u11ff\uac00-\ud7af", "ko|hang|kore"),
+    "Latin": ("A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff", "latn"),
+    "Cyrillic": ("\u0400-\u052f", "ru|uk|be|bg|mk|sr|kk|ky|mn|tg|tt|ba|cv|cyrl"),
+    "Greek": ("\u0370-\u03ff\u1f00-\u1fff", "el|grc|grek"),
+    "Arabic": ("\u0600-\u06ff\u0750-\u077f", "ar|arz|fa|prs|ur|ps|ckb|ug|sd|arab"),
+    "Hebrew": ("\u0590-\u05ff", "he|yi|hebr"),
+    "Thai": ("\u0e00-\u0e7f", "th|thai"),
+    "Devanagari": ("\u0900-\u097f", "hi|mr|ne|sa|deva"),
+    "Armenian": ("\u0530-\u058f", "hy|armn"),
+    "Georgian": ("\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2f", "ka|geor"),
+    "Bengali": ("\u0980-\u09ff", "bn|as|beng"),
+    "Gurmukhi": ("\u0a00-\u0a7f", "pa|guru"),
+    "Gujarati": ("\u0a80-\u0aff", "gu|gujr"),
+    "Odia": ("\u0b00-\u0b7f", "or|orya"),
+    "Tamil": ("\u0b80-\u0bff", "ta|taml"),
+    "Telugu": ("\u0c00-\u0c7f", "te|telu"),
+    "Kannada": ("\u0c80-\u0cff", "kn|knda"),
+    "Malayalam": ("\u0d00-\u0d7f", "ml|mlym"),
+    "Sinhala": ("\u0d80-\u0dff", "si|sinh"),
+    "Lao": ("\u0e80-\u0eff", "lo|laoo"),
+    "Tibetan": ("\u0f00-\u0fff", "bo|dz|tibt"),
+    "Burmese": ("\u1000-\u109f", "my|mymr"),
+    "Ethiopic": ("\u1200-\u139f", "am|ti|ethi"),
+    "Khmer": ("\u1780-\u17ff", "km|khmr"),
+    "Thaana": ("\u0780-\u07bf", "dv|thaa"),
 }
-# Languages that are not written in Latin letters, by `short_code`, and ISO 15924's codes of scripts, as in zho_Hans.
-_OTHER_SCRIPTS = {
-    "Han and kana": "zh|yue|wuu|lzh|cn|ja|jp|hans|hant|hani|jpan|hira|kana",
-    "Hangul": "ko|hang|kore",
-    "Cyrillic": "ru|uk|be|bg|mk|sr|kk|ky|mn|tg|tt|ba|cv|cyrl",
-    "Greek": "el|grc|grek",
-    "Arabic": "ar|arz|fa|prs|ur|ps|ckb|ug|sd|arab",
-    "Hebrew": "he|yi|hebr",
-    "Thai": "th|thai",
-    "Devanagari": "hi|mr|ne|sa|deva",
-    "Latin": "latn",
-}
-_BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split("|")}
+_RANGES = {name: ranges for name, (ranges, _) in _SCRIPTS_AND_CODES.items()}
+_BY_CODE = {code: script for script, (_, codes) in _SCRIPTS_AND_CODES.items() for code in codes.split("|")}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
 _MIN_LETTERS = 2
@@ -124,7 +136,8 @@ _LARGE_SCRIPT = re.compile(f"[{UNSPACED_RANGES}\u1100-\u11ff\uac00-\ud7af]")
 # By `short_code`; "cn" and "jp" are countries, but many corpora use them as file suffixes.
 CHINESE = ("zh", "yue", "wuu", "lzh", "cn")
 JAPANESE = ("ja", "jp")
-# Thai, Lao, Burmese, Khmer: no spaces between words.
+GREEK = ("el", "grc")
+# Thai, Lao, Burmese, Khmer: no spaces between words, but between sentences.
 SOUTHEAST_ASIAN = ("th", "lo", "my", "km")
 # Tibetan, Dzongkha: no spaces between words, but between phrases and sentences.
 TIBETAN = ("bo", "dz")
@@ -363,13 +376,14 @@ _NAMES = (
 )
 _NAME_OF = dict(entry.split("=") for entry in _NAMES.split())
 # The most likely language of a script, if the words do not identify the language.
-_LANGUAGE_OF_SCRIPT = {
-    "Han and kana": "Chinese",
-    "Hangul": "Korean",
-    "Greek": "Greek",
-    "Hebrew": "Hebrew",
-    "Thai": "Thai",
+_LANGUAGE_OF_SCRIPT = {"Han and kana": "Chinese", "Hangul": "Korean"} | {
+    name: name
+    for name in (
+        *("Greek", "Hebrew", "Thai", "Armenian", "Georgian", "Gujarati", "Odia", "Tamil", "Telugu", "Kannada"),
+        *("Malayalam", "Sinhala", "Lao", "Khmer"),
+    )
 }
+_UNSPACED_SCRIPTS = ("Thai", "Lao", "Khmer", "Burmese", "Tibetan")  # besides Han and kana
 # Languages with two scripts, or with a script that is not detected.
 _UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
 # Frequent words by language. A word of both compared languages counts for neither.
@@ -614,11 +628,12 @@ def is_unspaced_language(language: str | None) -> bool:
 
 
 def sentence_separator(language: str | None) -> str:
-    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
+    """Return the text that joins two sentences of a language: nothing in Chinese and Japanese, otherwise a space.
 
-    None, an unknown language, gives a space.
+    Thai, Lao, Burmese and Khmer have spaces between sentences, though not between words. None, an unknown language,
+    gives a space.
     """
-    return "" if is_unspaced_language(language) else " "
+    return "" if language is not None and short_code(language) in (*CHINESE, *JAPANESE) else " "
 
 
 def detect_other_language(text: str, language: str) -> str | None:
@@ -691,7 +706,7 @@ def _words(text: str) -> list[str]:
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Han and kana":
         return letters >= MIN_CHARACTERS * _LETTERS_PER_CJK_CHARACTER
-    if script == "Thai":
+    if script in _UNSPACED_SCRIPTS:
         return letters >= 2 * MIN_CHARACTERS
     return len(words) >= MIN_WORDS
 

@@ -23,7 +23,14 @@ from transduce.text.corpus import (
     parse_weight,
     read_record,
 )
-from transduce.text.files import is_decodable, missing_file, open_uncompressed, read_lines, uncompressed_name
+from transduce.text.files import (
+    count_noun,
+    is_decodable,
+    missing_file,
+    open_uncompressed,
+    read_lines,
+    uncompressed_name,
+)
 from transduce.text.languages import is_same_language, short_code
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
@@ -248,7 +255,7 @@ def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: 
     wrong = next((number for number in numbers if not 1 <= number <= len(names)), None)
     if wrong is not None:
         raise TransduceError(
-            f"{where} has {len(names)} columns, but `data.columns` chooses number {wrong}: correct it."
+            f"{where} has {count_noun(len(names), 'column')}, but `data.columns` chooses number {wrong}: correct it."
         )
     return numbers[0] - 1, numbers[1] - 1
 

@@ -6,6 +6,7 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
@@ -13,9 +14,11 @@ from pathlib import Path
 from transduce.text.files import compose, read_lines
 from transduce.text.languages import (
     CJK,
+    GREEK,
     is_unspaced_character,
     is_unspaced_or_punctuation,
     is_word_character,
+    main_script,
     short_code,
 )
 from transduce.text.word_spans import Span
@@ -272,14 +275,6 @@ def split_sentences(paragraph: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def sentence_ends(text: str, *, before_small: bool = False) -> list[int]:
-    """Return the offsets after the sentences of a text, except that of its end without a mark.
-
-    With `before_small`, a mark before a small letter ends a sentence too.
-    """
-    return list(_find_ends(text, before_small=before_small))
-
-
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
     """Yield the offsets after the sentences of a text, except that of its end without a mark.
 
@@ -314,38 +309,90 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_CLOSERS = "”’\"'»«)\\]」』）》】〉"
+_CLOSERS = "”’\"'»«›‹\u05f4)\\]」』）》】〉"
+# Numbers of notes after a mark: "water.[1]", "water.²"
+_NOTE = r"\[(?:[a-z]|\d{1,3}(?:[,–-]\s?\d{1,3}){0,3})\]|[¹²³⁰⁴-⁹]"
+_CLOSING = rf"(?:[{_CLOSERS}]|{_NOTE})*"
 # Quotation marks of French stand after a space: « Quoi ? »
-_CLOSING_MARKS = rf"(?P<closers>[{_CLOSERS}]*(?:[“‘](?=\s|$)|[ \u00a0\u202f]»[{_CLOSERS}]*)?)"
+_CLOSING_MARKS = rf"(?P<closers>{_CLOSING}(?:[“‘](?=\s|$)|[ \u00a0\u202f][»›][{_CLOSERS}]*)?)"
 _CJK = rf"{CJK}\uac00-\ud7af"
-_CANDIDATE = re.compile(
-    rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+)[!?…{WIDE}]*)"
-    rf"|(?P<spaced>(?<![{STOPS}{CALLS}])[{STOPS}{CALLS}]++(?=[{_CLOSERS}]*[“‘]?(?:\s|$)))"
-    r"|(?P<joined>(?<![!?])[!?]++(?=[^\W\d_])|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
-    rf"{_CLOSING_MARKS}"
-)
+_INDIC = r"\u0900-\u0dff"
+
+
+def _candidates(question: str = "") -> re.Pattern[str]:
+    """Return an expression for marks that may end a sentence; `question` is a further question mark."""
+    calls, joining = CALLS + question, "!?\u061f" + question
+    return re.compile(
+        rf"(?=[{STOPS}{calls}{WIDE}{_OTHERS}|\u0964\u0965\u17d4\uff0e])"  # every first character: for speed
+        rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+"
+        rf"|(?:(?<=[{_INDIC}])|(?<=[{_INDIC}] ))\|{{1,2}}(?=[\s{_INDIC}]|$))[!?…{WIDE}]*)"
+        rf"|(?P<spaced>(?<![{STOPS}{calls}])[{STOPS}{calls}]++(?={_CLOSING}[“‘]?(?:\s|$)))"
+        rf"|(?P<joined>(?<![{joining}])[{joining}]++(?=[^\W\d_])|(?<=[^\W\d_])\u06d4(?=[^\W\d_])"
+        r"|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
+        rf"{_CLOSING_MARKS}"
+    )
+
+
+_CANDIDATE, _GREEK_CANDIDATE = _candidates(), _candidates(";")
+# Abbreviations in lower case, of any language. Between the parts of "z.b" there may be a space, for "_" there is one.
 # Titles and connectives, after which no sentence ends.
 _NEVER_ENDS = _words(
     """mr mrs messrs mme mlle dr dra drs prof profs sergt dipl med phil sr sra srta srs dña sig sigg sig.ra dott avv dhr
     mevr vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl o.ä
-    p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад"""
+    p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад
+    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j d.gr insb insbes bzgl einschl ehem geb gest exmo exma ilmo
+    dott.ssa prof.ssa sig.na ad_es per_es p.es o.a m.n i.p.v t.o.v i.v.m n.a.v např napr npr tzv tzw resp popř příp
+    mudr judr phdr rndr mvdr t.j św bl.a t.ex f.eks d.v.s m.a.o jf jfr s.k t.o.m fr.o.m p.g.a esim vrt ún ifj özv
+    bkz doç piem pvz δρ κ κος καθ βλ δηλ σελ λ.χ डॉ डा प्रो पं ড ডা মো т.к т.н т.о напр доц просп пер пл наб вул
+    англ греч бул"""
 )
 # Titles that are also words or units if they begin with a small letter.
 _TITLES = _words(
     """ms mm mgr rev hon capt col gen lieut lt sgt maj gov pres sen rep hr fr frl ing mag mw ste insp supt cmdr adm
     mt"""
 )
-# Ends of lists, which end a sentence before a capital letter.
-_LIST_ENDS = _words("etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п")
+# Abbreviations that are words in other languages.
+_OF_LANGUAGE = {
+    "cs": _words("ul sv doc tř nábř"),
+    "sk": _words("ul sv doc"),
+    "pl": _words("ul al pl os ks hab doc m.in"),
+    "et": _words("nt"),
+    "fi": _words("ks"),
+    "hu": _words("pl kb ill ld"),
+    "tr": _words("sn cad mah sok apt örn"),
+    "da": _words("dvs fx"),
+    "no": _words("dvs"),
+    "nb": _words("dvs"),
+    "sv": _words("dvs"),
+    "vi": _words("tp ths ts pgs gs bs"),
+    "id": _words("jl bpk"),
+    **dict.fromkeys(("hr", "sr", "bs", "sl"), _words("ul sv")),
+}
+# Ends of lists, eras and units, which end a sentence before a capital letter.
+_LIST_ENDS = _words(
+    """etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п др пр н.э тыс млн млрд руб коп u.v.m osv o.s.v m.m m.fl atd apod
+    stb jne vb κλπ κ.λπ κτλ κ.ά dll dsb dst n.e p.n.e n.l př.n.l e.kr f.kr a.c tys mld zł u.ä
+    ee.uu ff.aa rr.hh jj.oo cc.aa ق.م ب.م ه.ش"""
+)
 # Abbreviations that may end a sentence: they do before a word that often begins one.
 _MAY_END = _words(
     """al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft a.m p.m a.d b.c u.s u.k u.n ph.d m.a b.a d.c
-    u.s.a v.chr n.chr др г гг в вв н.э гр"""
+    u.s.a v.chr n.chr гр обл π.χ μ.χ jh mio mrd tsd a.u.b e.v"""
 )
+# Years and centuries, which may end a sentence. Without a number, the first three stand before names of places.
+_BEFORE_PLACE = _words("г р м")
+_DATED = _BEFORE_PLACE | _words("гг в вв рр r w")
 # Abbreviations only before a number: "No. 5".
 _BEFORE_NUMBER = _words(
     """no nos nr nrn núm num vol vols fig figs eq eqs p pp pg ch chap sec art arts par abs abb bd bde kap tab tel
-    ed eds op ser ss s str § st cap págs t max min mind см"""
+    ed eds op ser ss s str § st cap págs t max min mind см r
+    c f l n kl tlf klo č čís obr godz br кв рис табл стр гл п пп ст ч д с корп रु रू αρ τηλ"""
+)
+# Names follow "им." (named after), which is also a word (to them).
+_NAMED_AFTER = re.compile(
+    r"(?:завод|театр|институт|университет|академи|училищ|школ|библиотек|музе|парк|фабрик|колхоз|совхоз|стадион|станци|"
+    r"аэропорт|центр|дом|клуб|больниц|площад|улиц|двор|консерватори|филармони|канал|преми|орден|фонд)\w*\s+им$",
+    re.IGNORECASE,
 )
 _MONTHS = re.compile(
     r"(?:jan|feb|febr|mar|apr|jun|jul|aug|sep|sept|okt|oct|nov|dez|dec)\b|jänner|januar|februar|märz|april|mai|may|juni|"
@@ -359,6 +406,10 @@ _BEFORE_ORDINAL = re.compile(
     re.IGNORECASE,
 )
 _ORDINAL_LANGUAGES = ("de", "lb", "nds")
+# Languages with a full stop after the number of a king: "II. Abdülhamit".
+_ROMAN_LANGUAGES = (*_ORDINAL_LANGUAGES, "tr", "az", "hu", "cs", "sk", "hr", "sr", "bs", "sl", "da", "no", "nb", "et")
+# Dates with spaces: "2024. 5. 3.", "3. 5. 2024"
+_DATE = re.compile(r"(?<!\d)(?:\d{4}\.\s?\d{1,2}\.\s?\d{1,2}\.|\d{1,2}\.\s?\d{1,2}\.\s?\d{4}(?!\d))")
 # Frequent first words of sentences.
 _STARTERS = _words(
     """the a an i he she it we they you this that these those there here my your his her our their but and so if when
@@ -367,7 +418,9 @@ _STARTERS = _words(
     am an auf mit für nach nun jetzt dann ja nein mein meine sein seine ihre kein keine nicht man dies diese dieser
     le la les un une je tu il elle nous vous ils elles on ce cette c'est mais et ou si quand que qui dans j'ai
     el los las una unos yo tú él ella nosotros ellos es pero y cuando no lo gli uno io lui lei noi e ma o os
-    het een ik jij hij zij wij en maar niet"""
+    het een ik jij hij zij wij en maar niet det jag vi hon men och jeg hun eu isso depois ela eles
+    он она они оно мы вы я ты это потом затем но а и если когда там тут теперь после в на по він вона вони ми це потім
+    potem potom to ona bu ben sen biz sonra ama ve az ez én és ő se hän minä ο η το αυτός αυτή μετά και αλλά"""
 )
 _SAYS = re.compile(
     r"(?:[\w.’'-]+\s){1,3}(?:said|says|asked|cried|shouted|replied|answered|exclaimed|whispered|yelled|added)\b"
@@ -375,19 +428,44 @@ _SAYS = re.compile(
 _SAYS_CJK = re.compile(
     r"[\u3400-\u9fff·]{0,6}?(?:说|說|问|問|道|喊|叫|答|骂|罵|想|笑|嚷)(?![\u3400-\u9fff]{8})|と|って"
 )
+# Japanese verbs of speech and thought after と without quotation marks: え？と思った。
+_QUOTES_JAPANESE = re.compile(
+    r"(?:と|って)、?(?:思|言|云|聞|叫|考|尋|訊|問|答|書|感じ|話|述|つぶや|呟|いう|いっ|いい|きか|驚|笑|怒|疑|心配|彼|私|僕|俺)"
+)
+# Chinese and Japanese words that end sentences, also before an ellipsis.
+_LAST_CJK = re.compile("[了吗嗎呢吧啊呀嘛哦だたねよ]$")
 _LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«»—–…]+?)\.$")
+# Initials: one capital letter, or several letters with full stops. Hebrew and Arabic have no words of one letter.
 _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
+_CAPITAL_WORDS = ("I", "Я", "É", "È", "Ő")  # at the start of a sentence
+_UNCASED_INITIAL = re.compile("[\u05d0-\u05ea\u0621-\u064a]")
+_VOWEL = re.compile("[aeiouyаеёиіоуыэюяαεηιουω]")
+# Urdu names of Latin letters, between which ۔ ends no sentence: ایم۔اے (M.A.)
+_URDU_LETTERS = _words("اے بی سی ڈی ای ایف جی ایچ آئی جے کے ایل ایم این او پی کیو آر ایس ٹی یو وی ڈبلیو ایکس وائی زیڈ")
 _ROMAN = re.compile(r"(?=[IVX]+\b)X{0,3}(?:IX|IV|V?I{0,3})\b")
 _COMMAS = ("，", "、", "；", "：", ",", ";", ":")
 _NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
+_LAST_LETTERS = re.compile(r"[^\W\d_]+$")
 # Letters of list items within a line: "a) Open it. b) Close it."
-_LETTERED_ITEM = re.compile(r"[(（]?[a-z][)）]\s")
+_LETTERED_ITEM = re.compile(r"[(（]?[^\W\d_][)）]\s")
 _BEFORE_LETTER = _words("buchst buchstabe lit lett let ziff abschn anm fall satz punkt option variante")
 _REACH = 60
 """Number of characters inspected on each side of a punctuation mark."""
-_ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _BEFORE_NUMBER
+_ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _DATED | _BEFORE_NUMBER | _words("им")
+
+
+def _dotted(abbreviations: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression for the abbreviations of several parts, with or without spaces between them."""
+    parts = (each for each in sorted(abbreviations, key=len, reverse=True) if "." in each or "_" in each)
+    spaces = "[ \u00a0\u202f]"
+    written = "|".join(re.escape(each).replace(r"\.", rf"\.{spaces}?").replace("_", spaces) for each in parts)
+    return re.compile(rf"(?<![^\W_])(?=[^\W\d_]{{1,4}}(?:\.|{spaces}[^\W\d_]{{1,4}}\.))(?:{written})\.", re.IGNORECASE)
+
+
+_DOTTED = _dotted(_NEVER_ENDS | _LIST_ENDS | _MAY_END)
 _MIN_DOTS_WORD = 4
 _MIN_CJK_ELLIPSIS = 4
+_MIN_DATED_WORDS = 4  # a sentence that ends with a year has more words than "В 1990 г."
 
 
 def find_sentences(text: str, language: str | None = None, protected: Sequence[Span] = ()) -> list[Span]:
@@ -401,10 +479,13 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
         language: code of its language, which decides on ordinals such as "5. Mai"; None: unknown.
         protected: spans in which no sentence ends, in order and disjoint.
     """
-    finder = _SentenceFinder(text, language)
-    spans: list[Span] = []
+    return _find_spans(_SentenceFinder(text, language), protected)
+
+
+def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> list[Span]:
+    text, spans = finder.text, list[Span]()
     start = inside = 0
-    for match in [*_CANDIDATE.finditer(text), None]:
+    for match in [*finder.candidates.finditer(text), None]:
         stop = len(text) if match is None else match.end()
         while inside < len(protected) and match is not None and protected[inside].end <= match.start():
             inside += 1
@@ -439,8 +520,9 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
     """
     closers = match["closers"]
     if closers[:1].isspace():
+        opening, closing = ("‹", "›") if "›" in closers else ("«", "»")
         before = text[start : match.start()]
-        return len(closers) if before.count("«") <= before.count("»") else 0
+        return len(closers) if before.count(opening) <= before.count(closing) else 0
     if closers.endswith('"') and text[match.end() : match.end() + 1].strip():
         is_open = text.count('"', start, match.end() - 1) % 2 == 1
         return 0 if is_open else 1
@@ -450,41 +532,57 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
 class _SentenceFinder:
     """A classifier of a text's punctuation marks, which decides for each whether it ends a sentence."""
 
-    def __init__(self, text: str, language: str | None) -> None:
+    def __init__(self, text: str, language: str | None, *, before_small: bool = False) -> None:
+        """Create a classifier; with `before_small`, every mark before a small letter ends a sentence, too."""
+        code = None if language is None else short_code(language)
         self.text = text
-        self.has_ordinals = language is None or short_code(language) in _ORDINAL_LANGUAGES
+        self.before_small = before_small
+        self.has_ordinals = code is None or code in _ORDINAL_LANGUAGES
+        self.has_roman = code is None or code in _ROMAN_LANGUAGES
+        self.is_roman_first = code in _ROMAN_LANGUAGES
+        self.own_abbreviations = _OF_LANGUAGE.get(code or "", frozenset())
+        is_greek = ";" in text and (code in GREEK or (code is None and main_script(text) == "Greek"))
+        self.candidates = _GREEK_CANDIDATE if is_greek else _CANDIDATE
+        self._dotted = dict(_dotted_abbreviations(text))
 
     def is_end(self, match: re.Match[str], start: int) -> bool:
-        """Return whether a mark that the expression `_CANDIDATE` found ends the sentence that begins at `start`."""
+        """Return whether a mark that `candidates` found ends the sentence that begins at `start`."""
         before = self.text[max(start, match.start() - _REACH) : match.start()]
         after = self.text[match.end() : match.end() + _REACH].lstrip()
         if match["wide"] is not None:
             return self._is_wide_end(match, before, after)
-        following = after.lstrip(_OPENING + "”’»")
+        following = after.lstrip(_OPENING + "”’»„‚‹›\u05f4")
         word = _NEXT_WORD.match(following)
-        is_starter = word is not None and word[0].lower().replace("’", "'") in _STARTERS
+        is_initial = word is not None and len(word[0]) == 1 and following[1:2] == "."
+        is_starter = word is not None and not is_initial and word[0].lower().replace("’", "'") in _STARTERS
         if match["joined"] is not None:
-            is_upper = following[:1].isupper() or is_unspaced_character(following[:1] or " ")
-            return is_upper and (match["joined"] != "." or is_starter)
-        if following[:1].islower() and not following.startswith(("i ", "i'm ")):
-            return self._ends_before_small(match, start, before, following)
+            return _joined_ends(match["joined"], before, following, is_starter=is_starter)
+        is_stop = match["spaced"] == "."
+        abbreviation = self._dotted.get(match.start()) if is_stop else None
+        if abbreviation == "":
+            return False
+        if _is_small(following) and not following.startswith(("i ", "i'm ")):
+            return self._ends_before_small(match, start, before, following, abbreviation)
         if match["closers"] and _SAYS.match(after):
             return False
         if not match["spaced"].endswith("."):
             return True
-        if len(match["spaced"]) > 1 or match["closers"].strip("'’"):
-            return bool(before.strip()) or len(match["spaced"]) == 1
-        return self._stop_ends(before, start, following, is_starter=is_starter)
+        if not is_stop or match["closers"].strip("'’"):
+            return bool(before.strip()) or is_stop
+        return self._stop_ends(before, start, following, abbreviation, is_starter=is_starter)
 
     def _is_wide_end(self, match: re.Match[str], before: str, after: str) -> bool:
         marks = match["wide"]
         if match["closers"] and (after.startswith(_COMMAS) or _SAYS_CJK.match(after)):
             return False
         if marks.strip("…"):
-            return True
-        return min(_count_cjk(before), _count_cjk(after)) >= _MIN_CJK_ELLIPSIS
+            return not (marks[-1] in "!?！？" and _QUOTES_JAPANESE.match(after))
+        least = _MIN_CJK_ELLIPSIS - bool(_LAST_CJK.search(before))
+        return min(_count_cjk(before), _count_cjk(after)) >= least
 
-    def _ends_before_small(self, match: re.Match[str], start: int, before: str, following: str) -> bool:
+    def _ends_before_small(
+        self, match: re.Match[str], start: int, before: str, following: str, abbreviation: str | None
+    ) -> bool:
         """Return whether a mark before a small letter ends a sentence, as in texts without capital letters.
 
         Args:
@@ -492,34 +590,46 @@ class _SentenceFinder:
             start: the offset where the sentence begins.
             before: the end of the sentence, before the mark.
             following: the text after the mark.
+            abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
         """
-        if match["closers"] or match["spaced"].startswith(("..", "…")):
+        if (match["closers"] or match["spaced"].startswith(("..", "…"))) and not self.before_small:
             return False
         is_item = _LETTERED_ITEM.match(self.text[match.end() : match.end() + _REACH].lstrip()) is not None
         first = self.text[start : start + _REACH].lstrip(_OPENING + " \t")[:1]
         words = before.split()
         last = words[-1].lower() if words else ""
-        if last in _ABBREVIATIONS or "." in last or last.isdigit():
+        is_known = abbreviation is not None or last in _ABBREVIATIONS or last in self.own_abbreviations
+        if is_known or "." in last or last.isdigit():
             return False
-        if (first.islower() or (is_item and last not in _BEFORE_LETTER)) and len(last) > 1:
+        if self.before_small:
+            return True
+        is_vowel = _VOWEL.match(unicodedata.normalize("NFD", last)) is not None and before.strip() != last
+        is_word = len(last) > 1 or (is_vowel and following[1:2].isalpha())
+        if (_is_small(first) or (is_item and last not in _BEFORE_LETTER)) and is_word:
             return True
         is_long = min(len(words), len(following.split())) >= _MIN_WORDS
         return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
 
-    def _stop_ends(self, before: str, start: int, following: str, *, is_starter: bool) -> bool:
+    def _stop_ends(
+        self, before: str, start: int, following: str, abbreviation: str | None, *, is_starter: bool
+    ) -> bool:
         """Return whether a full stop before a capital letter, a digit or a mark ends a sentence.
 
         Args:
             before: the end of the sentence, before the full stop.
             start: the offset where the sentence begins.
             following: the text after the full stop.
+            abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
             is_starter: True if the word after it often begins sentences.
         """
         last = _LAST.search(f"{before}.")
         if last is None:
             return True
-        word, small = last[1], last[1].lower()
-        if small in _NEVER_ENDS or (small in _TITLES and word[0].isupper()):
+        word = last[1]
+        small = abbreviation or ("" if _are_initials(word) else word.lower())
+        is_title = small in _TITLES and word[0].isupper()
+        is_letter = len(word) == 1 and word.isupper()
+        if is_title or (not is_letter and (small in _NEVER_ENDS or small in self.own_abbreviations)):
             return False
         if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not is_starter:
             return False
@@ -527,12 +637,28 @@ class _SentenceFinder:
             return self._number_ends(word, start, before, following, is_starter=is_starter)
         if small in _LIST_ENDS or small in _MAY_END:
             return small in _LIST_ENDS or is_starter
-        if _INITIALS.fullmatch(word):
-            is_initial = word[0].isupper() or "." in word or len(word) == 1
-            return is_starter or word == "I" or not is_initial
-        if self.has_ordinals and _ROMAN.fullmatch(word):
-            return is_starter
-        return True
+        return is_starter or self._word_ends(word, before)
+
+    def _word_ends(self, word: str, before: str) -> bool:
+        """Return whether a sentence ends after a word that is no listed abbreviation, and its full stop.
+
+        Args:
+            word: the word, without the full stop.
+            before: the end of the sentence, before the full stop.
+        """
+        if word in _DATED:
+            words = before.split()
+            if len(words) > 1 and (words[-2][-1].isdigit() or _ROMAN.fullmatch(words[-2])):
+                return len(words) >= _MIN_DATED_WORDS
+            return word not in _BEFORE_PLACE
+        if (self.has_roman if len(word) > 1 else self.is_roman_first) and _ROMAN.fullmatch(word):
+            return False
+        if word == "им":
+            return _NAMED_AFTER.search(before) is None
+        is_initial = word[0].isupper() or "." in word or _UNCASED_INITIAL.match(word) is not None
+        if len(word) == 1 and before.strip(_OPENING + " ") == word:
+            return word in _CAPITAL_WORDS or not (is_initial or word.islower())  # "a. The first item"
+        return word == "I" or not is_initial or not _INITIALS.fullmatch(word)
 
     def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
         """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item.
@@ -555,6 +681,44 @@ class _SentenceFinder:
         return is_starter or not self.has_ordinals or not is_ordinal
 
 
+def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset of each full stop of "z. B." and of dates, with the abbreviation that ends there, or "".
+
+    The abbreviation is in lower case, without spaces and last full stop. The last one of a date is not yielded, unless
+    the text begins with the date.
+    """
+    for match in _DATE.finditer(text):
+        stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]
+        yield from ((stop, "") for stop in (stops[:2] if text[: match.start()].strip() else stops))
+    for match in _DOTTED.finditer(text):
+        written = re.sub(r"\.\s", ".", match[0][:-1])
+        if _are_initials(written) and written.lower() not in _MAY_END:
+            continue  # "A. C. Clarke"
+        stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]
+        yield from ((stop, "") for stop in stops[:-1])
+        yield stops[-1], "_".join(written.lower().split())
+
+
+def _are_initials(word: str) -> bool:
+    """Return whether a word is several capital letters with full stops between them, as in "A.C."."""
+    return "." in word and word.isupper() and _INITIALS.fullmatch(word) is not None
+
+
+def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) -> bool:
+    """Return whether a mark without a space after it ends a sentence."""
+    if mark == ".":
+        return is_starter
+    if mark == "\u06d4":
+        words = _LAST_LETTERS.search(before), _NEXT_WORD.match(following)
+        return not all(word is not None and word[0] in _URDU_LETTERS for word in words)
+    return not _is_small(following)
+
+
+def _is_small(text: str) -> bool:
+    """Return whether a text begins with a small letter; those of Georgian do not count, with which sentences begin."""
+    return text[:1].islower() and not "\u10d0" <= text[:1] <= "\u10ff"
+
+
 def _count_cjk(text: str) -> int:
     return sum(map(is_unspaced_character, text))
 
@@ -563,14 +727,10 @@ def _count_cjk(text: str) -> int:
 # Detection of translations that have fewer sentences than their source.
 
 
-_CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
+_AFTER_CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
 _ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
 _ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
-# Abbreviations in addition to `_ABBREVIATION`, which also splits training text and must therefore not change.
-_FURTHER_ABBREVIATION = re.compile(
-    r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
-)
-_NOT_SENTENCE_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
+_NOT_SENTENCE_ENDS = (_AFTER_CLOSING, _ELLIPSIS, _ORDINAL)
 # Punctuation that a translator may use instead of the end of a source sentence.
 _POSSIBLE_ENDS = re.compile("[;；:：—–]")
 # Thai, Lao and Tibetan have no punctuation that only ends sentences.
@@ -579,11 +739,18 @@ _UNPUNCTUATED = re.compile("[\u0e00-\u0fff]")
 _MIN_WORDS, _MIN_CHARACTERS = 3, 4
 
 
-def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None:
+def find_lost_sentences(
+    source: str, translation: str, languages: tuple[str | None, str | None] = (None, None)
+) -> tuple[int, int] | None:
     """Return the numbers of sentences of a source and of its translation if the latter surely has fewer; else None.
 
-    The source's number is a lower bound: short sentences, quotations and ellipses do not count. The translation's is an
-    upper bound: semicolons, colons and dashes count too. Abbreviations, initials and decimals end no sentence.
+    Sentences are those that `find_sentences` finds. The source's number is a lower bound: short sentences, quotations
+    and ellipses do not count. The translation's is an upper bound: semicolons, colons and dashes count too.
+
+    Args:
+        source: a text.
+        translation: its translation.
+        languages: codes of both languages; None: unknown.
 
     Returns:
         Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
@@ -592,28 +759,29 @@ def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None
     source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
-    minimum = _min_sentences(source)
+    minimum = _min_sentences(source, languages[0])
     if minimum < 2:
         return None
-    maximum = _max_sentences(translation)
+    maximum = _max_sentences(translation, languages[1])
     return (minimum, maximum) if maximum < minimum else None
 
 
-def _min_sentences(text: str) -> int:
-    count, start = 0, 0
-    for stop in [*sentence_ends(text), len(text)]:
-        sentence = text[start:stop]
-        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
-        if is_end:
+def _min_sentences(text: str, language: str | None) -> int:
+    count = start = 0
+    for span in find_sentences(text, language):
+        sentence = text[start : span.end]
+        following = text[span.end : span.end + _REACH].lstrip().lstrip(_OPENING)
+        is_sure = not _is_small(following) and not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
+        if not following or is_sure:
             count += _is_long(sentence)
-            start = stop
+            start = span.end
     return count
 
 
-def _max_sentences(text: str) -> int:
-    stops = [0, *sentence_ends(text, before_small=True)]
-    rest = text[stops[-1] :]
-    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_POSSIBLE_ENDS.findall(text))
+def _max_sentences(text: str, language: str | None) -> int:
+    finder = _SentenceFinder(text, language, before_small=True)
+    others = len(_POSSIBLE_ENDS.findall(text)) - (text.count(";") if finder.candidates is _GREEK_CANDIDATE else 0)
+    return len(_find_spans(finder)) + others
 
 
 def _is_long(sentence: str) -> bool:

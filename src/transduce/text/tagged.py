@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError, shown_names
-from transduce.text.files import read_lines, uncompressed_name
+from transduce.text.files import count_noun, read_lines, uncompressed_name
 
 # --- sentences ---
 
@@ -229,7 +229,8 @@ def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> Tag
     """
     if tags and len(words) != len(tags):
         raise TransduceError(
-            f"{location}: Each word needs one tag, but there are {len(words)} words and {len(tags)} tags: correct them."
+            f"{location}: Each word needs one tag, but {count_noun(len(words), 'word')} and "
+            f"{count_noun(len(tags), 'tag')} were found: correct them."
         )
     return TaggedSentence(tuple(words), tuple(tags))
 

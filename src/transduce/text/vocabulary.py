@@ -25,12 +25,39 @@ def _range(first: int, last: int) -> str:
     return "".join(map(chr, range(first, last + 1)))
 
 
-_INVISIBLE = "\u00ad\u180e\u200b\u200e\u200f\u2060\ufeff" + _range(0x202A, 0x202E) + _range(0x2066, 0x2069)
+_INVISIBLE = "\u00ad\u061c\u180e\u200b\u200e\u200f\u2060\ufeff" + _range(0x202A, 0x202E) + _range(0x2066, 0x2069)
 _SPECIAL_SPACES = "\u00a0\u2028\u2029\u202f\u205f" + _range(0x2000, 0x200A)
-# Ligatures of Latin letters, positional forms of Arabic ones, and full-width ASCII.
-_COMPATIBLE = _range(0xFB00, 0xFB06) + _range(0xFE80, 0xFEFC) + _range(0xFF01, 0xFF5E)
+# Characters that are invisible, but have a meaning in some texts: joiners, variation selectors, tags, fillers.
+_NON_JOINER = "\u200c"
+_JOINERS = f"{_NON_JOINER}\u200d\ufe0e\ufe0f" + _range(0xE0020, 0xE007F)
+_SELECTORS = (
+    "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+    + _range(0x180B, 0x180D)
+    + _range(0x2061, 0x2064)
+    + _range(0x206A, 0x206F)
+    + _range(0xFE00, 0xFE0D)
+    + _range(0xFFF9, 0xFFFB)
+    + _range(0xE0100, 0xE01EF)
+)
+# Marks that texts mostly lack: vowels of Arabic with its lengthening stroke, points of Hebrew, stress of Cyrillic.
+_VOWEL_MARKS = "\u0640\u0670" + _range(0x064B, 0x0652) + _range(0x0591, 0x05BD) + "\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+_STRESS = "\u0301"
+# Ligatures of Latin letters, positional forms of Arabic ones, full-width ASCII, and half-width kana, also voiced.
+_HALF_WIDTH = _range(0xFF61, 0xFF9D)
+_COMPATIBLE = (
+    *_range(0xFB00, 0xFB06),
+    *_range(0xFE80, 0xFEFC),
+    *_range(0xFF01, 0xFF5E),
+    *_HALF_WIDTH,
+    *(
+        kana + mark
+        for kana in _HALF_WIDTH
+        for mark in "\uff9e\uff9f"
+        if len(unicodedata.normalize("NFKC", kana + mark)) == 1
+    ),
+)
 _PLAIN = {
-    **dict.fromkeys(_INVISIBLE, ""),
+    **dict.fromkeys(_INVISIBLE + _JOINERS + _SELECTORS + _VOWEL_MARKS + _STRESS, ""),
     **dict.fromkeys(_SPECIAL_SPACES, " "),
     "\u3000": " ",
     **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
@@ -40,6 +67,12 @@ _PLAIN = {
     **{character: unicodedata.normalize("NFKC", character) for character in _COMPATIBLE},
 }
 """Characters that real texts often have in place of others, with those others."""
+# Emoji consist of several characters, among them joiners.
+_EMOJI = (
+    r"\u00a9\u00ae\u203c\u2049\u20e3\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297"
+    r"\u3299\U0001f000-\U0001fbff"
+)
+_PART_OF_EMOJI = f"[{_EMOJI}{_JOINERS.removeprefix(_NON_JOINER)}]"
 
 
 # Accents, voicing marks of kana, and vowels of Hangul. Marks such as the nukta also occur in composed text.
@@ -60,7 +93,7 @@ def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict
     always = set() if by_character else {*_INVISIBLE, *_SPECIAL_SPACES}
     if any(map(_SEPARATED_SCRIPTS.match, known)):
         always.discard("\u200b")
-    unread = always | (_PLAIN.keys() - known)
+    unread = always | {one for one in _PLAIN if not known.issuperset(one)}
     return {one: plain for one, plain in _PLAIN.items() if one in unread and known.issuperset(plain)}
 
 
@@ -293,10 +326,23 @@ class Vocabulary:
 
     @cached_property
     def _unread(self) -> re.Pattern[str] | None:
-        """The pattern of the characters to replace: special spaces that are tokens only before words."""
+        """The pattern of the characters to replace.
+
+        Special spaces that are tokens are replaced only before words, joiners only outside of emoji, and the mark of
+        stress only in Cyrillic.
+        """
         spaces = "".join(one for one, plain in self.readings.items() if plain == " " and self.id(one) != self.unk_id)
-        others = "".join(one for one in self.readings if one not in spaces)
-        patterns = [f"[{others}]" * bool(others), rf"[{spaces}](?=\w)" * bool(spaces)]
+        joiners = "".join(one for one in _JOINERS if one in self.readings)
+        stress = _STRESS if _STRESS in self.readings else ""
+        pairs = [one for one in self.readings if len(one) > 1]
+        others = "".join(one for one in self.readings if len(one) == 1 and one not in spaces + joiners + stress)
+        patterns = [
+            *pairs,
+            f"[{others}]" * bool(others),
+            rf"[{spaces}](?=\w)" * bool(spaces),
+            f"(?<!{_PART_OF_EMOJI})[{joiners}](?!{_PART_OF_EMOJI})" * bool(joiners),
+            f"(?<=[аеёиіоуыэюяАЕЁИІОУЫЭЮЯ]){stress}" * bool(stress),
+        ]
         return re.compile("|".join(filter(None, patterns))) if self.readings else None
 
     def normalize(self, text: str) -> str:

@@ -133,7 +133,7 @@ def choose_preset_in_time(
         return suited
     return Choice(
         name,
-        f"{suited.reason}, suit {suited.value}, but {minutes:g} minutes are too short for it: it would read about "
+        f"{suited.reason}, suit {suited.value}, but {minutes:g} min are too short for it: it would read about "
         f"{read[suited.value]:.1g} target tokens, and this one {read[name]:.1g}",
     )
 

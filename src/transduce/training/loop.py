@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES
+from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
@@ -576,7 +577,7 @@ class Trainer:
             return
         if not decisions:
             self.display.say(
-                f"{self.settings.minutes:g} minutes are about {decision.steps:,} steps at the current speed."
+                f"{self.settings.minutes:g} min are about {count_noun(decision.steps, 'step')} at the current speed."
             )
         self.plan.add(decision)
 

@@ -179,7 +179,7 @@ def _unlikely_pairs(text: CorpusText, alignment: Alignment) -> Finding:
         severity=severity_of(count, text.pairs, 0.05),
         count=count,
         share=count / text.pairs,
-        message=f"{count:,} pairs look less like translations than most unrelated lines do; the least likely:"
+        message=f"{count_noun(count, 'pair')} less like translations than most unrelated lines are; the least likely:"
         if count
         else "none",
         examples=tuple(text.pair_example(number) for number in numbers[:EXAMPLES] if number < text.pairs),

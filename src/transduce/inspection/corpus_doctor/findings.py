@@ -238,7 +238,7 @@ def _retranslated(text: CorpusText) -> Finding:
         severity="problem" if max_translations > max(20, 0.01 * text.pairs) and most_translated.strip() else "fine",
         count=num_sources,
         share=num_sources / max(1, len(counts)),
-        message=f"{num_sources:,} sources have more than one target, up to {max_translations:,}",
+        message=f"{count_noun(num_sources, 'source')} with more than one target, up to {max_translations:,}",
         examples=(text.source.example(first_lines[most_translated]),) if max_translations > 1 else (),
     )
 

@@ -20,6 +20,7 @@ from transduce.model.transformer import Encoder
 from transduce.model_folder.read import read_run_setting
 from transduce.tasks.kinds.kind import DEV_SCORES, RankAndCount, base_task, refuse_unused
 from transduce.tasks.settings.structs import ResolvedSettings, Settings, TaskSettings
+from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
 from transduce.training.loss import Objective
@@ -87,7 +88,8 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
     """Return the description of a trained encoder for its model card; `size` describes the corpus."""
     model = resolved.model
-    return f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on {size}"
+    layers = count_noun(model.num_encoder_layers, "layer")
+    return f"An encoder of {layers} × {model.d_model}, trained by transduce on {size}"
 
 
 def is_small_base(settings: Settings, d_model: int) -> bool:

@@ -43,6 +43,7 @@ from transduce.tasks.kinds.texts import (
     text_only,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
+from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
@@ -249,7 +250,7 @@ class LanguageModelKind(TextOnlyKind):
         return CardTexts(
             "A language model",
             "text-generation",
-            f"A decoder of {model.num_decoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"A decoder of {count_noun(model.num_decoder_layers, 'layer')} × {model.d_model}, trained by transduce on "
             f"{corpus.target_tokens:,} tokens of text",
             'transduce generate THIS_FOLDER "the beginning"',
         )

@@ -317,8 +317,8 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         parts = _read_parts(settings.data)
         if (shared := _shared_sentences(parts)) > 0:
             request.display.say(
-                f"Of the dev set's {len(parts['dev']):,} sentences, {shared:,} also occur in the training text: leave "
-                "them out of one of the two, or the dev scores will be too high."
+                f"The training text has {shared:,} of the dev set's {count_noun(len(parts['dev']), 'sentence')}, too: "
+                "leave them out of one of the two, or the dev scores will be too high."
             )
         digests = _store(parts, folder / _FOLDER)
         words = str(folder / _FOLDER / _WORDS)
