@@ -520,6 +520,7 @@ def test_an_edited_setting_of_the_model_is_refused_on_resume_and_others_are_said
     result = train(out=folder, resume=True, settings={"training.steps": 4}, device="cpu", threads=1)
     assert result is not None
     assert result is not None
+    assert result is not None
     assert result.step == 4
     assert "training.seed: 77, which was" in capsys.readouterr().err
 
