@@ -519,8 +519,6 @@ def test_an_edited_setting_of_the_model_is_refused_on_resume_and_others_are_said
     capsys.readouterr()
     result = train(out=folder, resume=True, settings={"training.steps": 4}, device="cpu", threads=1)
     assert result is not None
-    assert result is not None
-    assert result is not None
     assert result.step == 4
     assert "training.seed: 77, which was" in capsys.readouterr().err
 
@@ -580,6 +578,7 @@ def test_a_run_folder_that_is_moved_ends_the_run_and_resumes_in_its_new_place(
         train(out=folder, settings=settings, device="cpu", threads=1, callbacks=[mover()])
     assert not folder.exists()
     result = train(out=moved, resume=True, device="cpu", threads=1)
+    assert result is not None
     assert result.step == 4
 
 
