@@ -102,6 +102,7 @@ GROUPS = {
         "Recurrent",
         "ModelConfig",
         "Tokenizer",
+        "TokenizerSettings",
         "add_lora",
         "merge_lora",
         "LowRankSettings",

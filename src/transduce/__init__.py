@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
     from transduce.tasks.train import train
     from transduce.text.glossary import Glossary, Term, read_glossary
+    from transduce.text.sentencepiece_model import TokenizerSettings
     from transduce.text.tokenizer import Tokenizer
     from transduce.training.callbacks import (
         Callback,
@@ -173,6 +174,7 @@ __all__ = [
     "TokenStates",
     "Tokenizer",
     "TokenizerReport",
+    "TokenizerSettings",
     "Tracker",
     "TrackioTracker",
     "TrainEvent",
@@ -299,6 +301,7 @@ _NAMES = {
     "tasks.preparing": ("PreparationReport", "ShardReport", "TokenizerReport", "merge_shards", "prepare"),
     "tasks.train": ("train",),
     "text.glossary": ("Glossary", "Term", "read_glossary"),
+    "text.sentencepiece_model": ("TokenizerSettings",),
     "text.tokenizer": ("Tokenizer",),
     "training.callbacks": (
         "Callback",

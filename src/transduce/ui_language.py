@@ -71,6 +71,18 @@ def column(text: str, width: int, *, right: bool = False) -> str:
     return padded(localized(text), width, right=right)
 
 
+def shortened(text: str, width: int) -> str:
+    """Return a text of at most `width` columns of a terminal; the middle of a longer one is replaced by "…"."""
+    if columns_of(text) <= width:
+        return text
+    start, end = text, text
+    while columns_of(start) > width // 2:
+        start = start[:-1]
+    while columns_of(end) > width - 1 - width // 2:
+        end = end[1:]
+    return f"{start}…{end}"
+
+
 def padded(text: str, width: int, *, right: bool = False) -> str:
     """Return a text padded to a width in terminal columns; `right` aligns it right."""
     spaces = " " * (width - columns_of(text))

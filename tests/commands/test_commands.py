@@ -217,7 +217,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "training.steps=0"], "`training.steps` must be greater than 0, but is 0"),
-        (["--mix", "old:2"], "`--mix` takes the folder of a run and a share between 0 and 1"),
+        (["--mix", "old:2"], "`--mix` takes the folder of a run and a share above 0 and below 1"),
         (["--mix", "old:0.5", "--monolingual", "x"], "`--monolingual` is for one pair of languages, but `--mix` names"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),

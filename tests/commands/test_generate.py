@@ -50,6 +50,19 @@ def test_several_texts_are_separated_by_a_line_of_dashes(
     assert all(text.startswith("ab") for text in texts)
 
 
+def test_characters_of_a_prompt_that_the_model_has_not_learned_are_reported(
+    model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--max-length", "3", "--threads", "1", "--device", "cpu"]
+    assert main(["generate", str(model), "ab", *options]) == 0
+    assert "prompt" not in capsys.readouterr().err
+    assert main(["generate", str(model), "ab 我Ж", *options]) == 0
+    assert "has not learned these characters of the prompt: 我, Ж. Do not rely" in capsys.readouterr().err
+    (tmp_path / "prompts").write_text("ab\nbad 我\n", "utf-8")
+    assert main(["generate", str(model), "--prompts", str(tmp_path / "prompts"), *options]) == 0
+    assert "these characters of the prompt: 我. Do" in capsys.readouterr().err
+
+
 def test_prompts_of_a_file_are_continued_as_each_alone(
     model: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:

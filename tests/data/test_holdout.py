@@ -101,7 +101,7 @@ def test_vowel_signs_tell_sources_apart() -> None:
 
 
 def test_hold_out_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(TransduceError, match=r"`hold_out\.share` must be between 0 and 1, but is 1\.0"):
+    with pytest.raises(TransduceError, match=r"`hold_out\.share` must be above 0 and below 1, but is 1\.0"):
         HoldOutSettings(share=1.0)
     with pytest.raises(TransduceError, match=r"`hold_out\.max_pairs` must be at least 1, but is 0"):
         HoldOutSettings(max_pairs=0)

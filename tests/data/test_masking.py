@@ -56,8 +56,8 @@ def test_shares_that_are_set_are_applied() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, r"`task.masking.share` must be between 0 and 1, but is 0.0"),
-        ({"share": 1.0}, r"`task.masking.share` must be between 0 and 1"),
+        ({"share": 0.0}, r"`task.masking.share` must be above 0 and below 1, but is 0.0"),
+        ({"share": 1.0}, r"`task.masking.share` must be above 0 and below 1, but is 1"),
         ({"masked": 0.9, "random": 0.2}, r"1 together at most, but are 0.9 and 0.2"),
         ({"random": -0.1}, r"1 together at most"),
     ],

@@ -1,12 +1,23 @@
 """Test tables of time series, their scale, and their windows."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from transduce.data.series import SeriesPlan, SeriesScale, SeriesSettings, WindowedSeries, measure_scale, read_table
+from transduce.data.series import (
+    SeriesPlan,
+    SeriesScale,
+    SeriesSettings,
+    WindowedSeries,
+    find_learned,
+    learned_points,
+    measure_scale,
+    read_table,
+)
 from transduce.errors import TransduceError
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -48,6 +59,7 @@ def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines
         (["a,b", "1,nan"], r"csv:2: the value of `b` must be a finite number, but is `nan`"),
         (["a,b", "inf,2"], r"csv:2: the value of `a` must be a finite number, but is `inf`"),
         (["a,b", "1_000,2"], r"csv:2: the value of `a` must be a finite number, but is `1_000`"),
+        (["a,b", "1,-1e300"], r"csv:2: the value of `b` must be at most 1e\+100 in size, .* but is -1e300: choose"),
         (["a,b", '"1,2'], r"csv:2: this line of a table cannot be read"),
     ],
 )
@@ -61,6 +73,35 @@ def test_malformed_tables_are_refused_with_their_location(
 def test_a_column_that_is_not_there_is_refused(write_lines: WriteLines) -> None:
     with pytest.raises(TransduceError, match=r"there is no column `c` .*: the columns are a, b"):
         read_table(write_lines("table.csv", ["a,b", "1,2"]), ["c"])
+
+
+# --- times ---
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (["2024-01-01", "2024-01-02", "2024-01-03"], None),
+        (["2024-01-01", "2024-02-01", "2024-03-01", "2024-04-01"], None),
+        (["2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00", "2024-03-31T02:00Z"], None),
+        (["1", "2", "9"], None),
+        (["Monday", "Tuesday", "Monday"], None),
+        (["2024-01-01", "2024-01-02T00:00Z", "2024-01-02"], None),
+        (["2024-01-01"], None),
+        (["2024-01-02", "2024-01-03", "2024-01-01"], r":4: .* `when` 2024-01-01 is earlier than on the line before"),
+        (["2024-01-01 01:00", "2024-01-01 02:00", "2024-01-01 02:00"], ":4: .* is the same as on the line before"),
+        (
+            ["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-07"],
+            ":5: .* does not follow in the usual step, here and",
+        ),
+    ],
+)
+def test_times_that_are_not_in_equal_steps_are_reported(
+    times: list[str], message: str | None, write_lines: WriteLines
+) -> None:
+    path = write_lines("table.csv", ["when,load", *(f"{time},{number}" for number, time in enumerate(times))])
+    warning = read_table(path, ["load"]).time_warning
+    assert (warning is None) if message is None else re.search(message, warning or "")
 
 
 # --- the scale ---
@@ -86,10 +127,34 @@ def test_undoing_a_scale_restores_the_values(normalization: str) -> None:
     np.testing.assert_allclose(own.apply(past).mean(axis=1), 0.0, atol=spread)
 
 
-@pytest.mark.parametrize("value", [4.0, 0.1, 1e6 + 0.1])
+@pytest.mark.parametrize("amplitude", [1.0, 0.01, 0.001])
+def test_windows_of_any_amplitude_are_equal_after_scaling(amplitude: float) -> None:
+    wave = np.sin(np.arange(40.0))[:, None]
+    scale = measure_scale(wave, "window")
+    window = scale.of(amplitude * wave[None])
+    np.testing.assert_allclose(window.apply(amplitude * wave[None]), scale.of(wave[None]).apply(wave[None]), rtol=1e-3)
+    before = msgspec.structs.replace(scale, min_deviation=0.01)  # as in folders that do not store it
+    stored = {"means": scale.means, "deviations": scale.deviations, "normalization": "window"}
+    assert before == msgspec.convert(stored, SeriesScale)
+    floor = np.hypot(amplitude * wave.std(), 0.01 * wave.std())
+    np.testing.assert_allclose(before.of(amplitude * wave[None]).factor, floor, rtol=1e-12)
+
+
+def test_a_step_behind_a_constant_past_counts_in_training_as_if_the_past_had_varied() -> None:
+    values = np.concatenate([np.zeros(40), np.sin(np.arange(60.0))])[:, None]
+    scale = measure_scale(values, "window")
+    batch = WindowedSeries([values], past=20, horizon=4).batch(np.array([20, 60]), scale)
+    assert np.abs(batch.future[0]).max() > 1e3  # in units of a nearly constant past
+    assert (batch.weights * batch.future.astype(float) ** 2)[0].max() < 1e5
+    np.testing.assert_allclose(batch.weights[1], 1.0, rtol=1e-3)
+    for other in (msgspec.structs.replace(scale, min_deviation=0.01), measure_scale(values, "series")):
+        assert (other.weights(values[None, :20]) == 1.0).all()
+
+
+@pytest.mark.parametrize("value", [4.0, 0.1, 1e6 + 0.1, 1e12 + 0.1])
 def test_a_series_that_never_changes_has_a_scale(value: float) -> None:
     scale = measure_scale(np.full((9, 1), value), "window")
-    assert scale.deviations == (1.0,)
+    assert scale.deviations == (max(1.0, 1e-6 * value),)
     own = scale.of(np.full((1, 5, 1), value))
     np.testing.assert_allclose(own.apply(np.full((1, 2, 1), value)), 0.0, atol=1e-6)
 
@@ -97,6 +162,30 @@ def test_a_series_that_never_changes_has_a_scale(value: float) -> None:
 def test_a_scale_of_impossible_numbers_is_refused() -> None:
     with pytest.raises(TransduceError, match=r"a finite mean and a positive deviation for each series"):
         SeriesScale(means=(0.0,), deviations=(0.0,), normalization="series")
+
+
+# --- learned points ---
+
+
+def test_points_of_the_training_part_are_recognized_in_other_tables() -> None:
+    values = np.random.Generator(np.random.Philox(1)).normal(size=(900, 2))
+    learned = learned_points([values[:300], values[400:700]])
+    expected = np.zeros(900, dtype=bool)
+    expected[:300] = expected[400:700] = True
+    np.testing.assert_array_equal(find_learned(values, learned), expected)
+    np.testing.assert_array_equal(find_learned(values[100:500], learned), expected[100:500])
+    assert not find_learned(values[700:], learned).any()
+    assert not find_learned(values[:5], learned).any()  # too few points to tell
+    assert not find_learned(values + 1e-9, learned).any()
+
+
+def test_points_that_repeat_are_not_taken_for_learned_ones() -> None:
+    values = np.random.Generator(np.random.Philox(1)).normal(size=(900, 1))
+    values[np.arange(900) % 24 < 12] = 0.0
+    learned = learned_points([values[:600]])
+    assert find_learned(values[:600], learned).all()
+    assert not find_learned(values[600:], learned).any()
+    assert not learned_points([np.zeros((50, 1))])[0].digests
 
 
 # --- windows ---
@@ -113,6 +202,19 @@ def test_windows_do_not_reach_into_the_next_stretch() -> None:
     past, future = series.cut(np.arange(len(series)))
     assert past[..., 0].tolist() == [[0, 1, 2], [1, 2, 3], [2000, 2001, 2002]]
     assert future[..., 0].tolist() == [[3, 4], [4, 5], [2003, 2004]]
+
+
+def test_windows_begin_where_a_season_is_known() -> None:
+    stretches = [np.arange(10.0)[:, None], np.arange(50.0, 59.0)[:, None]]
+    series = WindowedSeries(stretches, past=3, horizon=2, stride=2, season=5)
+    windows = np.arange(len(series))
+    past, future = series.cut(windows)
+    assert past[..., 0].tolist() == [[2, 3, 4], [4, 5, 6], [52, 53, 54], [54, 55, 56]]
+    assert future[..., 0].tolist() == [[5, 6], [7, 8], [55, 56], [57, 58]]
+    assert series.known(windows)[0, :, 0].tolist() == [0, 1, 2, 3, 4]
+    assert series.values[series.target_rows(), 0].tolist() == future.ravel().tolist()
+    short = WindowedSeries(stretches, past=3, horizon=2, season=2)
+    np.testing.assert_array_equal(short.known(np.arange(3)), short.cut(np.arange(3))[0])
 
 
 def test_an_epoch_has_each_window_once_in_an_order_of_its_own() -> None:

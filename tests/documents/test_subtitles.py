@@ -49,6 +49,13 @@ def test_sentences_that_end_with_their_cue_stay_apart() -> None:
     assert fake.texts == ["I go.", "You stay."]
 
 
+@pytest.mark.parametrize("sentences", [("وہ آیا۔", "وہ گیا۔"), ("Նա եկավ։", "Նա գնաց։"), ("သူလာသည်။", "သူသွားသည်။")])
+def test_marks_of_every_script_end_a_line(sentences: tuple[str, str]) -> None:
+    fake = Fake()
+    srt(fake, "\n".join(sentences), "Good.")
+    assert fake.texts == [*sentences, "Good."]
+
+
 def test_speakers_stay_apart_and_lines_of_one_are_joined() -> None:
     fake = Fake()
     assert srt(fake, "- What do\nyou say?\n- Nothing.", "Good.") == SRT.format(

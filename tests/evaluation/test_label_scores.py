@@ -23,6 +23,17 @@ def test_the_table_of_chinese_labels_is_aligned() -> None:
     assert len({columns_of(line) for line in confusion}) == 1
 
 
+def test_the_table_of_long_labels_has_at_most_100_columns() -> None:
+    labels = [f"{'label ' * length}{length}" for length in range(1, 13)]
+    table = score_labels(labels, labels[1:] + labels[:1]).table()
+    assert max(map(len, table.splitlines())) <= 100
+    heading, *rows = table.split("(columns)\n")[1].splitlines()
+    assert heading.split() == [str(number) for number in range(1, 13)]
+    assert [row.split()[0] for row in rows] == heading.split()
+    many = [str(number) * 3 for number in range(20)] * 1_000
+    assert max(map(len, score_labels(many, many).table().splitlines())) <= 100
+
+
 @pytest.mark.parametrize(("predicted", "right"), [(["a"], []), ([], []), (["a"], ["a", "b"])])
 def test_unequal_numbers_of_predicted_and_right_labels_are_refused(predicted: list[str], right: list[str]) -> None:
     with pytest.raises(TransduceError, match=r"needs a predicted and a right label, but there are"):

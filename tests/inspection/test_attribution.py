@@ -17,6 +17,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.attribution import Attribution, Method, _frozen, _moved_vectors, _Subject, attribute
 from transduce.inspection.reading import Reading, read
 from transduce.inspection.recorder import record_activations
+from transduce.inspection.sentence import shown_attribution
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.masks import AttentionMask
 
@@ -89,8 +90,26 @@ def test_integrated_gradients_sum_to_the_change_without_attention_to_words(
         whole = log_probabilities_without(translator, subject.reading, [])
         without = log_probabilities_without(translator, subject.reading, hidden)
         sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
+        changes = subject.whole_changes()
     assert np.abs((whole - without).numpy()).max() > 0.1
     assert np.allclose(sums, (whole - without).numpy(), atol=0.005)
+    assert np.allclose(changes, (whole - without).numpy(), atol=1e-4)
+
+
+def test_the_sum_of_contributions_is_shown_with_the_change_that_it_misses(translator: Translator, target: str) -> None:
+    found = attributed(translator, target, "integrated")
+    assert found.changes is not None
+    assert found.changes.shape == (len(found.target_words),)
+    shown = shown_attribution(found)
+    assert shown.total == pytest.approx(float(found.words.sum()), abs=1e-3)
+    assert shown.change == pytest.approx(float(found.changes.sum()), abs=1e-3)
+    note = shown.note()
+    assert note is not None
+    assert f"sum to {shown.total:.1f} nats" in note
+    assert f"falls by {shown.change:.1f} nats" in note
+    others = attributed(translator, target, "value")
+    assert others.changes is None
+    assert shown_attribution(others).note() is None
 
 
 class UnbiasedAttention(MultiHeadAttention):
@@ -118,7 +137,9 @@ def test_integrated_follows_embeddings_if_an_attention_has_a_class_of_its_own(ta
             without = subject.reading.log_probabilities()[0]
         nodes, weights = np.polynomial.legendre.leggauss(64)
         sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
+        changes = subject.whole_changes()
     assert np.allclose(sums, (whole - without).numpy(), atol=0.05)
+    assert np.allclose(changes, (whole - without).numpy(), atol=1e-4)
 
 
 def test_integrated_follows_embeddings_if_a_forward_was_set_on_an_attention(target: str, trained: Path) -> None:

@@ -43,6 +43,21 @@ def test_a_byte_order_mark_belongs_to_no_word(tmp_path: Path) -> None:
         assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_blank_lines_at_the_end_are_ignored(header: bool, tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_bytes(text_lines(header=header) + b"\n \n")
+    assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
+
+
+def test_the_first_of_several_vectors_of_a_word_is_taken(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_text("tea 1 2 3\ntea 4 5 6\n", "utf-8")
+    weight = torch.zeros(small_tokenizer.source.size, 3)
+    fill_embeddings(weight, small_tokenizer.source, path, rescale=False)
+    assert not (weight == 4.0).any()
+
+
 @pytest.mark.parametrize("first", ["zebra crossing", ". . .", "page 9", "9"])
 def test_the_first_word_may_hold_spaces_and_numbers(first: str, tmp_path: Path) -> None:
     path = tmp_path / "glove"
@@ -103,6 +118,22 @@ def test_rescaled_vectors_have_the_mean_norm_of_the_replaced_rows(small_tokenize
         (b"a 1 2 3\nb 1 nan 3\n", r"line 2: a vector must hold finite numbers: remove the line"),
         (b"a 1 2 3\nb 1 1e39 3\n", r"line 2: a vector must hold finite numbers"),
         (b"1 3\na " + np.array([1, np.inf, 2], "<f4").tobytes(), r"vector 1 must hold finite numbers, but does not"),
+        (b"\xba\x16\x4f\x2f\x0c\x00\x00\x00", r"is a model of fastText, not a file of vectors: name the \.vec file"),
+        (b"", r"must hold word vectors, but is empty"),
+        (b"0 3\n", r"must hold word vectors, but is empty"),
+        (b"\n\n", r"must hold word vectors, but is empty"),
+        (b"tea\t1\t2\t3\nmilk\t4\t5\t6\n", r"line 1: spaces must separate a word and its numbers, but there is a tab"),
+        (b"2\t3\ntea\t1\t2\t3\nmilk\t4\t5\t6\n", r"line 2: spaces must separate"),
+        (b"tea\t1 2 3 4\nmilk\t4 5 6 7\n", r"line 1: spaces must separate"),
+        (b"tea 1 2 3\nmilk 1 2 3\nice\t1 2 3\n", r"line 3: spaces must separate"),
+        (b"1 3\ntea 1 2 3\nmilk 4 5 6\n", r"must hold 1 vectors of 3 numbers by its first line, but has 2"),
+        (b"2 3\ntea 1 2 3 4\nmilk 4 5 6 7\n", r"line 1: the vectors have 3 numbers by this line, but 4 on the next"),
+        (b"2 4\ntea 1 2 3\nmilk 4 5 6\n", r"line 1: the vectors have 4 numbers by this line, but 3 on the next"),
+        (b"a .1 .2 .3\nb .1 .2 .3 .4\nc .1 .2 .3\n", r"line 2: a line must hold a word and 3 numbers, but begins"),
+        (b"a 1 2 3\nb -1.5e-3 1 2 3\nc 1 2 3\n", r"line 2: a line must hold a word and 3 numbers, but begins"),
+        (b"a 1 2 3\n\nb 1 2 3\n", r"line 2: a line must hold a word and numbers, but is empty"),
+        (binary(line_feeds=False).replace(b"zebra crossing", b"zebra") + b"a", r"must hold 4 vectors of 3 .* has more"),
+        (binary(line_feeds=True).replace(b"zebra crossing", b"zebra").replace(b"4 3", b"3 3"), r"but has more"),
         (b"3 99999999\n", r"line 1: vectors must have 1 to 65,536 numbers, but have 99,999,999"),
     ],
 )

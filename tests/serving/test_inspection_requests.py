@@ -91,7 +91,7 @@ def test_an_intervention_is_what_the_library_gives(
 @pytest.mark.parametrize(
     ("path", "fields", "sentence"),
     [
-        ("/inspect", {"q": ""}, "The sentence to inspect is empty"),
+        ("/inspect", {"q": ""}, "The source sentence to inspect is empty"),
         ("/inspect", {"q": "我吃鱼。\n我吃鱼。"}, "`q` must be one line"),
         (
             "/inspect",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ def test_balanced_weights_give_every_class_the_same_share(trained: Path, capsys:
         float(shown.split(f"{label} ")[1].split(",")[0].split()[0]) for label in ("a.question", "no question")
     )
     assert rare / common == pytest.approx(9, rel=0.2)
+
+
+def test_weights_of_many_classes_are_shown_as_a_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = [f"a rather long label with the number {number % 9 + 1}" for number in range(180)]
+    source, target = tmp_path / "train.text", tmp_path / "train.label"
+    source.write_text("".join(f"the text {number % 40} is here\n" for number in range(180)), "utf-8")
+    target.write_text("".join(f"{label}\n" for label in labels), "utf-8")
+    command = ["train", "--task", "classification", "--source", str(source), "--target", str(target), "--dry-run"]
+    assert main([*command, "--set", "task.class_weights=balanced", "--out", str(tmp_path / "m"), *COMPUTING]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
+    (weights,) = (line for line in lines if "task.class_weights" in line)
+    assert re.search(r"  [\d.]+ to [\d.]+  the loss of each class", weights)
+    reasons = {line.index(text) for line in lines for text in ("preset ", "the loss of each class") if text in line}
+    assert max(reasons) < 80
 
 
 def test_scores_of_labels_by_hand() -> None:

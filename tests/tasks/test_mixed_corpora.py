@@ -106,7 +106,7 @@ def test_an_earlier_run_is_mixed_into_new_text(text: dict[str, tuple[str, str]],
     ("mix", "message"),
     [
         ({"nowhere": 0.3}, "nowhere holds no run of `transduce train`"),
-        ({"nowhere": 1.5}, "a share between 0 and 1, such as models/old:0.3, but was given nowhere:1.5"),
+        ({"nowhere": 1.5}, "a share above 0 and below 1, such as models/old:0.3, but was given nowhere:1.5"),
     ],
 )
 def test_mixing_with_unknown_runs_or_shares_out_of_range_is_refused(

@@ -87,7 +87,7 @@ def test_each_kind_of_noise_has_its_default_share_and_special_tokens() -> None:
 
 
 def test_noise_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(TransduceError, match=r"`task\.noise\.share` must be between 0 and 1, but is 1\.5"):
+    with pytest.raises(TransduceError, match=r"`task\.noise\.share` must be above 0 and below 1, but is 1\.5"):
         NoiseSettings(share=1.5)
     with pytest.raises(TransduceError, match=r"`task\.noise\.mean_span` must be at least 1, but is 0\.5"):
         NoiseSettings(mean_span=0.5)

@@ -221,6 +221,10 @@ def test_tag_command_writes_tags_and_scores(
     plain = written(tmp_path / "plain", "Ann sees tea in Rio .\n")
     assert main(["tag", str(folder), str(plain), *OPTIONS]) == 0
     assert capsys.readouterr().out == "Ann\tB-PER\nsees\tO\ntea\tO\nin\tO\nRio\tB-LOC\n.\tO\n\n"
+    empty = written(tmp_path / "empty", "Ann\n\nRio\n\n")
+    assert main(["tag", str(folder), str(empty), *OPTIONS]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split("\t")[0] for line in lines] == ["Ann", "", "", "Rio", "", "", ""]  # an empty one after each
     assert main(["tag", str(folder), str(files["dev"]), "--output", str(tmp_path / "tags.conll"), *OPTIONS]) == 0
     assert [each.words for each in read_tagged(tmp_path / "tags.conll")] == [
         each.words for each in read_tagged(files["dev"])
@@ -321,6 +325,8 @@ UD = (
         ("a.conllu", UD, None, [(("vamos", "nos", "10 000"), ("VERB", "PRON", "NUM"))]),
         ("a.conllu", UD, ("FORM", "DEPREL"), [(("vamos", "nos", "10 000"), ("root", "obj", "obj"))]),
         ("a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n', None, [(("a", "b"), ("O", "B-X"))]),
+        ("a.conll", "a B-X\nb o\n\nc O\n", None, [(("a", "b"), ("B-X", "O")), (("c",), ("O",))]),
+        ("a.conll", "a x\nb o\n", None, [(("a", "b"), ("x", "o"))]),
     ],
 )
 def test_column_files_are_read_into_words_and_tags(

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import transduce
 from transduce.commands.main import main
 from transduce.commands.tasks import add_forecast_arguments, score_table
-from transduce.data.series import Numbers
+from transduce.data.series import Numbers, read_table
 from transduce.errors import TransduceError
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.model_folder.read import read_any_model_folder
@@ -180,15 +181,43 @@ def test_a_gaussian_forecaster_reports_quantiles_of_sampled_forecasts(table: Pat
 
 
 @pytest.mark.parametrize(("past", "is_shorter"), [(8, True), (40, False)])
-def test_a_season_that_the_model_cannot_read_is_reported(
+def test_a_season_that_the_model_cannot_read_is_reported_and_compared_with(
     past: int, is_shorter: bool, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = SETTINGS | {"task.series.past": past, "task.series.season": None, "training.steps": 1}
     train(out=tmp_path / "m", source=table, settings=settings, device="cpu", threads=1)
-    text = (
-        rf"repeat after (\d+) points, but the model reads only the last {past}: set `task.series.past` to at least \1"
-    )
+    season = 3 * SEASON  # nearly five periods of the second wave
+    text = rf"repeat after {season} points, but the model reads only the last {past}: set `task.series.past` to"
     assert (re.search(text, capsys.readouterr().err) is not None) is is_shorter
+    score = json.loads((tmp_path / "m" / "dev_score.json").read_text("utf-8"))
+    assert (score["season"], score["windows"]) == (season, 10)
+    values = wave(700)[:600]
+    actual, repeated = values[540:], values[np.arange(540, 600) - season]
+    errors = np.abs(actual - repeated).mean(axis=0)
+    for name, error in zip(("load", "heat"), errors, strict=True):
+        assert score["series"][name]["season_mean_absolute"] == pytest.approx(error, rel=1e-4)
+
+
+def test_a_season_that_no_dev_file_has_is_not_compared_with(table: Path, tmp_path: Path) -> None:
+    dev = tmp_path / "dev.csv"
+    dev.write_text("".join(f"{line}\n" for line in lines_of(wave(700)[600:616])), "utf-8", newline="\n")
+    settings = SETTINGS | {"task.series.past": 8, "task.series.season": None, "training.steps": 1}
+    train(out=tmp_path / "m", source=table, dev_source=dev, settings=settings, device="cpu", threads=1)
+    assert json.loads((tmp_path / "m" / "dev_score.json").read_text("utf-8"))["season"] == 1
+
+
+def test_times_out_of_order_are_reported(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        f"2026-01-{day:02d},{load},{heat}" for day, (load, heat) in zip([*range(1, 31), 30], wave(31), strict=True)
+    ]
+    path = tmp_path / "times.csv"
+    path.write_text("".join(f"{line}\n" for line in ["when,load,heat", *lines]), "utf-8", newline="\n")
+    assert main(["forecast", str(model), str(path), "--device", "cpu"]) == 0
+    assert "times.csv:32: the lines of a table are points in equal steps" in capsys.readouterr().err
+    settings = SETTINGS | {"task.series.columns": ["load", "heat"], "task.series.past": 4, "task.series.season": 1}
+    settings |= {"task.series.horizon": 2, "training.steps": 1}
+    train(out=tmp_path / "m", source=path, settings=settings, device="cpu", threads=1)
+    assert "`when` 2026-01-30 is the same as on the line before" in capsys.readouterr().err
 
 
 def test_the_command_writes_a_table(model: Path, table: Path, tmp_path: Path) -> None:
@@ -209,6 +238,27 @@ def test_the_command_scores_the_tables_own_points(
     report = json.loads(capsysbinary.readouterr().out)
     assert (report["windows"], report["horizon"], report["season"]) == (10, 6, SEASON)
     assert report["skill"] > 30.0
+    assert report["learned"] == 0  # the last tenth is the dev part
+
+
+def test_scoring_reports_how_many_points_were_learned_from(
+    model: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["forecast", str(model), str(table), "--score", "--device", "cpu"]
+    assert main([*command, "--last", "90"]) == 0
+    assert "30 of these 90 points were learned from in training" in capsys.readouterr().out
+    assert main(command) == 0
+    assert f"{540 - 24} of these {600 - 24} points were learned from" in capsys.readouterr().out
+
+
+def test_scoring_by_an_older_folder_does_not_know_what_was_learned_from(forecaster: Forecaster, table: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_forecast_arguments(parser)
+    older = Forecaster(forecaster.model, msgspec.structs.replace(forecaster.card, learned=()))
+    options = parser.parse_args(["model", "table", "--score"])
+    values = read_table(table).values
+    assert score_table(older, values, options).learned is None
+    assert score_table(forecaster, values, options).learned
 
 
 def test_scoring_covers_the_newest_whole_windows(forecaster: Forecaster) -> None:
@@ -230,10 +280,8 @@ def test_scoring_covers_the_newest_whole_windows(forecaster: Forecaster) -> None
         (["--seed", "3"], "`--seed` needs `--samples`"),
         (["--season", "3"], "`--season` needs `--score`"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),
-        (
-            ["--score", "--season", "25"],
-            "but is 25: choose a shorter season, or train a model that reads more points (`task.series.past`)",
-        ),
+        (["--score", "--season", "0"], "`--season` must be at least 1, but is 0"),
+        (["--score", "--season", "599"], "Scoring takes 599 points to read and `--steps` 6 to forecast"),
         (["--score", "--last", "5"], "`--last` must be at least 6, the points that are forecast at a time, but is 5"),
         (["--score", "--last", "0"], "`--last` must be at least 6, the points that are forecast at a time, but is 0"),
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to forecast"),
@@ -261,7 +309,10 @@ def test_forecast_command_refuses_options_that_do_not_apply(
         ({"model.kind": "transformer"}, r"`model\.kind` is transformer, but `task\.kind` = time-series takes series"),
         ({"task.context": 9}, r"`task\.context` means nothing where `task\.kind` is time-series"),
         ({"task.series.past": 600}, r"a window is 606 points .* but the training part, without the end that is held"),
-        ({"task.series.season": 25}, r"`task\.series\.season` is 25, but only 24 points are read"),
+        (
+            {"task.series.season": 590},
+            r"`task\.series\.season` is 590, but only 540 points are known before",
+        ),
         ({"task.series.columns": ["wind"]}, r"table\.csv:1: there is no column `wind`"),
     ],
 )
@@ -292,6 +343,8 @@ def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> Non
         forecaster(np.zeros(30))
     with pytest.raises(TransduceError, match="finite numbers only"):
         forecaster(np.full((30, 2), np.nan))
+    with pytest.raises(TransduceError, match=r"must be at most 1e\+100 in size, .* but one is 1e\+300"):
+        forecaster(np.full((30, 2), -1e300))
     anything: Any = [["a", "b"]] * 30
     with pytest.raises(TransduceError, match="A history must be a table of numbers, but this one is none: could not"):
         forecaster(anything)

@@ -42,6 +42,11 @@ def joint_tokenizer() -> Tokenizer:
     return Tokenizer.train(read_sentences, TokenizerSettings(vocabulary_size=380))
 
 
+def test_whole_words_are_not_learned_by_train() -> None:
+    with pytest.raises(TransduceError, match="learns parts of words, but `kind` is word: choose bpe"):
+        Tokenizer.train(list, TokenizerSettings(kind="word"))
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("text", ODD)
 def test_decoding_restores_every_encoded_text(kind: str, text: str) -> None:

@@ -40,6 +40,10 @@ def test_trees_stand_one_a_line_or_over_several(tmp_path: Path) -> None:
         ("(NP (NN a))\n(NP (NN b)\n", r"trees:2: this tree is never closed"),
         ("(NP (NN a)) b\n", r'trees:1: a tree begins with an opening bracket, but here is "b"'),
         ("(NP (NN a)))\n", r'trees:1: a tree begins with an opening bracket, but here is "\)"'),
+        (
+            "(S (DT the)\n(NN a b))\n",
+            r'trees:2: a bracket holds a tag and one word, but "NN" has 2 words, fix the tree',
+        ),
         ("(NP (NN a) b)\n", r'trees:1: a bracket holds a tag and a word, .* but here follows "b"'),
         ("(NP a (NN b))\n", r"trees:1: .* holds neither or both"),
         ("(NP ())\n", r"trees:1: .* holds neither or both"),
@@ -59,8 +63,9 @@ def test_a_text_that_is_not_exactly_one_tree_is_refused(text: str) -> None:
         read_tree(text)
 
 
-def test_a_tag_with_several_words_becomes_one_leaf_per_word() -> None:
-    assert str(read_tree("(NML (NN Xpd TTD) (HYPH /))")) == "(NML (NN Xpd) (NN TTD) (HYPH /))"
+def test_other_spaces_divide_a_word_into_leaves_of_the_same_tag() -> None:
+    assert str(read_tree("(NML (NN Xpd\u200aTTD) (HYPH /))")) == "(NML (NN Xpd) (NN TTD) (HYPH /))"
+    assert str(read_tree("(NN Xpd\u200aTTD)")) == "( (NN Xpd) (NN TTD))"
 
 
 def test_cleaning_takes_traces_function_tags_and_the_outer_bracket() -> None:

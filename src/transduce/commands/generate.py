@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,8 +24,9 @@ from transduce.commands.options import (
     text_argument,
     write_report,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.generator import Continuation, Generation, Generator
@@ -106,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(options.model, **loading_options(options))
+    _warn_of_unknown(generator, prompts or [prompt])
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)
@@ -116,6 +119,21 @@ def run(options: argparse.Namespace) -> int:
     generation = generator(prompt, search=search, one_line=options.one_line)
     write_report(_report(generation, search, generator), options.json)
     return 0
+
+
+def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
+    """Warn of letters of the prompts that the vocabulary lacks, or that it can only spell in bytes."""
+    from transduce.commands.line_warnings import unknown_letters
+
+    find = unknown_letters(generator.vocabulary)
+    found = dict.fromkeys(letter for prompt in prompts for letters in find(prompt) for letter in letters)
+    if found:
+        sys.stderr.write(
+            localized(
+                f"warning: The model has not learned these characters of the prompt: {shown_names(found)}. Do not rely "
+                "on its continuation.\n"
+            )
+        )
 
 
 def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:

@@ -351,15 +351,14 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
     """
     from transduce.inference.translator import Translator
     from transduce.inspection.attribution import attribute
-    from transduce.inspection.sentence_view import Inspection, WordAlignment, WordAttribution
+    from transduce.inspection.sentence import shown_attribution
+    from transduce.inspection.sentence_view import Inspection, WordAttribution
 
     if options.attribution is None:
         return found
     text, answer = (found.source, found.translation) if isinstance(found, Inspection) else (found.text, found.answer)
     target = answer if isinstance(reader, Translator) else None
-    chosen = attribute(reader, text, target, method=options.attribution)
-    weights = tuple(tuple(round(float(share), 3) for share in row) for row in chosen.shares())
-    first = WordAttribution(options.attribution, WordAlignment(chosen.source_words, chosen.target_words, weights))
+    first = shown_attribution(attribute(reader, text, target, method=options.attribution))
     others: list[WordAttribution] = [each for each in found.attributions if each.method != options.attribution]
     replaced: _Inspected = msgspec.structs.replace(found, attributions=(first, *others))
     return replaced
@@ -381,14 +380,14 @@ def _show_sentence(options: argparse.Namespace, *inspections: "Inspection") -> i
     from transduce.inspection.sentence_view import draw_inspection
 
     shown = [_with_table(options, each) for each in inspections]
-    drawn = [draw_inspection(each, _attention(each), _title(options) or "") for each in shown]
+    drawn = [draw_inspection(each, _attention(each), _title(options) or "") + _note(options, each) for each in shown]
     return _show(options, shown[0], "\n\n\n".join(drawn))
 
 
 def _show_text(options: argparse.Namespace, *inspections: "TextInspection") -> int:
     """Print inspections of texts, write the first one as JSON to --json if set, and return the exit code 0."""
     shown = [_with_table(options, each) for each in inspections]
-    return _show(options, shown[0], "\n\n\n".join(each.draw(_title(options)) for each in shown))
+    return _show(options, shown[0], "\n\n\n".join(each.draw(_title(options)) + _note(options, each) for each in shown))
 
 
 def _title(options: argparse.Namespace) -> str | None:
@@ -396,6 +395,12 @@ def _title(options: argparse.Namespace) -> str | None:
     if options.attribution is None:
         return None
     return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
+
+
+def _note(options: argparse.Namespace, found: "Inspection | TextInspection") -> str:
+    """Return the line about the sum of the contributions that follows a printed table of attribution, or ""."""
+    note = found.attributions[0].note() if options.attribution is not None else None
+    return f"\n{localized(note)}" if note else ""
 
 
 def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> int:

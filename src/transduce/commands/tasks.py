@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
-    from transduce.inference.tagger import Tagger
+    from transduce.inference.tagger import Tagger, Tagging
 
     _Block = tuple[list[str], NDArray[np.float32], int]
 
@@ -199,8 +199,13 @@ def run_tag(options: argparse.Namespace) -> int:
         _report_tags(options, tagger)
         return 0
     taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
-    write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    write_results(map(_tagged_lines, taggings), options.output)
     return 0
+
+
+def _tagged_lines(tagging: "Tagging") -> str:
+    """Return the lines of a tagged sentence, with the empty line behind it, which is all that an empty one has."""
+    return f"{tagging}\n\n" if tagging.words else "\n"
 
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
@@ -253,7 +258,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:
-        write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+        write_results(map(_tagged_lines, taggings), options.output)
     report = score_tags([tagging.tags for tagging in taggings], [sentence.tags for sentence in sentences])
     write_report(report, options.json)
 
@@ -559,7 +564,10 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument(
-        "--score", action="store_true", help="forecast the table's own points instead, and report the errors"
+        "--score",
+        action="store_true",
+        help="forecast the table's own points instead, and report the errors; of the table of training, only the last "
+        "tenth is unseen (see --last)",
     )
     scoring.add_argument(
         "--last",
@@ -571,7 +579,7 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         "--season",
         type=int,
         metavar="N",
-        help="with --score: points of a season, for the seasonal baseline (default: the model's)",
+        help="with --score: points of a season, which a baseline repeats (default: the model's)",
     )
     add_json(scoring.add_argument, needs="--score")
     add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
@@ -585,7 +593,10 @@ def run_forecast(options: argparse.Namespace) -> int:
     check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check_forecast_options(options)
     forecaster = load_forecaster(options.model, **loading_options(options))
-    values = read_table(options.table, forecaster.card.columns).values
+    table = read_table(options.table, forecaster.card.columns)
+    values = table.values
+    if table.time_warning:
+        sys.stderr.write(localized(f"warning: {table.time_warning}\n"))
     if options.score:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
@@ -623,36 +634,38 @@ def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.N
     """
     import numpy as np
 
-    from transduce.data.series import WindowedSeries
+    from transduce.data.series import WindowedSeries, find_learned
     from transduce.evaluation.forecasts import score_forecasts
 
     card = forecaster.card
     steps = card.horizon if options.steps is None else options.steps
     season = card.season if options.season is None else options.season
-    if not 1 <= season <= card.past:
-        raise TransduceError(
-            f"`--season` must be from 1 to {card.past}, the points that this model reads, but is {season}: choose a "
-            "shorter season, or train a model that reads more points (`task.series.past`)."
-        )
+    if season < 1:
+        raise TransduceError(f"`--season` must be at least 1, but is {season}.")
     if options.last is not None and options.last < steps:
         raise TransduceError(
             f"`--last` must be at least {steps}, the points that are forecast at a time, but is {options.last}: score "
             "more points, or forecast fewer (`--steps`)."
         )
-    if steps < 1 or len(values) < card.past + steps:
+    if options.season is None and len(values) < season + steps:
+        season = 1  # the table is shorter than the season of training
+    known = max(card.past, season)
+    if steps < 1 or len(values) < known + steps:
         raise TransduceError(
-            f"Scoring takes {card.past} points to read and `--steps` {steps} to forecast, but there are {len(values)} "
+            f"Scoring takes {known} points to read and `--steps` {steps} to forecast, but there are {len(values)} "
             "points: use a longer table, or fewer steps."
         )
-    scored = values
+    scored, learned = values, find_learned(values, card.learned)
     if options.last is not None:
         # The oldest points that fill no window are dropped, so that the newest are scored.
-        windows = min(options.last, len(values) - card.past) // steps
-        scored = values[len(values) - card.past - windows * steps :]
-    series = WindowedSeries([scored], past=card.past, horizon=steps, stride=steps)
-    past, actual = series.cut(np.arange(len(series)))
+        first = len(values) - known - min(options.last, len(values) - known) // steps * steps
+        scored, learned = values[first:], learned[first:]
+    series = WindowedSeries([scored], past=card.past, horizon=steps, stride=steps, season=season)
+    windows = np.arange(len(series))
+    past, actual = series.known(windows), series.cut(windows)[1]
     forecast = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
-    return score_forecasts(past, actual, forecast.values, names=card.columns, season=season)
+    count = int(learned[series.target_rows()].sum()) if any(each.digests for each in card.learned) else None
+    return score_forecasts(past, actual, forecast.values, names=card.columns, season=season, learned=count)
 
 
 def table_lines(forecast: "Forecast") -> Iterator[str]:

@@ -33,7 +33,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
-            raise TransduceError(f"`hold_out.share` must be between 0 and 1, but is {self.share}.")
+            raise TransduceError(f"`hold_out.share` must be above 0 and below 1, but is {self.share}.")
         if self.max_pairs < 1:
             raise TransduceError(f"`hold_out.max_pairs` must be at least 1, but is {self.max_pairs}.")
 

@@ -39,7 +39,7 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
-            raise TransduceError(f"`task.masking.share` must be between 0 and 1, but is {self.share}.")
+            raise TransduceError(f"`task.masking.share` must be above 0 and below 1, but is {self.share}.")
         if not (self.masked >= 0.0 and self.random >= 0.0 and self.masked + self.random <= 1.0 + 1e-9):
             raise TransduceError(
                 "`task.masking.masked` and `task.masking.random` are shares of predicted tokens, 1 together at most, "

@@ -6,9 +6,13 @@ Legend: B windows, S points of the past, T points to come, C series, N points in
 """
 
 import csv
+import hashlib
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,8 +34,11 @@ from transduce.text.files import read_lines
 Normalization = Literal["window", "series"]
 Numbers = NDArray[np.float64]
 
-# Lower limit of a window's deviation, relative to its series, so that nearly constant windows are not amplified.
-_MIN_DEVIATION = 0.01
+# Lower limit of a window's deviation, relative to its series: a constant window has a scale, too.
+_MIN_DEVIATION = 1e-5
+# Below this deviation, relative to its series, a window counts less in training: a step behind a nearly constant past
+# would otherwise have a huge error.
+_FULL_WEIGHT_DEVIATION = 0.01
 _ROUNDING = 1e-10
 
 
@@ -58,9 +65,15 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     means: tuple[float, ...]
     """The mean of each series over the training part, C numbers."""
     deviations: tuple[float, ...]
-    """The standard deviation of each series over the training part, C numbers; 1 for a constant series."""
+    """The standard deviation of each series over the training part, C numbers; 1 for a constant series, or a millionth
+    of its size if that is more.
+    """
     normalization: Normalization
     """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
+    min_deviation: float = 0.01
+    """Lower limit of the deviation by which a window is normalized, relative to its series' deviation; 0.01 in folders
+    of versions that did not store it.
+    """
 
     def __post_init__(self) -> None:
         numbers = np.array([*self.means, *self.deviations])
@@ -79,24 +92,44 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.normalization == "series":
             shape = (len(past), 1, len(means))
             return WindowScale(np.broadcast_to(means, shape), np.broadcast_to(deviations, shape))
-        spread = past.std(axis=1, keepdims=True)
-        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _MIN_DEVIATION * deviations))
+        return WindowScale(past.mean(axis=1, keepdims=True), self._deviation(past, self.min_deviation))
+
+    def weights(self, past: Numbers) -> Numbers:
+        """Return the weights of windows' squared errors in training, (B, 1, C), from their past (B, S, C).
+
+        A weight is 1, but less for a window that is nearly constant.
+        """
+        if self.normalization == "series":
+            return np.ones((len(past), 1, len(self.means)))
+        limit = max(_FULL_WEIGHT_DEVIATION, self.min_deviation)
+        return (self._deviation(past, self.min_deviation) / self._deviation(past, limit)) ** 2
+
+    def _deviation(self, past: Numbers, limit: float) -> Numbers:
+        """Return the deviation of each window's past, (B, 1, C), with a share of the series' as its lower bound."""
+        bounded: Numbers = np.hypot(past.std(axis=1, keepdims=True), limit * np.array(self.deviations))
+        return bounded
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
     """Return the scale of series from their training part, (N, C)."""
     deviations = values.std(axis=0)
     # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
-    changes = deviations > _ROUNDING * np.abs(values).max(axis=0)
+    sizes = np.abs(values).max(axis=0)
+    changes = deviations > _ROUNDING * sizes
     return SeriesScale(
         means=tuple(values.mean(axis=0).tolist()),
-        deviations=tuple(np.where(changes, deviations, 1.0).tolist()),
+        deviations=tuple(np.where(changes, deviations, np.maximum(1.0, 1e-6 * sizes)).tolist()),
         normalization=normalization,
+        min_deviation=_MIN_DEVIATION,
     )
 
 
 # --- tables ---
 # .csv and .tsv files with a header, one line per time, one column per series.
+
+
+MAX_VALUE = 1e100
+_MONTH = 28 * 86_400  # seconds
 
 
 class Table(NamedTuple):
@@ -106,6 +139,8 @@ class Table(NamedTuple):
     """The names of the series."""
     values: Numbers
     """The values, (N, C): N points in time of C series."""
+    time_warning: str | None = None
+    """A warning that a column of dates or times is not in order or has unequal steps; None: there is none."""
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
@@ -127,10 +162,47 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
     names = [name.strip() for name in header]
     _check_header(Path(path), names, columns)
     chosen = [names.index(name) for name in columns] if columns else list(range(len(names)))
-    values = [_numbers(path, line, row, names, chosen) for line, row in rows]
+    read = list(rows)
+    values = [_numbers(path, line, row, names, chosen) for line, row in read]
     if not values:
         raise TransduceError(f"{path} has column names but no numbers: add a line for each point in time.")
-    return Table(tuple(names[column] for column in chosen), np.array(values))
+    others = (column for column in range(len(names)) if column not in chosen)
+    warnings = (_time_warning(path, names[column], [(line, row[column]) for line, row in read]) for column in others)
+    warning = next((each for each in warnings if each), None)
+    return Table(tuple(names[column] for column in chosen), np.array(values), warning)
+
+
+def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]]) -> str | None:
+    """Return a warning if a column of dates or times goes back, repeats or has unequal steps, else None.
+
+    A column with anything else than ISO dates or times gets no warning.
+
+    Args:
+        path: the table, for the message.
+        name: the column's name.
+        cells: the column's cells, each with its line number.
+    """
+    try:
+        times = [datetime.fromisoformat(cell.strip().replace("Z", "+00:00")) for _, cell in cells]
+        steps = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(times)]
+    except (ValueError, TypeError):  # no times, or with and without time zone
+        return None
+    usual = Counter(steps).most_common(1)[0][0] if steps else 0.0
+    # Months, quarters and years are not equally long.
+    longest = usual if usual < _MONTH else 1.11 * usual
+    shortest = usual if usual < _MONTH else usual / 1.11
+    for fault, is_faulty in (
+        ("is earlier than on the line before", [step < 0.0 for step in steps]),
+        ("is the same as on the line before", [step == 0.0 for step in steps]),
+        ("does not follow in the usual step", [not shortest <= step <= longest for step in steps]),
+    ):
+        if any(is_faulty):
+            line, cell = cells[1 + is_faulty.index(True)]
+            return (
+                f"{path}:{line}: the lines of a table are points in equal steps of time, but `{name}` {cell.strip()} "
+                f"{fault}, here and in {sum(is_faulty) - 1:,} other lines: sort the lines and fill the gaps."
+            )
+    return None
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -204,7 +276,66 @@ def _number(path: str | Path, line: int, cell: str, name: str) -> float:
             f"{path}:{line}: the value of `{name}` must be a finite number, but is `{text[:40]}`: fix it, or set "
             "the columns to use in `task.series.columns`."
         )
+    if abs(value) > MAX_VALUE:
+        raise TransduceError(
+            f"{path}:{line}: the value of `{name}` must be at most {MAX_VALUE:g} in size, because it is squared, but "
+            f"is {text[:40]}: choose a larger unit."
+        )
     return value
+
+
+# --- learned points ---
+# A model folder has digests of short blocks of the training part, by which `forecast --score` recognizes its points.
+
+
+_BLOCK, _BLOCKS = 8, 64
+
+
+class LearnedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A stretch of points that a model was trained on: its length, and digests of some of its points."""
+
+    points: int
+    """Number of points."""
+    digests: dict[str, int]
+    """Where eight consecutive points with a digest begin, counted from 0, by the digest."""
+
+
+def learned_points(stretches: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
+    """Return the lengths and digests of the stretches of a training part, (N, C) each.
+
+    Points that repeat, such as the zeros of each night, have no digest.
+    """
+    count = max(2, _BLOCKS // len(stretches))
+    found = []
+    for stretch in stretches:
+        starts = np.unique(np.linspace(0, max(0, len(stretch) - _BLOCK), count).astype(int)).tolist()
+        blocks = {start: stretch[start : start + _BLOCK] for start in starts}
+        digests = {_digest(block): start for start, block in blocks.items() if _occurs_once(block, stretch)}
+        found.append(LearnedPoints(points=len(stretch), digests=digests))
+    return tuple(found)
+
+
+def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[np.bool_]:
+    """Return which points of a table, (N, C), belong to stretches that a model was trained on, as (N,) booleans.
+
+    A stretch is recognized by any eight points of which it has a digest.
+    """
+    known = {digest: (offset, each.points) for each in learned for digest, offset in each.digests.items()}
+    found = np.zeros(len(values), dtype=bool)
+    for start in range(len(values) - _BLOCK + 1):
+        if place := known.get(_digest(values[start : start + _BLOCK])):
+            first = start - place[0]
+            found[max(0, first) : max(0, first + place[1])] = True
+    return found
+
+
+def _occurs_once(block: Numbers, stretch: Numbers) -> bool:
+    starts = np.flatnonzero((stretch == block[0]).all(axis=1))
+    return sum(np.array_equal(stretch[start : start + len(block)], block) for start in starts) == 1
+
+
+def _digest(points: Numbers) -> str:
+    return hashlib.sha256(np.ascontiguousarray(points, "<f8").tobytes()).hexdigest()[:16]
 
 
 # --- windows ---
@@ -258,6 +389,8 @@ class SeriesBatch:
     """The points that are read, (B, S, C), float32."""
     future: NDArray[np.float32]
     """The points to forecast, (B, T, C), float32."""
+    weights: NDArray[np.float32]
+    """The weight of each window's errors in the loss, (B, 1, C), float32: below 1 if its past is nearly constant."""
     indices: Indices
     """The indices of the windows, (B,); empty if the only window is a stand-in for a process without any, which the
     loss ignores.
@@ -267,7 +400,9 @@ class SeriesBatch:
 class WindowedSeries:
     """All windows (S past points and the T points after them) of one or more sections of the same time series."""
 
-    def __init__(self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1) -> None:
+    def __init__(
+        self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1, season: int = 1
+    ) -> None:
         """List the windows, which do not cross from one section into the next.
 
         A section shorter than a window has none.
@@ -277,11 +412,14 @@ class WindowedSeries:
             past: S, the number of past points of a window.
             horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
+            season: points that are known before the points to forecast, if they are more than those of the past.
         """
         self.values = np.concatenate(stretches)
         """The points of all sections, (N, C)."""
         self._past, self._horizon = past, horizon
-        self._starts = np.concatenate(list(_window_starts(stretches, past + horizon, stride)))
+        self._earlier = max(0, season - past)
+        length = self._earlier + past + horizon
+        self._starts = self._earlier + np.concatenate(list(_window_starts(stretches, length, stride)))
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -292,12 +430,29 @@ class WindowedSeries:
         windowed = self.values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
         return windowed[:, : self._past], windowed[:, self._past :]
 
+    def known(self, windows: Indices) -> Numbers:
+        """Return the points before those to forecast, (B, points, C), of the windows with these indices.
+
+        They are the past or, if it is longer, a season.
+        """
+        offsets = np.arange(-self._earlier, self._past)
+        known: Numbers = self.values[self._starts[windows][:, None] + offsets]
+        return known
+
+    def target_rows(self) -> Indices:
+        """Return the rows of all sections' points that are forecast by any window, in the order of the windows."""
+        rows: Indices = self._starts[:, None] + self._past + np.arange(self._horizon)
+        return rows.ravel()
+
     def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:
         """Return the windows with these indices as a batch, each normalized by its own scale."""
         past, future = self.cut(windows)
         window_scale = scale.of(past)
         return SeriesBatch(
-            window_scale.apply(past).astype(np.float32), window_scale.apply(future).astype(np.float32), windows
+            window_scale.apply(past).astype(np.float32),
+            window_scale.apply(future).astype(np.float32),
+            scale.weights(past).astype(np.float32),
+            windows,
         )
 
 
@@ -352,7 +507,7 @@ class SeriesPlan:
         if len(own_windows):
             return self._series.batch(own_windows, self._scale)
         stand_in = self._series.batch(all_windows[:1], self._scale)
-        return SeriesBatch(stand_in.past, stand_in.future, own_windows)
+        return SeriesBatch(stand_in.past, stand_in.future, stand_in.weights, own_windows)
 
     def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -252,7 +252,7 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0.0 < self.share < 1.0:
-            raise TransduceError(f"`task.noise.share` must be between 0 and 1, but is {self.share}.")
+            raise TransduceError(f"`task.noise.share` must be above 0 and below 1, but is {self.share}.")
         if self.kind in ("masking", "deletion") and self.mean_span != 3.0:
             raise TransduceError(
                 f"`task.noise.mean_span` means nothing where `task.noise.kind` is {self.kind}: leave it out."

@@ -44,7 +44,7 @@ from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import is_unspaced_language, is_unspaced_or_punctuation, is_word_character
 from transduce.text.protected import find_protected
-from transduce.text.sentences import find_sentences
+from transduce.text.sentences import SENTENCE_MARKS, find_sentences
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -340,7 +340,7 @@ def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator
     yield from [tokens[position:]] if position < len(tokens) else []
 
 
-_LINE_ENDS_TEXT = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*$")
+_LINE_ENDS_TEXT = re.compile(rf"[{SENTENCE_MARKS}:：;；][\"'”’»)）」』\]]*$")
 # A list item, or a label such as "Address:".
 _STARTS_ITEM = re.compile(r"(?:[-–—*•·▪◦●■]|\(?\w{1,3}[.)、])\s|[①-⓿・･※]|[^:：]{1,16}[:：]")
 _MIN_WRAPPED_WORDS = 5  # in a line that may have been wrapped by hand before a word with a capital letter

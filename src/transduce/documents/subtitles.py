@@ -16,6 +16,7 @@ from transduce.documents.formats import Source
 from transduce.documents.text_formats import Line, line_joint, lines_of
 from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, has_letters
 from transduce.errors import TransduceError
+from transduce.text.sentences import SENTENCE_MARKS
 from transduce.ui_language import columns_of
 
 _MIN_LINE = 42  # columns that a translated line may always have
@@ -169,9 +170,9 @@ def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
 # --- utterances ---
 
 _DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
-_LAST_LINE = re.compile(r"[.!?…。！？؟।][\"”』」)\]]*\s*$")
+_LAST_LINE = re.compile(rf"[{SENTENCE_MARKS}][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
-_SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
+_SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
 class _Segment(NamedTuple):

@@ -12,6 +12,7 @@ import msgspec
 
 from transduce.errors import TransduceError, wide_encoding
 from transduce.text.languages import UNSPACED_RANGES, is_unspaced_or_punctuation, is_word_character
+from transduce.text.sentences import SENTENCE_MARKS
 
 # --- settings ---
 
@@ -474,7 +475,7 @@ def has_letters(text: str) -> bool:
 _NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
 _SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
 _ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
-_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
+_SENTENCE_MARK = re.compile(rf"[{SENTENCE_MARKS}:：;；][\"'”’»)）」』\]]*\Z")
 _FORMULA = r"(?:(?:[A-Z][a-z]?|[0-9])++|(?<!['’])[0-9]*[a-z])"  # such as H, CO, 10 and x
 _SPACED = rf"[^\W{UNSPACED_RANGES}]"  # letters of scripts with spaces between words
 _FORMULA_START = re.compile(rf"{_FORMULA}(?!{_SPACED}|[\u0300-\u036f])")
@@ -502,7 +503,7 @@ def is_after_word(before: str) -> bool:
     number may be a word.
     """
     last = before[-1:] or " "
-    is_end = is_word_character(last) or last in ".,;!?…\"'”’»)]}।؟۔،"
+    is_end = is_word_character(last) or last in f"{SENTENCE_MARKS},;\"'”’»)]}}،"
     return is_end and not is_unspaced_or_punctuation(last)
 
 

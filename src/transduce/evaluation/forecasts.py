@@ -1,4 +1,4 @@
-"""Score time series forecasts, and compare them with the seasonal baseline that repeats the last season.
+"""Score time series forecasts, and compare them with repeating the last season or the last value.
 
 Legend: B windows, S points of the past, T points to come, C series.
 """
@@ -14,59 +14,98 @@ from transduce.text.files import count_noun
 
 Numbers = NDArray[np.float64]
 
-# The season is the shortest lag whose autocorrelation is nearly the highest; below the minimum there is no season.
-_UNLIKE, _NEARLY, _MIN_CORRELATION = 0.5, 0.9, 0.1
-# Of a season that is longer than what a model reads, at least three must be known, and the correlation must be clear.
-_MIN_SEASONS, _MIN_LONG_CORRELATION, _MIN_ERRORS = 3, 0.3, 4.0
+# A season occurs at least three times. It is a peak of the autocorrelation by so many standard errors of noise.
+_MIN_SEASONS, _MAX_SEASON, _MIN_ERRORS, _MIN_CORRELATION = 3, 20_000, 3.3, 0.1
+# Before and after a season's peak, the autocorrelation drops at least to this share. Of the peaks that are nearly the
+# highest (by this share of it, or by so many standard errors), the first is the season.
+_DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the forecasts of one time series and of its seasonal baseline, in the unit of the series."""
+    """Errors of the forecasts of one time series and of its two baselines, in the unit of the series."""
 
     mean_absolute: float
     """The mean absolute error of the forecasts."""
     root_mean_square: float
     """The root mean square error of the forecasts."""
     season_mean_absolute: float
-    """The mean absolute error of the seasonal baseline."""
+    """The mean absolute error of repeating the last season."""
     season_root_mean_square: float
-    """The root mean square error of the seasonal baseline."""
+    """The root mean square error of repeating the last season."""
+    last_mean_absolute: float
+    """The mean absolute error of repeating the last value."""
+    last_root_mean_square: float
+    """The root mean square error of repeating the last value."""
 
 
 class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of forecasts of several windows of a time series, compared with the seasonal baseline."""
+    """Scores of forecasts of several windows of a time series, compared with repeating the last season or value."""
 
     windows: int
     """Number of windows, each a stretch of the past with the points to forecast after it."""
     horizon: int
     """Number of points that were forecast in each window."""
     season: int
-    """Number of points of a season, which the baseline repeats."""
+    """Number of points of a season, which a baseline repeats; 1: no season."""
     series: dict[str, ForecastErrors]
     """The errors of each series, by its name."""
     skill: float
-    """The percentage by which the mean absolute error is below the baseline's, as the mean over series.
+    """The percentage by which the mean absolute error is below the better baseline's, as the mean over series.
 
-    Above 0 is better than the baseline.
+    The baselines repeat the last season and the last value. Above 0 is better than both.
     """
     square_skill: float
-    """The percentage by which the root mean square error is below the baseline's, as the mean over series."""
+    """The percentage by which the root mean square error is below the better baseline's, as the mean over series."""
+    learned: int | None = None
+    """Number of the forecast points that the model was trained on, which makes the errors too low; None: unknown."""
+
+    @property
+    def compares(self) -> bool:
+        """True if a baseline has an error in any series; False if repeating predicts all of them exactly."""
+        return any(_best(errors, "mean_absolute")[1] > 0.0 for errors in self.series.values())
 
     def __str__(self) -> str:
         lines = [
-            f"{name}: mean absolute error {errors.mean_absolute:.4g} (last season {errors.season_mean_absolute:.4g}), "
-            f"root mean square {errors.root_mean_square:.4g} (last season {errors.season_root_mean_square:.4g})"
+            f"{name}: mean absolute error {errors.mean_absolute:.4g} ({self._baselines(errors, 'mean_absolute')}), "
+            f"root mean square {errors.root_mean_square:.4g} ({self._baselines(errors, 'root_mean_square')})"
             for name, errors in self.series.items()
         ]
-        exact = [name for name, errors in self.series.items() if errors.season_mean_absolute == 0.0]
+        exact = [name for name, errors in self.series.items() if _best(errors, "mean_absolute")[1] == 0.0]
         if exact:
-            lines.append(f"Left out of the comparison: {', '.join(exact)}, because the last season predicts it exactly")
+            lines.append(f"Left out of the comparison: {', '.join(exact)}, because repeating predicts it exactly")
+        absolute, square = (self._better(measure) for measure in ("mean_absolute", "root_mean_square"))
+        windows, points = count_noun(self.windows, "window"), count_noun(self.horizon, "point")
+        lower, lower_square = _lower(self.skill), _lower(self.square_skill)
         lines.append(
-            f"{count_noun(self.windows, 'window')} of {count_noun(self.horizon, 'point')}: {_lower(self.skill)} "
-            f"absolute and {_lower(self.square_skill)} root mean square error than repeating the last "
-            f"{count_noun(self.season, 'point')}"
+            f"{windows} of {points}: {lower} absolute and {lower_square} root mean square error than {square}"
+            if absolute == square
+            else f"{windows} of {points}: {lower} absolute error than {absolute}, and {lower_square} root mean square "
+            f"error than {square}"
         )
+        if self.learned:
+            lines.append(
+                f"{self.learned:,} of these {self.windows * self.horizon:,} points were learned from in training, so "
+                "the errors are too low: score newer points (`--last`)"
+            )
         return "\n".join(lines)
+
+    def _baselines(self, errors: ForecastErrors, measure: str) -> str:
+        last = f"last value {getattr(errors, f'last_{measure}'):.4g}"
+        return last if self.season == 1 else f"last season {getattr(errors, f'season_{measure}'):.4g}, {last}"
+
+    def _better(self, measure: str) -> str:
+        """Return the name of the baseline with the lower error, which may differ between series."""
+        season, last = f"repeating the last {self.season} points", "repeating the last value"
+        best = {_best(errors, measure)[0] for errors in self.series.values()}
+        if self.season == 1 or best == {"last"}:
+            return last
+        return season if best == {"season"} else f"the better of {season} and {last}"
+
+
+def _best(errors: ForecastErrors, measure: str) -> tuple[str, float]:
+    """Return the name of the baseline, "season" or "last", with the lower error of a series, and this error."""
+    found = {name: float(getattr(errors, f"{name}_{measure}")) for name in ("season", "last")}
+    return min(found.items(), key=lambda item: item[1])
 
 
 def _lower(skill: float) -> str:
@@ -88,52 +127,79 @@ def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
     return past[:, positions]
 
 
-def find_season(values: Numbers, max_season: int) -> int:
-    """Return the length of a series' season in points, from 2 to `max_season`, by autocorrelation; 1 if there is none.
+def find_season(values: Numbers) -> int:
+    """Return the length of a series' season in points, at least 2, by autocorrelation; 1 if there is none.
 
-    A straight line is removed first, so that a trend does not count as a season. For several series the mean
+    A season is a peak of the autocorrelation that stands out from that of noise, with low values before and after it,
+    and it occurs at least three times. A straight line is removed first, so that a trend does not count as a season.
+    If the level wanders, the season is found in the differences of neighboring points. For several series the mean
     autocorrelation is used.
 
     Args:
         values: the points of C series, (N, C).
-        max_season: the maximum length in points.
     """
-    return _season(_autocorrelation(_without_line(values), min(max_season, len(values) // 2)))
+    level = _without_line(values)
+    by_level, by_changes = _peak(level), _peak(np.diff(level, axis=0))
+    if min(by_level, by_changes) == 1 or by_level % by_changes:
+        return by_level if by_level > 1 else by_changes
+    # A wandering level can hide the first of several seasons.
+    correlation = _autocorrelation(level, 2 * by_level)
+    is_peak = correlation[by_changes] >= max(correlation[by_changes - 1], correlation[by_changes + 1])
+    scores = _twice(correlation)
+    return by_changes if is_peak and scores[by_changes] >= _nearly(scores[by_level], len(level)) else by_level
 
 
-def find_longer_season(values: Numbers, past: int) -> int | None:
-    """Return the length of a series' season in points if it is longer than the points that a model reads, else None.
-
-    At least three seasons must be known, and their autocorrelation must be at least 0.3 and four times the standard
-    error of that of noise.
+def _peak(values: Numbers) -> int:
+    """Return the lag from 2 of the first significant and nearly highest peak of the autocorrelation; 1 if none is.
 
     Args:
-        values: the points of C series, (N, C).
-        past: the number of points that the model reads.
+        values: the points of C series without trend, (N, C).
     """
-    longest = len(values) // _MIN_SEASONS
-    if longest <= past:
-        return None
-    # As many products as there are at each lag: otherwise long seasons would seem weaker.
-    correlation = _autocorrelation(_without_line(values), longest) / (1.0 - np.arange(longest + 1) / len(values))
-    season = _season(correlation)
-    enough = max(_MIN_LONG_CORRELATION, _MIN_ERRORS / math.sqrt(len(values)))
-    # A random walk correlates less and less, without a peak.
-    is_peak = correlation[:season].min() < _UNLIKE * correlation[season]
-    return season if season > past and is_peak and correlation[season] >= enough else None
-
-
-def _season(correlation: Numbers) -> int:
-    """Return the shortest lag from 2 at which an autocorrelation has nearly its highest value; 1 if there is none."""
-    # Neighboring points correlate in any wave: the season is a later peak, after the correlation has dropped.
-    unlike = np.flatnonzero(correlation < _UNLIKE)
-    later = correlation[unlike[0] :] if len(unlike) else correlation[:0]
-    if not len(later) or later.max() < _MIN_CORRELATION:
+    count = len(values)
+    longest = min(count // _MIN_SEASONS, _MAX_SEASON)
+    if longest < 2:
         return 1
-    near = np.flatnonzero(later >= _NEARLY * later.max())
-    breaks = np.flatnonzero(np.diff(near) > 1)
-    first_run = near[: breaks[0] + 1] if len(breaks) else near
-    return int(unlike[0] + first_run[later[first_run].argmax()])
+    all_lags = _autocorrelation(values, 2 * longest)
+    correlation, scores = all_lags[: longest + 1], _twice(all_lags)
+    below = np.flatnonzero(correlation <= 0.0)
+    if not len(below):
+        return 1
+    first = int(below[0])
+    # The standard error of the autocorrelation of noise that is as smooth as the series (Bartlett 1946).
+    errors = np.sqrt((1.0 + 2.0 * (correlation[1 : first + 1] ** 2).sum()) / (count - np.arange(longest + 1)))
+    low = np.minimum(_DROP * correlation, correlation - _MIN_ERRORS * errors)
+    again = all_lags[::2][: longest + 1]
+    enough = np.minimum(correlation, again) > np.maximum(_MIN_CORRELATION, _MIN_ERRORS * errors)
+    drops_before = np.minimum.accumulate(correlation) < low
+    lags = first + 1 + np.flatnonzero((enough & drops_before)[first + 1 :])
+    if not len(lags):
+        return 1
+    after = np.minimum.reduceat(all_lags, np.stack([lags, 2 * lags], axis=1).ravel())[::2]
+    lags = lags[after < low[lags]]
+    if not len(lags):
+        return 1
+    lag = int(lags[correlation[lags] >= _nearly(correlation[lags].max(), count)][0])
+    while True:  # to the top of this peak
+        radius = max(1, lag // 8)
+        start = max(2, lag - radius)
+        top = start + int(scores[start : lag + radius + 1].argmax())
+        if top == lag:
+            return lag if lag < longest else 1
+        lag = top
+
+
+def _twice(correlation: Numbers) -> Numbers:
+    """Return the mean of the autocorrelations at each lag and at twice this lag, for the lags up to half the longest.
+
+    The peak at a season is sharper in it.
+    """
+    twice: Numbers = correlation[::2]
+    return 0.5 * (correlation[: len(twice)] + twice)
+
+
+def _nearly(highest: float, count: int) -> float:
+    """Return the least score of a lag that is nearly as high as the highest score, for a series of `count` points."""
+    return highest - max((1.0 - _NEARLY) * highest, _NEARLY_ERRORS * (1.0 - highest) / math.sqrt(count))
 
 
 def _without_line(values: Numbers) -> Numbers:
@@ -150,53 +216,55 @@ def _without_line(values: Numbers) -> Numbers:
     return residual
 
 
-def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
-    """Return the mean autocorrelation of series without trend, (N, C), at the lags from 0 to `max_season`.
+def _autocorrelation(values: Numbers, max_lag: int) -> Numbers:
+    """Return the mean autocorrelation of series without trend, (N, C), at the lags from 0 to `max_lag`.
 
-    Series that are all zeros are left out; without any other, all lags have 0.
+    Each sum of products is divided by the mean energy of the points that it multiplies, so that long lags do not seem
+    weaker. Series that are all zeros are left out; without any other, all lags have 0.
     """
-    power = (values**2).sum(axis=0)
-    changing = power > 0.0
-    if not changing.any():
-        return np.zeros(max_season + 1)
-    scaled = values[:, changing] / np.sqrt(power[changing])
-    length = 2 * len(scaled)  # with as many zeros behind the values, no lag wraps around
-    spectrum = np.abs(np.fft.rfft(scaled, length, axis=0)) ** 2
-    correlation: Numbers = np.fft.irfft(spectrum.mean(axis=1), length)[: max_season + 1]
+    values = values / np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
+    values = values[:, (values != 0.0).any(axis=0)]
+    if not values.size:
+        return np.zeros(max_lag + 1)
+    count, lags = len(values), np.arange(max_lag + 1)
+    length = 2 * count  # with as many zeros behind the values, no lag wraps around
+    products = np.fft.irfft(np.abs(np.fft.rfft(values, length, axis=0)) ** 2, length, axis=0)[: max_lag + 1]
+    energy = np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), values**2]), axis=0)
+    both = energy[count - lags] + energy[count] - energy[lags]
+    correlation: Numbers = (2.0 * products / np.maximum(both, np.finfo(np.float64).tiny)).mean(axis=1)
     return correlation
 
 
 def score_forecasts(
-    past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int
+    past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int, learned: int | None = None
 ) -> ForecastReport:
-    """Score forecasts against the actual values, and compare their errors with the seasonal baseline's.
+    """Score forecasts against the actual values, and compare their errors with repeating the last season or value.
 
     Args:
         past: the known points, (B, S, C); at least a season.
         actual: the points to forecast, (B, T, C).
         forecasts: their forecasts, (B, T, C).
         names: the names of the series.
-        season: points of a season.
+        season: points of a season; 1: no season.
+        learned: number of the points to forecast that the model was trained on; None: unknown.
     """
-    repeated = repeat_season(past, actual.shape[1], season)
-    absolute, square = _errors(forecasts, actual)
-    season_absolute, season_square = _errors(repeated, actual)
-    columns = zip(names, absolute, square, season_absolute, season_square, strict=True)
+    repeated = [repeat_season(past, actual.shape[1], length) for length in (season, 1)]
+    (absolute, square), (season_absolute, season_square), (last_absolute, last_square) = (
+        _errors(each, actual) for each in (forecasts, *repeated)
+    )
+    columns = zip(absolute, square, season_absolute, season_square, last_absolute, last_square, strict=True)
+    fields = ForecastErrors.__struct_fields__
     return ForecastReport(
         windows=len(past),
         horizon=actual.shape[1],
         season=season,
         series={
-            name: ForecastErrors(
-                mean_absolute=float(a),
-                root_mean_square=float(s),
-                season_mean_absolute=float(b),
-                season_root_mean_square=float(r),
-            )
-            for name, a, s, b, r in columns
+            name: ForecastErrors(**dict(zip(fields, map(float, errors), strict=True)))
+            for name, errors in zip(names, columns, strict=True)
         },
-        skill=_skill(absolute, season_absolute),
-        square_skill=_skill(square, season_square),
+        skill=_skill(absolute, np.minimum(season_absolute, last_absolute)),
+        square_skill=_skill(square, np.minimum(season_square, last_square)),
+        learned=learned,
     )
 
 
@@ -216,7 +284,7 @@ def _skill(errors: Numbers, baseline: Numbers) -> float:
 
     Args:
         errors: the forecast's error of each series, (C,).
-        baseline: the seasonal baseline's, (C,).
+        baseline: the better baseline's, (C,).
     """
     comparable = baseline > 0.0
     return float(100.0 * (1.0 - errors[comparable] / baseline[comparable]).mean()) if comparable.any() else 0.0

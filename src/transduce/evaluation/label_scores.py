@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 from transduce.text.tagged import describe_spans, spans_of
 from transduce.text.trees import Tree, clean, plain_label
-from transduce.ui_language import column, columns_of, localized, padded
+from transduce.ui_language import column, columns_of, localized, padded, shortened
 
 
 def f1_of_counts(common: int, predicted: int, right: int) -> float:
@@ -26,8 +26,8 @@ def f1_of_counts(common: int, predicted: int, right: int) -> float:
 # --- accuracy of labels ---
 
 
-# A confusion table of more labels would be too wide to read.
-_MAX_CONFUSED = 20
+# A confusion table of more labels, or a wider one, could not be read.
+_MAX_CONFUSED, _MAX_COLUMNS, _LABEL_COLUMNS = 20, 100, 40
 
 
 class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,25 +65,35 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{accuracy}, macro F1 {self.macro_f1:.2f} %"
 
     def table(self) -> str:
-        """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels."""
-        width = max(columns_of(localized("label")), *(columns_of(each.label) for each in self.labels))
+        """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels.
+
+        If the labels are too long for columns of the confusion table, their numbers head the columns.
+        """
+        labels = [shortened(each.label, _LABEL_COLUMNS) for each in self.labels]
+        numbers = [""] * len(labels)
+        counts = [f"{max(each):,}" for each in zip(*self.confusion, strict=True)]
+        columns = [max(columns_of(label), len(count)) for label, count in zip(labels, counts, strict=True)]
+        width = max(columns_of(localized("label")), *map(columns_of, labels))
+        if is_wide := width + sum(columns) + 2 * len(labels) > _MAX_COLUMNS:
+            numbers = [f"{number}" for number in range(1, 1 + len(labels))]
+            columns = [max(len(number), len(count)) for number, count in zip(numbers, counts, strict=True)]
+            labels = [f"{number:>{len(numbers[-1])}} {label}" for number, label in zip(numbers, labels, strict=True)]
+            width = max(columns_of(localized("label")), *map(columns_of, labels))
         names = localized("texts precision recall").split()
         heads = tuple(column(name, width, right=True) for name, width in zip(names, (7, 9, 7), strict=True))
         lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
         lines += [
-            f"{padded(each.label, width)}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
-            for each in self.labels
+            f"{padded(label, width)}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
+            for label, each in zip(labels, self.labels, strict=True)
         ]
-        if len(self.labels) <= _MAX_CONFUSED:
-            names = [each.label for each in self.labels]
-            counts = zip(*self.confusion, strict=True)
-            columns = [max(columns_of(name), len(f"{max(each):,}")) for name, each in zip(names, counts, strict=True)]
+        if len(labels) <= _MAX_CONFUSED and width + sum(columns) + 2 * len(labels) <= _MAX_COLUMNS:
+            names = numbers if is_wide else labels
             heading = "  ".join(padded(name, size, right=True) for name, size in zip(names, columns, strict=True))
             lines += ["", localized("right label (rows) and predicted label (columns)"), f"{'':{width}}  {heading}"]
             lines += [
                 f"{padded(name, width)}  "
                 + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
-                for name, row in zip(names, self.confusion, strict=True)
+                for name, row in zip(labels, self.confusion, strict=True)
             ]
         return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path
-from transduce.data.series import Numbers
+from transduce.data.series import MAX_VALUE, Numbers
 from transduce.errors import TransduceError, shown_names
 from transduce.inference.batching import check_evaluation_mode
 from transduce.machine import DTYPES, Precision, detect_machine
@@ -194,6 +194,11 @@ class Forecaster:
             )
         if not np.isfinite(values).all():
             raise TransduceError("A history has finite numbers only, but this one has others: fill them in.")
+        if np.abs(values).max() > MAX_VALUE:
+            raise TransduceError(
+                f"The numbers of a history must be at most {MAX_VALUE:g} in size, because they are squared, but one is "
+                f"{np.abs(values).max():g}: choose a larger unit."
+            )
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:

@@ -59,7 +59,8 @@ class Continuation(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
     """The generated tokens as the vocabulary spells them, without the prompt's."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
-    """The model's own log-probability of each token, in nats, before sampling settings are applied.
+    """The model's own log-probability of each token, in nats, before sampling settings are applied. If the text ended
+    with its end symbol, the end symbol's follows, which is not in `tokens`.
 
     Padding and the unknown token have zero probability here, unlike in `Generator.score`.
     """

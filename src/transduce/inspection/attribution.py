@@ -66,6 +66,10 @@ class Attribution(msgspec.Struct, frozen=True):
     """Target words, without the end symbol; in a model of one text, its predictions."""
     words: Weights
     """The contribution of each source word to each target word, (target words, source words)."""
+    changes: Weights | None = None
+    """With `integrated`, how much all source words together raise the log-probability of each target word, in nats,
+    (target words,): exact integrated gradients would sum to it, and these often miss it. None with other methods.
+    """
 
     def shares(self) -> Weights:
         """Return the positive contributions of the source words as shares that sum to 1 for each target word."""
@@ -92,7 +96,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
     * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017), with neighboring words at different
       points of the path. In a translator or parser the path goes from words that no position attends to, to the
       sentence itself, with 2 points. In other models, and with an attention of a class of your own or in a window, it
-      starts at embeddings of zero and has 3 points. The values sum only roughly to the whole change.
+      starts at embeddings of zero and has 3 points. So few points rank the words well, but their values do not sum to
+      the whole change (`Attribution.changes`): a sum may be several times as large, or a fraction of it.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -161,6 +166,10 @@ def _attribute(
                 raise
             join: Callable[..., Any] = np.mean if method in ("rollout", "value") else np.sum
             words = np.stack([join(columns[group], axis=0) for group in target_groups])
+            changes = None
+            if method == "integrated":
+                by_token = subject.whole_changes()
+                changes = np.array([by_token[group].sum() for group in target_groups], dtype=np.float32)
             found[method] = Attribution(
                 method,
                 subject.tokens,
@@ -169,6 +178,7 @@ def _attribute(
                 source_words,
                 target_words,
                 np.asarray(words, dtype=np.float32),
+                changes,
             )
     return found
 
@@ -258,7 +268,7 @@ class _Subject:
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
-            "integrated": len(_ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS) * (1.0 + count),
+            "integrated": 2.0 + len(_ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS) * (1.0 + count),
             "gradient": 1.0 + count,
             "gradient-input": 1.0 + count,
         }.get(method, 1.0)
@@ -335,6 +345,20 @@ class _Subject:
                 change = as_array((self.gradients(factors) * self._word_vectors()).sum(dim=-1))
             total += change * shares[at]
         return np.asarray(np.where(self.is_special, 0.0, total), dtype=np.float32)
+
+    def whole_changes(self) -> Weights:
+        """Return how much each prediction's log-probability rises on the whole path of `integrated`, in nats, (T,)."""
+        kept = torch.tensor(self.is_special, device=self.device)
+        absent: AbstractContextManager[object]
+        if self.weighs_attention:
+            absent = _weighted_attention(self.model, torch.where(kept, 1.0, torch.finfo(torch.float32).tiny))
+        else:
+            embedded: Tensor = self._embedding().complete(self._word_vectors() * kept[:, None])
+            absent = record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded})
+        with torch.inference_mode():
+            whole = self.reading.log_probabilities()[0]
+            with absent:
+                return as_array(whole - self.reading.log_probabilities()[0])
 
     def attention_gradients(self, factors: Weights) -> Tensor:
         """Return the gradient of each prediction's log-probability by the factor of all attention to a token, (T, S).

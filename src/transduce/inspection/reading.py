@@ -406,7 +406,7 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
     model, words = tagger.model, sentence.split()
     rows = encode_words(tagger.tokenizer.source, [words], tagger.length)
     if not rows:
-        raise TransduceError("The sentence to inspect is empty: pass some words.")
+        raise TransduceError("The sentence to inspect, which a tagger reads, is empty: pass some words.")
     check_length(sum(len(row.ids) for row in rows), tagger.length)
     framed, positions = list(rows[0].ids), list(rows[0].positions)
 

@@ -18,7 +18,7 @@ from transduce.inference.batching import pad
 from transduce.inference.scoring import excluded_tokens
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, Weights, maps_of, stack_layers, word_attention
-from transduce.inspection.attribution import Method
+from transduce.inspection.attribution import Attribution, Method
 from transduce.inspection.attribution import attributions as find_attributions
 from transduce.inspection.reading import Reader, check_single_model, read
 from transduce.inspection.recorder import record_activations
@@ -252,10 +252,16 @@ def _attributions(
     if not methods:
         return ()
     found = find_attributions(reader, source, translation, methods=get_args(Method) if methods is True else methods)
-    return tuple(
-        WordAttribution(method, WordAlignment(each.source_words, each.target_words, _rounded_rows(each.shares())))
-        for method, each in found.items()
-    )
+    return tuple(map(shown_attribution, found.values()))
+
+
+def shown_attribution(found: Attribution) -> WordAttribution:
+    """Return an attribution by words as inspections show it, with shares rounded to three digits."""
+    words = WordAlignment(found.source_words, found.target_words, _rounded_rows(found.shares()))
+    if found.changes is None:
+        return WordAttribution(found.method, words)
+    total, change = (round(float(each.sum()), 3) for each in (found.words, found.changes))
+    return WordAttribution(found.method, words, total, change)
 
 
 def sample_sentences(folder: pathlib.Path) -> list[str]:
@@ -338,7 +344,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     vocabulary = translator.tokenizer.source
     ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
-        raise TransduceError("The sentence to inspect is empty: pass some words.")
+        raise TransduceError("The source sentence to inspect is empty: pass some words.")
     if len(ids) > translator.longest_source:
         raise TransduceError(
             f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "

@@ -264,6 +264,21 @@ class WordAttribution(msgspec.Struct, frozen=True):
     """The name of the method of attribution, such as "value"."""
     words: WordAlignment
     """The words, and the share of each source word in each target word."""
+    total: float | None = None
+    """With `integrated`, the sum of all contributions to all target words, in nats."""
+    change: float | None = None
+    """With `integrated`, what the sum would be if it were exact: how much all source words together raise the
+    log-probability.
+    """
+
+    def note(self) -> str | None:
+        """Return a sentence that compares the sum of the contributions with the change, if both are known."""
+        if self.total is None or self.change is None:
+            return None
+        return (
+            f"The contributions sum to {self.total:.1f} nats; without the words the log-probability falls by "
+            f"{self.change:.1f} nats. With so few points, compare shares, not nats."
+        )
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ Legend: V vocabulary, D width of the vectors and of the model.
 import codecs
 import gzip
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -25,6 +27,7 @@ _MAX_WORD = 10_000  # bytes; a longer word means that the file has another forma
 _MAX_WIDTH = 1 << 16
 _MAX_LINE = 1 << 24  # bytes
 _SAMPLED_LINES = 10
+_FASTTEXT = (793_712_314).to_bytes(4, "little")  # the first bytes of a model of fastText
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -151,9 +154,7 @@ def vector_width(path: str | Path, width: int | None = None) -> int:
     Raises:
         TransduceError: the file is missing, damaged or empty, or its first vector has another width.
     """
-    first = next((vector for _, vector in read_word_vectors(Path(path))), None)
-    if first is None:
-        raise TransduceError(f"{path} must hold word vectors, but is empty: name another file.")
+    _, first = next(read_word_vectors(Path(path)))
     if width is not None and len(first) != width:
         raise _wrong_width(Path(path), len(first), width)
     return len(first)
@@ -205,13 +206,18 @@ def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
     The format (word2vec text or binary, GloVe; plain or gzip) is recognized by the content.
 
     Raises:
-        TransduceError: the file cannot be read, has none of the three formats, or is truncated.
+        TransduceError: the file cannot be read, is empty, has none of the three formats, or is truncated.
     """
+    is_empty = True
     try:
         with _open(path) as file:
-            yield from _read(file, path)
+            for pair in _read(file, path):
+                is_empty = False
+                yield pair
     except (EOFError, OSError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
+    if is_empty:
+        raise TransduceError(f"{path} must hold word vectors, but is empty: name another file.")
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -224,6 +230,10 @@ def _open(path: Path) -> IO[bytes]:
 
 def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
     first = file.readline(_MAX_LINE).removeprefix(codecs.BOM_UTF8)
+    if first.startswith(_FASTTEXT):
+        raise TransduceError(
+            f"{path} is a model of fastText, not a file of vectors: name the .vec file that fastText writes beside it."
+        )
     header = first.split()
     if len(header) != 2 or not all(part.isdigit() for part in header):
         yield from _read_text(first, file, path)  # GloVe has no header
@@ -232,16 +242,17 @@ def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
     if not 0 < width <= _MAX_WIDTH:
         raise TransduceError(f"{path}, line 1: vectors must have 1 to {_MAX_WIDTH:,} numbers, but have {width:,}.")
     start = file.readline(_MAX_LINE)
-    if _is_text(start, width):
-        yield from _read_text(start, file, path, count)
+    if _is_text(start):
+        yield from _read_text(start, file, path, (count, width))
     else:
         yield from _read_binary(start, file, path, (count, width))
 
 
-def _is_text(line: bytes, width: int) -> bool:
-    parts = line.rstrip().rsplit(b" ", width)
+def _is_text(line: bytes) -> bool:
+    """Return whether the line behind a header is text that ends with a number, which binary vectors never look like."""
+    parts = line.split()
     try:
-        return len(parts) == width + 1 and all(np.isfinite(float(part)) for part in parts[1:])
+        return len(parts) > 1 and math.isfinite(float(parts[-1])) and not re.search(rb"[\x00-\x08\x0e-\x1f]", line)
     except ValueError:
         return False
 
@@ -261,7 +272,9 @@ def _numbers_at_end(line: bytes) -> int:
     return count
 
 
-def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
+def _read_text(
+    first: bytes, file: IO[bytes], path: Path, shape: tuple[int, int] | None = None
+) -> Iterator[tuple[str, Vector]]:
     """Yield each word with its vector, float32, from lines of text with a word and the numbers of its vector.
 
     A word may contain spaces, as some of GloVe's do. The first lines show the vectors' width.
@@ -270,11 +283,11 @@ def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = No
         first: the first line with a vector.
         file: the rest of the file.
         path: the file's path, for messages.
-        count: the number of vectors that the file's header states; None: it has no header.
+        shape: number and width of the vectors that the file's header states; None: it has no header.
 
     Raises:
         TransduceError: a line does not hold a word and a vector of this width and of finite numbers, or the file has
-            fewer vectors than its header states.
+            other vectors than its header states.
     """
     sample = [first, *(file.readline(_MAX_LINE) for _ in range(_SAMPLED_LINES - 1))]
     encoding = wide_encoding(b"".join(sample))
@@ -285,34 +298,68 @@ def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = No
     if 2 * damaged > len(sample):
         raise not_utf8(path, f"{damaged} of the first {len(sample)} lines are not")
     # A word may end with a number, and a line may be damaged, so the most frequent count is the width.
-    widths = [_numbers_at_end(line) for line in sample]
+    widths = [_numbers_at_end(line) for line in sample if line.strip() and b"\t" not in line]
     width = max(widths, key=lambda each: (widths.count(each), each), default=0)
-    header_lines, number = int(count is not None), 0
+    if shape is not None and 0 < width != shape[1]:
+        raise TransduceError(
+            f"{path}, line 1: the vectors have {shape[1]:,} numbers by this line, but {width:,} on the next lines: "
+            "correct it."
+        )
+    first_line = 1 if shape is None else 2
+    number = found = 0
     lines = itertools.chain(sample, iter(lambda: file.readline(_MAX_LINE), b""))
-    for number, line in enumerate(itertools.takewhile(bool, lines), 1 + header_lines):
-        parts = line.rstrip().rsplit(b" ", width)
-        try:
-            with np.errstate(over="ignore"):
-                vector = np.array([float(part) for part in parts[1:]], np.float32)
-        except ValueError:
-            vector = np.zeros(0, np.float32)
-        if width < 1 or len(vector) != width:
-            raise TransduceError(
-                f"{path}, line {number:,}: a line must hold a word and {max(1, width)} numbers, but begins "
-                f"{line[:40].decode('utf-8', 'replace')!r}: the file is damaged, or not of word2vec or GloVe."
-            )
-        if not np.isfinite(vector).all():
-            raise TransduceError(f"{path}, line {number:,}: a vector must hold finite numbers: remove the line.")
-        yield parts[0].decode("utf-8", "replace"), vector
-    found = number - header_lines
-    if count is not None and found < count:
-        raise _truncated(path, (count, width), found)
+    for number, line in enumerate(itertools.takewhile(bool, lines), first_line):
+        if not line.strip():
+            continue  # refused below unless it is at the end
+        if found != number - first_line:
+            raise TransduceError(f"{path}, line {number - 1:,}: a line must hold a word and numbers, but is empty.")
+        yield _word_of_line(line, width, f"{path}, line {number:,}")
+        found += 1
+    if shape is not None and found < shape[0]:
+        raise _truncated(path, shape, found)
+    if shape is not None and found > shape[0]:
+        raise _too_long(path, shape, f"{found:,}")
+
+
+def _word_of_line(line: bytes, width: int, location: str) -> tuple[str, Vector]:
+    """Return the word of a line, and its vector of `width` numbers, float32.
+
+    Raises:
+        TransduceError: the line holds anything else; `location` is the file and line.
+    """
+    if b"\t" in line.rstrip():
+        raise TransduceError(
+            f"{location}: spaces must separate a word and its numbers, but there is a tab: replace all tabs."
+        )
+    word, *numbers = line.rstrip().rsplit(b" ", width)
+    try:
+        with np.errstate(over="ignore"):
+            vector = np.array([float(number) for number in numbers], np.float32)
+    except ValueError:
+        vector = np.zeros(0, np.float32)
+    # Words may end with whole numbers, but not with numbers such as those of a vector.
+    too_many = re.search(rb" [-+]?\d*\.\d+(e[-+]?\d+)?$", word)
+    if width < 1 or len(vector) != width or too_many:
+        raise TransduceError(
+            f"{location}: a line must hold a word and {max(1, width)} numbers, but begins "
+            f"{line[:40].decode('utf-8', 'replace')!r}: the file is damaged, or not of word2vec or GloVe."
+        )
+    if not np.isfinite(vector).all():
+        raise TransduceError(f"{location}: a vector must hold finite numbers: remove the line.")
+    return word.decode("utf-8", "replace"), vector
 
 
 def _truncated(path: Path, shape: tuple[int, int], found: int) -> TransduceError:
     return TransduceError(
         f"{path} must hold {shape[0]:,} vectors of {shape[1]:,} numbers by its first line, but breaks off after "
         f"{found:,}: copy it again, or correct that line."
+    )
+
+
+def _too_long(path: Path, shape: tuple[int, int], found: str) -> TransduceError:
+    return TransduceError(
+        f"{path} must hold {shape[0]:,} vectors of {shape[1]:,} numbers by its first line, but has {found}: correct "
+        "that line."
     )
 
 
@@ -329,7 +376,7 @@ def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, in
         shape: number and width of the vectors, as the header states.
 
     Raises:
-        TransduceError: the file breaks off before the last vector, or a vector has numbers that are not finite.
+        TransduceError: the file has more or fewer vectors, or a vector has numbers that are not finite.
     """
     content = _BufferedBytes(start, file)
     for number in range(shape[0]):
@@ -341,6 +388,8 @@ def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, in
         if not np.isfinite(values).all():
             raise TransduceError(f"{path}: vector {number + 1:,} must hold finite numbers, but does not: remove it.")
         yield word.lstrip(b"\n").decode("utf-8", "replace"), values
+    if content.rest().strip():
+        raise _too_long(path, shape, "more")
 
 
 class _BufferedBytes:
@@ -356,6 +405,10 @@ class _BufferedBytes:
             self.buffer += self.file.read(max(count - len(self.buffer), 1 << 16))
         taken, self.buffer = self.buffer[:count], self.buffer[count:]
         return taken if len(taken) == count else None
+
+    def rest(self) -> bytes:
+        """Return the bytes that have not been taken, or the first of them if there are many."""
+        return self.buffer + self.file.read(1 << 16)
 
     def until_space(self) -> bytes | None:
         """Return the bytes before the next space, and skip them and the space.

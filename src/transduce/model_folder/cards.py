@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from transduce.atomic_io import json_bytes
-from transduce.data.series import SeriesScale
+from transduce.data.series import LearnedPoints, SeriesScale
 from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import file_inside, read_json
@@ -205,9 +205,11 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     horizon: int
     """Number of points that the model was trained to forecast at once."""
     season: int
-    """Season length in points, detected in the training data; 1: no season."""
+    """Season length in points, detected in the training data, which may be more than the model reads; 1: no season."""
     scale: SeriesScale
     """Mean and standard deviation by which each series is normalized."""
+    learned: tuple[LearnedPoints, ...] = ()
+    """The stretches of the training part, by which their points are recognized; empty in older folders."""
 
     def __post_init__(self) -> None:
         if len(self.columns) != len(self.scale.means) or not self.columns:
@@ -215,9 +217,9 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"A series card needs a scale for each series, but it has {len(self.columns)} names and "
                 f"{len(self.scale.means)} scales."
             )
-        if self.horizon < 1 or not 1 <= self.season <= self.past:
+        if min(self.horizon, self.season, self.past) < 1:
             raise TransduceError(
-                "A series card needs a positive horizon and a season no longer than the past, but it has the horizon "
+                "A series card needs a positive horizon, season and past, but it has the horizon "
                 f"{self.horizon}, the season {self.season} and the past {self.past}."
             )
 

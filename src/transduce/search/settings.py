@@ -129,7 +129,10 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         _check_numbers(self)
         if not _MIN_TEMPERATURE <= self.temperature <= _MAX_TEMPERATURE:
-            raise TransduceError(f"`temperature` must be greater than 0 and at most 1e30, but is {self.temperature}.")
+            raise TransduceError(
+                f"`temperature` must be greater than 0 and at most 1e30, but is {self.temperature}: 1 leaves the "
+                "probabilities as they are."
+            )
         if self.top_k < 0:
             raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
         if not 0.0 < self.top_p <= 1.0:

@@ -107,8 +107,8 @@ def _mixed_run(text: str) -> dict[str, Any]:
         value = -1.0
     if not colon or not folder or not 0.0 < value < 1.0:
         raise TransduceError(
-            f"`data.mix` takes the folder of a run and a share between 0 and 1, such as models/old:0.3, but was given "
-            f"{text}."
+            "`data.mix` takes the folder of a run and a share above 0 and below 1, such as models/old:0.3, but was "
+            f"given {text}."
         )
     return {"run": folder, "share": value}
 

@@ -36,6 +36,8 @@ CALLS = "!?…‼⁇⁈⁉\u061e\u061f\u037e"
 WIDE = "。！？｡"
 # Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
 _OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
+SENTENCE_MARKS = f"{STOPS}{CALLS}{WIDE}{_OTHERS}\u0964\u0965\u17d4\uff0e"
+"""All of these marks, dandas and the Khmer full stop."""
 # Chinese and Japanese texts also have the narrow marks without a space after them.
 _NARROW = rf"(?<=[{CJK}])[!?]+"
 # Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"

@@ -45,7 +45,7 @@ def read_tagged(
 
     Columns are separated by tabs if the file has any, otherwise by spaces. A line that starts with `#` is a comment,
     unless it has as many columns as the other lines and a tag that occurs on another line. Of CoNLL-U, only words
-    are read, not the ranges of multiword tokens and not empty nodes.
+    are read, not the ranges of multiword tokens and not empty nodes. Among tags such as B-PER, o is read as O.
 
     Args:
         path: the file, plain or compressed.
@@ -63,7 +63,20 @@ def read_tagged(
         sentences = _ColumnReader(path, columns, needs_tags=needs_tags).sentences()
     if not sentences:
         raise TransduceError(f"{path} has no sentence, but one line for each word was expected: check the file.")
-    return sentences
+    return _with_capital_outside(sentences)
+
+
+def _with_capital_outside(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
+    """Return sentences with the tag O instead of o if all other tags describe spans, such as B-PER."""
+    tags = {tag for sentence in sentences for tag in sentence.tags}
+    if _SMALL_OUTSIDE not in tags or not describe_spans(tags - {_SMALL_OUTSIDE}):
+        return sentences
+    return [
+        msgspec.structs.replace(
+            sentence, tags=tuple(_OUTSIDE if tag == _SMALL_OUTSIDE else tag for tag in sentence.tags)
+        )
+        for sentence in sentences
+    ]
 
 
 class _Row(NamedTuple):
@@ -241,7 +254,7 @@ def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> Tag
 
 
 _SPAN_TAG = re.compile(r"[BIESLU]-.+")
-_OUTSIDE = "O"
+_OUTSIDE, _SMALL_OUTSIDE = "O", "o"
 
 
 class Span(NamedTuple):

@@ -73,8 +73,13 @@ class Tokenizer:
         ``source.size`` is the result.
 
         Raises:
-            TransduceError: the vocabulary size does not fit the text.
+            TransduceError: the vocabulary size does not fit the text, or the kind is `word`.
         """
+        if settings.kind == "word":
+            raise TransduceError(
+                "`Tokenizer.train` learns parts of words, but `kind` is word: choose bpe, unigram or character, or "
+                "train with `tokenizer.kind` = word in the settings of a run."
+            )
         count = sum(1 for _ in read_pairs())
 
         def learn(*sides: int) -> Vocabulary:

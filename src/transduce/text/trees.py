@@ -15,7 +15,8 @@ MAX_DEPTH = 200
 UNKNOWN_TAG = "XX"
 TOP = "TOP"
 _TRACE = "-NONE-"
-_TOKEN = re.compile(r"[()]|[^\s()]+")
+# Other spaces than ASCII's are part of a token; CRAFT has hair spaces between words of the same tag.
+_TOKEN = re.compile(r"[()]|[^\s()]+(?:(?![ \t\n\r\f\v])\s+[^\s()]+)*")
 # Treebanks escape these words, as brackets are structure.
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _BACKSLASH = re.compile(r"\\([/*])")  # in the Penn Treebank's own files
@@ -150,10 +151,12 @@ class _Reader:
 
     def _close(self) -> Tree | None:
         bracket = self._stack.pop()
-        label, *words = bracket.tokens or [""]
+        label, *words = " ".join(bracket.tokens).split() or [""]
         if bool(words) == bool(bracket.children):
             raise ValueError("a bracket holds a tag and a word, or a label and brackets, but one holds neither or both")
-        # A tag with several words applies to each of them.
+        if len(bracket.tokens) > 2:
+            count = len(bracket.tokens) - 1
+            raise ValueError(f'a bracket holds a tag and one word, but "{label}" has {count} words')
         trees = [Tree(label, (), unescape_word(word)) for word in words] or [Tree(label, tuple(bracket.children))]
         if self._stack:
             self._stack[-1].children.extend(trees)

@@ -62,6 +62,7 @@ from transduce.training.settings import BestBy
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
+_SHOWN_WEIGHTS = 40  # columns
 _MIN_TEXTS = 10  # with fewer texts, many labels do not suggest that the files are swapped
 _MIN_GAIN = 0.05  # of the texts that the majority class gets wrong; a model that gets less right has learned little
 ACCURACY: Final = "accuracy"
@@ -227,7 +228,9 @@ class ClassificationKind(LabelChoices, TextKind):
         if resolved.task.class_weights is None:
             return
         weights = class_weights(corpus, resolved)
-        shown = shown_names(f"{label} {weight:.3g}" for label, weight in weights.items())
+        shown = ", ".join(f"{label} {weight:.3g}" for label, weight in weights.items())
+        if len(shown) > _SHOWN_WEIGHTS:
+            shown = f"{min(weights.values()):.3g} to {max(weights.values()):.3g}"
         choice_log.record("task.class_weights", None, Choice(shown, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
@@ -302,7 +305,7 @@ class ClassificationKind(LabelChoices, TextKind):
             card,
             event,
             weakness=None
-            if accuracy - majority > _MIN_GAIN * (100.0 - majority)
+            if accuracy - majority > _MIN_GAIN * (100.0 - majority) or accuracy == 100.0
             else f"The model is hardly better than answering always with the most frequent class: its accuracy is "
             f"{accuracy:.2f} %, and that class has {majority:.2f} % of the dev texts.",
         )

@@ -200,7 +200,7 @@ class ParsingKind(SequenceToSequenceKind):
             self.card(corpus, resolved, step, report, folder=placement.folder),
             report,
             weakness=None
-            if report.all.f1 > (flat := flat_f1(references))
+            if report.all.f1 > (flat := flat_f1(references)) or report.all.f1 == 100.0
             else f"The trees are not better than putting all words of a sentence into one constituent: their F1 is "
             f"{report.all.f1:.2f}, that of one constituent {flat:.2f}.",
         )

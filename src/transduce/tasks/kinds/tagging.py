@@ -458,7 +458,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
             self.card(corpus, resolved, step, report, folder=placement.folder),
             report,
             weakness=None
-            if report.accuracy > baseline.accuracy
+            if report.accuracy > baseline.accuracy or report.accuracy == 100.0
             else f"The model is not better than giving each word its most frequent tag: its accuracy is "
             f"{report.accuracy:.2f} %, and those tags have {baseline.accuracy:.2f} %.",
         )

@@ -18,17 +18,19 @@ from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.series import (
+    LearnedPoints,
     Numbers,
     SeriesBatch,
     SeriesPlan,
     SeriesScale,
     SeriesSettings,
     WindowedSeries,
+    learned_points,
     measure_scale,
     read_table,
 )
 from transduce.errors import TransduceError, common_options, shell_word, shown_names
-from transduce.evaluation.forecasts import ForecastReport, find_longer_season, find_season, score_forecasts
+from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.machine import Precision
 from transduce.model.build import AnyModel
@@ -97,6 +99,8 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of points to forecast."""
     scale: SeriesScale
     """Statistics of the training part by which values are normalized."""
+    learned: tuple[LearnedPoints, ...]
+    """The stretches of the training part, by which their points are recognized."""
     tokenizer: None = None
     tokenizer_settings: None = None
     languages: tuple[None, None] = (None, None)
@@ -121,33 +125,48 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -> SeriesCorpus:
+def prepare_series(
+    data: DataSettings, settings: SeriesSettings, folder: Path, say: Callable[[str], object] = lambda _: None
+) -> SeriesCorpus:
     """Read the files of a new run, store their numbers in the run's folder and return the corpus.
 
     Without dev files, the last tenth of each file is held out, but at least a horizon.
 
+    Args:
+        data: the settings of the files.
+        settings: the settings of the series.
+        folder: the run's folder.
+        say: called with each warning.
+
     Raises:
-        TransduceError: a file is missing, invalid, or too short for a window; or the season is longer than the past.
+        TransduceError: a file is missing, invalid, or too short for a window; or the set season is longer than the
+            dev part.
     """
     past, horizon = settings.past_points, settings.horizon
-    columns, read = _read(data.source, settings.columns)
+    columns, read = _read(data.source, settings.columns, say)
     training = list(read)
+    dev_starts = [0] * len(read)
     if data.dev_source:
-        dev_columns, dev = _read(data.dev_source, columns)
+        dev_columns, dev = _read(data.dev_source, columns, say)
         assert dev_columns == columns
     else:
-        dev_starts = [len(values) - max(horizon, int(len(values) * _DEV_SHARE)) for values in read]
+        dev_starts = [max(0, len(values) - max(horizon, int(len(values) * _DEV_SHARE))) for values in read]
         dev = [values[max(0, first - past) :] for values, first in zip(read, dev_starts, strict=True)]
-        training = [values[: max(0, first)] for values, first in zip(read, dev_starts, strict=True)]
+        training = [values[:first] for values, first in zip(read, dev_starts, strict=True)]
     for files, stretches, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
         _check_lengths(files, stretches, past + horizon, what, held_out=not data.dev_source)
     points = np.concatenate(training)
-    season = find_season(points, past) if settings.season is None else settings.season
-    if season > past:
-        raise TransduceError(
-            f"`task.series.season` is {season}, but only {past} points are read (`task.series.past`): read at least "
-            "one season."
-        )
+    season = find_season(points) if settings.season is None else settings.season
+    if season > past and not data.dev_source:  # a dev part also begins with the season that its first window repeats
+        dev = [values[max(0, first - season) :] for values, first in zip(read, dev_starts, strict=True)]
+    known = min(len(values) - horizon for values in dev) if data.dev_source else min(dev_starts)
+    if season > max(past, known):
+        if settings.season is not None:
+            raise TransduceError(
+                f"`task.series.season` is {season}, but only {known} points are known before those that are forecast "
+                "in the dev part: set a shorter season, or use more points."
+            )
+        season = 1
     card = _StoredCard(
         columns=columns,
         lengths={"training": [len(values) for values in training], "dev": [len(values) for values in dev]},
@@ -171,21 +190,29 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
     return SeriesCorpus(
         columns=card.columns,
         training=WindowedSeries(parts["training"], past=past, horizon=horizon),
-        dev=WindowedSeries(parts["dev"], past=past, horizon=horizon, stride=horizon),
+        dev=WindowedSeries(parts["dev"], past=past, horizon=horizon, stride=horizon, season=card.season),
         points=sum(card.lengths["training"]),
         season=card.season,
         horizon=horizon,
         scale=card.scale,
+        learned=learned_points(parts["training"]),
     )
 
 
-def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
+def _read(
+    files: Sequence[str], columns: Sequence[str], say: Callable[[str], object]
+) -> tuple[tuple[str, ...], list[Numbers]]:
     """Read files of time series; return the names of their common columns, and the values (N, C) of each file.
+
+    `say` is called with each warning.
 
     Raises:
         TransduceError: the files have different columns, or one is invalid.
     """
     tables = [read_table(path, columns) for path in files]
+    for table in tables:
+        if table.time_warning:
+            say(f"warning: {table.time_warning}")
     first = tables[0].columns
     for path, table in zip(files, tables, strict=True):
         if table.columns != first:
@@ -251,6 +278,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
         else:
             logs = predicted.log_deviations.float()
             losses = 0.5 * (errors * torch.exp(-logs)).square() + logs + _HALF_LOG_TWO_PI
+        losses = losses * to_device(batch.weights, weight.device)
         own_losses = losses[: len(batch.indices)]
         # A process without own windows has a dummy window that counts nothing but takes part in the gradient.
         total = own_losses.sum() + 0.0 * losses.sum()
@@ -258,7 +286,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
 
 
 class SeriesDevSet(Validation):
-    """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
+    """A dev set of time series: the loss of each next value, and forecasts compared with simple baselines."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -266,7 +294,7 @@ class SeriesDevSet(Validation):
         self.forecaster = Forecaster(self.model, series_card(corpus, resolved))
         windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
         self.season = corpus.season
-        self.past, self.future = corpus.dev.cut(windows)
+        self.known, self.future = corpus.dev.known(windows), corpus.dev.cut(windows)[1]
         self.batches = [
             corpus.dev.batch(windows[first : first + _WINDOWS_A_STEP], corpus.scale)
             for first in range(0, len(windows), _WINDOWS_A_STEP)
@@ -280,10 +308,10 @@ class SeriesDevSet(Validation):
         return validation_event(step, loss, {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
-        """Forecast the dev windows with the current weights; return the errors, relative to a repeated season."""
+        """Forecast the dev windows with the current weights; return the errors, relative to the better baseline's."""
         names = self.forecaster.card.columns
-        forecast = self.forecaster.forecast_windows(self.past, self.future.shape[1])
-        return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
+        forecast = self.forecaster.forecast_windows(self.known, self.future.shape[1])
+        return score_forecasts(self.known, self.future, forecast.values, names=names, season=self.season)
 
 
 class TimeSeriesKind(TaskKind[SeriesCorpus]):
@@ -330,16 +358,18 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
 
     def prepare(self, request: Preparation) -> SeriesCorpus:
         """Read the tables of time series, store their values in the run's folder, and return the corpus."""
-        corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
+        corpus = prepare_series(
+            request.settings.data, _series(request.settings.task), request.folder, request.display.say
+        )
         request.display.say(
             f"{corpus.points:,} points of {shown_names(corpus.columns)} to learn from; "
             + (f"the season has {corpus.season} points" if corpus.season > 1 else "there is no season")
         )
         past = _series(request.settings.task).past_points
-        if (longer := find_longer_season(corpus.training.values, past)) is not None:
+        if corpus.season > past:
             request.display.say(
-                f"warning: The series repeat after {longer:,} points, but the model reads only the last {past:,}: set "
-                f"`task.series.past` to at least {longer}."
+                f"warning: The series repeat after {corpus.season:,} points, but the model reads only the last "
+                f"{past:,}: set `task.series.past` to at least {corpus.season}."
             )
         return corpus
 
@@ -403,9 +433,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose skill, which selects the best model by the error of its dev forecasts.
 
-        Skill is by how many percent the error is below that of repeating the last season.
+        Skill is by how many percent the error is below that of repeating the last season or value, whichever is better.
         """
-        return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
+        return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season or value")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
         """Choose float32 whatever the default is, because bfloat16 has too few digits for numbers."""
@@ -475,7 +505,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             hint,
             self.card(corpus, resolved, step, report, folder=placement.folder),
             report,
-            weakness="The forecasts are not better than repeating the last season." if report.skill <= 0.0 else None,
+            weakness="The forecasts are not better than repeating the last season or the last value."
+            if report.skill <= 0.0 and report.compares
+            else None,
         )
 
 
@@ -487,6 +519,7 @@ def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
         horizon=corpus.horizon,
         season=corpus.season,
         scale=corpus.scale,
+        learned=corpus.learned,
     )
 
 

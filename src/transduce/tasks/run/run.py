@@ -103,7 +103,7 @@ from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, T
 from transduce.training.lora import count_parameters
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
-from transduce.ui_language import column, labeled, localized
+from transduce.ui_language import column, columns_of, labeled, localized, padded, shortened
 
 # --- safeguards ---
 # The largest batches, which are tried first, a description of batches, and the run's environment.
@@ -310,12 +310,12 @@ class Run:
     def _say_choices(self, choice_log: ChoiceLog) -> None:
         self.display.show(labeled("Machine", localized(describe(self.machine))))
         width = max(len(line.name) for line in choice_log.lines)
-        values = max(len(line.value) for line in choice_log.lines)
-        for line in choice_log.lines:
-            named = " " not in line.value  # a name, such as `encoder`, is shown as it is written in settings
-            value = f"{line.value:>{values}}" if named else column(line.value, values, right=True)
+        shown = [localized(line.value) if " " in line.value else line.value for line in choice_log.lines]  # not a name
+        shown = [shortened(value, _VALUE_COLUMNS) for value in shown]
+        values = max(map(columns_of, shown))
+        for line, value in zip(choice_log.lines, shown, strict=True):
             name = column(line.name, width) if " " in line.name else f"{line.name:{width}}"
-            self.display.show(f"  {name}  {value}  {localized(line.reason)}")
+            self.display.show(f"  {name}  {padded(value, values, right=True)}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Restore the settings, the corpus and the number of threads of a run that was stopped.
@@ -425,6 +425,7 @@ def train_run(request: RunRequest) -> TrainResult | None:
 
 
 _TRAINING = threading.Lock()
+_VALUE_COLUMNS = 40  # of the choice log
 
 
 @contextmanager
