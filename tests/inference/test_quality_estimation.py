@@ -1,5 +1,6 @@
 """Test quality warnings, that good translations have none, and that re-decoding selects results with fewer warnings."""
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -464,3 +465,16 @@ def test_equal_values_are_found_in_other_notations_and_words(source: str, target
 )
 def test_a_small_number_that_became_another_is_missing(source: str, target: str, missing: list[str]) -> None:
     assert missing_numbers(source, target) == missing
+
+
+@pytest.mark.parametrize(
+    "unit", ["77 a ", "-77 b ", "12 345 ", "万", "hundred ", "24.12.2023 ", "12:30 ", "1 million "]
+)
+def test_time_is_linear_in_the_numbers_of_a_text(unit: str) -> None:
+    times = []
+    for count in (250, 4_000):
+        text = "".join(f"{unit}{'x' * (number % 7)} " for number in range(count))
+        start = time.process_time()
+        missing_numbers(f"78 {text}", text)
+        times.append(time.process_time() - start)
+    assert times[1] < 80 * max(times[0], 0.002)

@@ -120,6 +120,83 @@ def test_a_fine_tuned_imported_model_is_exported_with_its_tokenizer_and_card(
     assert f"from {imported} to {run}" in capsys.readouterr().err.replace("\n", " ")
 
 
+def stated_positions(folder: Path) -> int:
+    positions: int = json.loads((folder / "config.json").read_text("utf-8"))["max_position_embeddings"]
+    return positions
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
+def test_an_export_states_the_number_of_positions_of_the_original(
+    marian: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    config = json.loads((marian / "config.json").read_text("utf-8"))
+    (marian / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 77}), "utf-8")
+    import_model_folder(marian, tmp_path / "imported")
+    text = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    steps = ["--steps", "2", "--set", "training.batch_tokens=300", "--device", "cpu", "--threads", "1"]
+    assert main(["train", "--init-from", str(marian), *text, "--out", str(tmp_path / "run"), *steps]) == 0
+    for folder in (marian, tmp_path / "imported", tmp_path / "run"):
+        transduce.export(folder, tmp_path / f"{folder.name}-out", to="huggingface", sources=LINES, threads=1)
+        assert stated_positions(folder) == stated_positions(tmp_path / f"{folder.name}-out") == 77
+
+
+@pytest.mark.usefixtures("bart")
+def test_an_exported_language_model_states_the_context_of_the_original(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.GPT2Tokenizer.from_pretrained(tmp_path, eos_token="</s>", unk_token="<unk>")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 2}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=5000, **sizes, **ids)
+    for part in (transformers.LlamaForCausalLM(config), tokenizer):
+        part.save_pretrained(tmp_path / "llama")
+    import_model_folder(tmp_path / "llama", tmp_path / "imported")
+    for folder in (tmp_path / "llama", tmp_path / "imported"):
+        transduce.export(folder, tmp_path / f"{folder.name}-out", to="huggingface", sources=LINES, threads=1)
+        assert stated_positions(folder) == stated_positions(tmp_path / f"{folder.name}-out") == 5000
+
+
+@pytest.fixture
+def bart(toy_corpus: Path, tmp_path: Path) -> Path:
+    """Return the folder of a BART with random weights, 700 positions and a byte-level tokenizer.json."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    trained, names = pytest.importorskip("tokenizers").ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
+    lines = [line for side in ("zh", "en") for line in (toy_corpus / f"train.{side}").read_text("utf-8").split("\n")]
+    trained.train_from_iterator(lines, vocab_size=300, show_progress=False, special_tokens=names)
+    trained.save_model(str(tmp_path))
+    tokenizer = transformers.BartTokenizer.from_pretrained(tmp_path, mask_token="<unk>")
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(vocab_size=len(tokenizer), max_position_embeddings=700, **sizes, **heads)
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    return tmp_path / "bart"
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["carried", "copied"])
+def test_symbols_that_fine_tuning_adds_are_exported(
+    copied: bool, bart: Path, toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    text = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    steps = ["--steps", "2", "--set", "training.batch_tokens=300", "--device", "cpu", "--threads", "1"]
+    symbols = ["--user-symbols", "<X>", "zzq"]
+    assert main(["train", "--init-from", str(bart), *text, "--out", str(run), *symbols, *steps]) == 0
+    if copied:  # as the message asks for if the run has no such file
+        shutil.copyfile(bart / "tokenizer.json", run / "tokenizer.json")
+    transduce.export(run, tmp_path / "out", to="huggingface", sources=LINES, threads=1)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "out")
+    own = transduce.load(run, task="translation", device="cpu", threads=1).tokenizer.source
+    lines = [*LINES, "I<X> zzq <X>", "zzqq"]
+    assert theirs(lines)["input_ids"] == [own.with_special_tokens(ids) for ids in own.encode_batch(lines)]
+    assert own.id("<X>") in theirs(lines)["input_ids"][3]
+    (run / "tokenizer.json").unlink()
+    for name in ("vocab.json", "merges.txt"):  # which cannot have further tokens
+        shutil.copyfile(tmp_path / name, run / name)
+    assert main(["export", str(run), str(tmp_path / "again"), "--to", "huggingface"]) == 2
+    assert "must have `<X>` with the id 300, but lacks it" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_export_to_hugging_face_without_the_tokenizer_files_is_refused(
     imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

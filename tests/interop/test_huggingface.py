@@ -27,6 +27,7 @@ from transduce.interop.hugging_face.families import huggingface_obstacles, huggi
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.write import write_model_folder
+from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 OpenFolder = Callable[[Path], tuple[Any, Any]]
@@ -311,3 +312,11 @@ def test_generation_settings_have_the_beams_of_the_search() -> None:
     assert plain == generation_config(config, 2, SearchSettings())
     changed = {"num_beams": 6, "no_repeat_ngram_size": 3}
     assert generation_config(config, 2, SearchSettings(beam_size=6, no_repeated_ngrams=3)) == plain | changed
+
+
+def test_a_forbidden_end_symbol_is_exported_as_one_that_generate_heeds() -> None:
+    generate = GenerateSettings(forbidden_ids=(1, 7))
+    config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, pad_id=0, eos_id=1)
+    content = generation_config(config, 3, SearchSettings(generate=generate))
+    assert content is not None
+    assert (content["bad_words_ids"], content["suppress_tokens"]) == ([[0], [7]], [1])

@@ -236,21 +236,48 @@ def test_masked_language_pretraining_from_a_model_without_a_head_is_refused(
 def test_labels_that_a_configuration_does_not_name_have_numbers(make_folder: MakeFolder) -> None:
     folder = make_folder("BertForSequenceClassification", num_labels=2)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    for names in (None, {"0": "one"}, {"0": "same", "1": "same"}, "names"):
+    for names in (None, {"0": "one"}, {"0": "same", "1": "same"}, {"0": "LABEL_1", "1": "LABEL_1"}, "names"):
         (folder / "config.json").write_text(json.dumps(config | {"id2label": names}), "utf-8")
         expected = {"LABEL_0", "LABEL_1"} if names != {"0": "one"} else {"one", "LABEL_1"}
         assert set(load_classifier(folder, device="cpu", threads=1).labels) == expected
 
 
-@pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
-def test_regression_and_multi_label_models_are_refused_as_classifiers(
-    settings: dict[str, Any], make_folder: MakeFolder, tmp_path: Path
-) -> None:
-    folder = make_folder("BertForSequenceClassification", **{"num_labels": 3} | settings)
-    import_model_folder(folder, tmp_path / "ours")  # its weights are had nevertheless
+def test_labels_of_the_same_name_are_numbered_with_a_note(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder("BertForSequenceClassification", num_labels=3)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    names = {"id2label": {"0": "same", "1": "same", "2": "other"}}
+    (folder / "config.json").write_text(json.dumps(config | names), "utf-8")
+    report = import_model_folder(folder, tmp_path / "ours")
     for place in (folder, tmp_path / "ours"):
-        with pytest.raises(TransduceError, match="needs a model that was trained with `--task classification`"):
-            load_classifier(place, device="cpu", threads=1)
+        assert load_classifier(place, device="cpu", threads=1).labels == ("LABEL_0", "LABEL_1", "other")
+    assert "have the same name, so they are numbered: same → LABEL_0, same → LABEL_1." in str(report)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "purpose"),
+    [
+        ("BertForSequenceClassification", {"num_labels": 1}, "predicts a number"),
+        ("BertForSequenceClassification", {"problem_type": "regression", "num_labels": 3}, "predicts a number"),
+        (
+            "BertForSequenceClassification",
+            {"problem_type": "multi_label_classification", "num_labels": 3},
+            "assigns several labels at once",
+        ),
+        ("BertForNextSentencePrediction", {}, "predicts whether one text follows another"),
+    ],
+)
+def test_models_with_heads_that_no_task_uses_are_refused_as_classifiers(
+    architecture: str, settings: dict[str, Any], purpose: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    folder = make_folder(architecture, **settings)
+    report = import_model_folder(folder, tmp_path / "ours")  # its weights are had nevertheless
+    assert f"{folder} {purpose}, which no task here uses" in str(report)
+    message = "needs a model that was trained with `--task classification`, but the one in .* is for "
+    with pytest.raises(TransduceError, match=f"{message}none of our tasks, as its head {purpose}: name another"):
+        load_classifier(folder, device="cpu", threads=1)
+    unknown = "another task" if "Next" in architecture else "none of our tasks, as its head predicts a number or"
+    with pytest.raises(TransduceError, match=message + unknown):
+        load_classifier(tmp_path / "ours", device="cpu", threads=1)
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -275,6 +302,8 @@ def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
 def test_imported_encoders_are_exported_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
+    with pytest.raises(TransduceError, match=r"`model\.position_offset` = 2: export it to onnx instead\.$"):
+        transduce.export(folder, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
     assert "tokens between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
     assert (tmp_path / "out" / "task.json").is_file()

@@ -207,6 +207,43 @@ def test_an_imported_folder_translates_as_the_original_does(
         import_model_folder(out, tmp_path / "again")
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("forced", [None, "deu_Latn"])
+@pytest.mark.parametrize("start", ["</s>", "deu_Latn"])
+def test_a_translation_begins_as_by_generate(
+    start: str, forced: str | None, beams: int, nllb: Path, tmp_path: Path
+) -> None:
+    """The tag of the target language is the start symbol, or the first token after it, and both count as tokens."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    shutil.copytree(nllb, tmp_path / "folder")
+    tokenizer = opened(nllb).tokenizer.source
+    ids: dict[str, Any] = {"decoder_start_token_id": tokenizer.id(start)}
+    ids |= {} if forced is None else {"forced_bos_token_id": tokenizer.id(forced)}
+    said = ids | {"num_beams": beams, "max_length": 9, "eos_token_id": 2, "pad_token_id": 1}
+    (tmp_path / "folder" / "generation_config.json").write_text(json.dumps(said), "utf-8")
+    config = json.loads((nllb / "config.json").read_text("utf-8"))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config | ids), "utf-8")
+    import_model_folder(tmp_path / "folder", tmp_path / "imported")
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(tmp_path / "folder").eval()
+    for folder in (tmp_path / "folder", tmp_path / "imported"):
+        for language in ({}, {"target_language": "deu_Latn"}):
+            translator = opened(folder, **language)
+            vocabulary = translator.tokenizer.source
+            source = vocabulary.with_special_tokens(vocabulary.encode("我喜欢茶。"))
+            # Without a tag in the folder, the user of `generate` names it.
+            named = (
+                {}
+                if forced or start != "</s>"
+                else {"forced_bos_token_id": tokenizer.id(str(translator.target_language))}
+            )
+            written = theirs.generate(torch.tensor([source]), do_sample=False, **named)[0].tolist()
+            (best,) = translator("我喜欢茶。", n_best=1).alternatives
+            found = [tokenizer.id(token) for token in best.tokens]
+            assert found == [id for id in written[1:] if id != 2]
+            assert len(written) == 9 or written[-1] == 2
+            assert written[0] == translator.model.config.start_id
+
+
 def loss_per_token(folder: Path, corpus: Path) -> float:
     """Return a model's loss on the dev sentences, in nats per token."""
     sides = [(corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]
@@ -318,6 +355,46 @@ def test_generation_settings_in_the_configuration_count_only_without_a_file_of_t
     assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (6, 3, 2.0, 16)
     found = import_generation({"num_beams": 2, "max_length": None}, config, "folder", max_positions=None)
     assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (2, 0, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "forbidden"),
+    [
+        ({"bad_words_ids": [[2], [5]]}, (5,)),  # `generate` leaves the end symbol out of this list
+        ({"bad_words_ids": [[2], [5]], "eos_token_id": [2]}, (5,)),
+        ({"bad_words_ids": [[5]], "suppress_tokens": [2]}, (2, 5)),
+        ({"no_repeat_ngram_size": 1, "decoder_start_token_id": 7}, (7,)),  # the start symbol has occurred
+        ({"no_repeat_ngram_size": 1}, (2,)),
+        ({"no_repeat_ngram_size": 2}, ()),
+    ],
+)
+def test_generation_forbids_what_generate_forbids(said: dict[str, Any], forbidden: tuple[int, ...]) -> None:
+    config = {"model_type": "bart", "eos_token_id": 2, "pad_token_id": 1}
+    found = import_generation(said, config, "folder", max_positions=None).generate
+    assert found is not None
+    assert found.forbidden_ids == forbidden
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            {"length_penalty": -1.0},
+            "folder/generation_config.json: .* `length_penalty` must not be negative, but is -1",
+        ),
+        (
+            {"min_length": 50, "max_length": 20},
+            "folder/generation_config.json: the minimum .* but the file has `min_length` = 50, `max_length` = 20: ",
+        ),
+        (
+            {"min_new_tokens": 40, "max_new_tokens": 90},
+            "the file has `min_new_tokens` = 40, .* 90, 30 positions: change",
+        ),
+    ],
+)
+def test_messages_about_generation_settings_name_their_file_and_values(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        import_generation(said, {}, "folder", max_positions=30)
 
 
 @pytest.mark.parametrize("ends", [[2, 7], 7, [7]])

@@ -242,6 +242,7 @@ LINES = ["Héllo World, 你好", "two words", "Two 东西"]
 def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     is_bert = kind == "BertTokenizer"
+    family = {"BertTokenizer": "bert", "GPT2Tokenizer": "gpt2", "RobertaTokenizer": "bart"}[kind]
     trained = tokenizers.BertWordPieceTokenizer() if is_bert else tokenizers.ByteLevelBPETokenizer()
     special = {} if is_bert else {"special_tokens": ["<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>"]}
     trained.train_from_iterator(
@@ -250,12 +251,101 @@ def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: 
     trained.save_model(str(tmp_path))
     getattr(peers(), kind).from_pretrained(tmp_path).save_pretrained(tmp_path)
     (tmp_path / ("vocab.txt" if is_bert else "vocab.json")).unlink()
-    before = our_tokenizer(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source.encode_batch(LINES)
+    before = our_tokenizer(tmp_path, family, pad_id=0, eos_id=2).source.encode_batch(LINES)
     content = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     write(tmp_path, "tokenizer_config.json", content | settings)
     theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary = our_tokenizer(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source
+    vocabulary = our_tokenizer(tmp_path, family, pad_id=0, eos_id=2).source
     assert vocabulary.encode_batch(LINES) == theirs(LINES, add_special_tokens=False)["input_ids"] != before
+
+
+@pytest.mark.parametrize("model_type", ["bart", "roberta", "gpt2"])
+@pytest.mark.parametrize("template", ["", "$A </s>", "<s> $A", "</s> $A <s>", "<s> <mask> $A </s> </s>", "$A <mask>"])
+def test_tokens_around_a_text_are_those_of_the_post_processor(model_type: str, template: str, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    trained, names = tokenizers.ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(LINES * 9, vocab_size=300, show_progress=False, special_tokens=names)
+    if template:
+        trained.post_processor = tokenizers.processors.TemplateProcessing(
+            single=template, special_tokens=[(name, names.index(name)) for name in names if name in template.split()]
+        )
+    else:
+        trained.post_processor = tokenizers.processors.ByteLevel()
+    named = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    }
+    theirs = peers().PreTrainedTokenizerFast(tokenizer_object=trained, **named)
+    theirs.save_pretrained(tmp_path)
+    before, after = (side.split() for side in (template or "$A").split("$A"))
+    is_refused = after if model_type == "gpt2" else (len(before), len(after)) != (1, 1)
+    if model_type != "bart" and is_refused:
+        rule = "must put nothing after a text" if model_type == "gpt2" else "must put one token before a text and one"
+        with pytest.raises(TransduceError, match=f"tokenizer.json: .*`post_processor`.* {rule}"):
+            our_tokenizer(tmp_path, model_type, pad_id=1, eos_id=2)
+        return
+    tokenizer = our_tokenizer(tmp_path, model_type, pad_id=1, eos_id=2)
+    assert isinstance(tokenizer.source, ImportedVocabulary)
+    check_ids(theirs, tokenizer.source, [*LINES, ""], ends=model_type != "gpt2")
+    if model_type == "roberta":
+        marks = special_tokens_of(tokenizer.source)
+        assert [[marks.cls, marks.sep]] == theirs([""])["input_ids"]
+    assert model_type == "roberta" or tokenizer.target.with_special_tokens([7])[-2:] == [7, 2]
+
+
+def test_a_t5_with_the_tokenizer_of_bert_ends_sources_with_sep(tmp_path: Path) -> None:
+    """Its end symbol, at which a generated text ends, is another token."""
+    words = ["[PAD]", "</s>", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    write(tmp_path, "vocab.txt", "\n".join(words).encode())
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = our_tokenizer(tmp_path, "t5", pad_id=0, eos_id=1)
+    assert isinstance(tokenizer.source, ImportedVocabulary)
+    check_ids(theirs, tokenizer.source, ["a b", "c", ""])
+    assert tokenizer.source.with_special_tokens([6])[-1] == 4
+    assert tokenizer.target.with_special_tokens([6])[-1] == 1
+
+
+def test_padding_is_no_token_that_stands_around_a_text(tmp_path: Path) -> None:
+    """A T5 whose padding is its end symbol is padded by the tokenizer's token; RoBERTa's positions depend on the id."""
+    tokenizers = pytest.importorskip("tokenizers")
+    trained, names = tokenizers.ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
+    trained.train_from_iterator(LINES * 9, vocab_size=300, show_progress=False, special_tokens=names)
+    trained.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    trained.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    write(tmp_path, "tokenizer_config.json", named | {"pad_token": "<pad>"})
+    for model_type in ("bart", "t5", "bert"):
+        assert our_tokenizer(tmp_path, model_type, pad_id=2, eos_id=2).source.pad_id == 1
+    for model_type, pad_id in (("roberta", 0), ("xlm-roberta", 2)):
+        with pytest.raises(
+            TransduceError, match=f"must be a token that does not stand around a text, but it is {pad_id}"
+        ):
+            our_tokenizer(tmp_path, model_type, pad_id=pad_id, eos_id=2)
+    write(tmp_path, "tokenizer_config.json", named | {"pad_token": "</s>"})
+    with pytest.raises(TransduceError, match="must be a token that does not stand around a text, but it is 2"):
+        our_tokenizer(tmp_path, "bart", pad_id=2, eos_id=2)
+
+
+@pytest.mark.parametrize(
+    ("single", "message"),
+    [
+        ([{"Sequence": {"id": "A", "type_id": 0}}] * 2, "must put the text between its tokens once, but .* 2 times"),
+        ([], "must put the text between its tokens once, but .* 0 times"),
+        (None, "tokenizer.json: `post_processor` cannot be read"),
+    ],
+)
+def test_a_post_processor_that_does_not_keep_the_text_is_refused(
+    single: list[Any] | None, message: str, tmp_path: Path
+) -> None:
+    model = {"type": "WordLevel", "vocab": {"</s>": 0, "<pad>": 1, "<unk>": 2}, "unk_token": "<unk>"}
+    processor: dict[str, Any] = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    write(tmp_path, "tokenizer.json", {"model": model, "added_tokens": [], "post_processor": processor})
+    with pytest.raises(TransduceError, match=message):
+        our_tokenizer(tmp_path, "bart", pad_id=1, eos_id=0)
 
 
 BERT_NAMES = {

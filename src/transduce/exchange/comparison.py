@@ -28,6 +28,7 @@ from transduce.interop.onnx.export import longest_sequence
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder
+from transduce.model_folder.hugging_face import hugging_face_context
 from transduce.model_folder.read import ModelFolder
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings
@@ -156,11 +157,13 @@ class Original:
 
     @property
     def longest(self) -> int:
-        """The maximum number of tokens of a source or target that the export takes, to which the comparison keeps.
+        """The maximum number of tokens of a source or target in the comparison.
 
-        It is the number of learned positions, or else 1,024 (`longest_sequence`).
+        It is the number of positions of exports (`longest_sequence`), or the one in the folder's config.json if it is
+        smaller.
         """
-        return longest_sequence(self.config)
+        longest, stated = longest_sequence(self.config), hugging_face_context(self.folder)
+        return longest if stated is None else min(longest, stated)
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:

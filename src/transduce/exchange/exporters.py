@@ -3,7 +3,7 @@
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,11 +32,19 @@ from transduce.interop.hugging_face.export import (
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
-from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
+from transduce.interop.onnx.export import (
+    OnnxEncoder,
+    OnnxLanguageModel,
+    OnnxModel,
+    longest_sequence,
+    onnx_obstacles,
+    write_onnx,
+)
 from transduce.model.config import OWN_NAMES, Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
+from transduce.model_folder.hugging_face import hugging_face_context
 from transduce.model_folder.read import (
     CONTEXT,
     DIRECTIONS,
@@ -50,6 +58,7 @@ from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
     read_original_tokenizer,
+    with_added_tokens,
     write_model_folder,
     write_original_tokenizer,
 )
@@ -212,7 +221,8 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {original.longest:,} tokens.\n\n{_describe_context(original.folder)}"
+        f"{composed}A text can have {longest_sequence(original.config):,} tokens.\n\n"
+        f"{_describe_context(original.folder)}"
         f"{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )
@@ -349,7 +359,8 @@ class HuggingFaceExporter(Exporter):
     def write(self, folder: Path, quantization: str) -> None:
         original = self.original
         tokenizer = original.tokenizer
-        _check_fits("huggingface", "Hugging Face's classes", original.config)
+        is_imported = isinstance(tokenizer, ImportedTokenizer)
+        _check_fits("huggingface", "Hugging Face's classes", original.config, is_imported=is_imported)
         check_components(HUGGING_FACE, original.model)
         self._check_tokenizer()
         documents = {
@@ -366,9 +377,11 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
+            longest=hugging_face_context(original.folder),
         )
         if isinstance(tokenizer, ImportedTokenizer):
-            write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))
+            files = read_original_tokenizer(original.folder, original.languages)
+            write_original_tokenizer(folder, with_added_tokens(files, tokenizer))
             if not has_original_tokenizer(original.folder):
                 for name, content in pipeline_files(tokenizer).items():
                     write_json(folder / name, content)
@@ -410,6 +423,8 @@ class HuggingFaceExporter(Exporter):
         if isinstance(self.original.tokenizer, ImportedTokenizer):
             vocabulary = self.original.tokenizer.target
             model.use_greedy_search(vocabulary.unk_id, vocabulary.forced)
+            symbols = _check_vocabulary(self.original.tokenizer, model.tokenizer.get_vocab())
+            texts = [*texts, *(f"{texts[0]} {symbol} {symbol}" for symbol in symbols[:_MOST_SYMBOLS])]
         texts = comparable_texts(self.original, texts)
         found = model.ids_of(exported_texts(self.original, texts))
         for text, left, right in zip(texts, expected_token_ids(self.original, texts), found, strict=True):
@@ -443,6 +458,35 @@ class HuggingFaceExporter(Exporter):
         card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
+_MOST_SYMBOLS = 100
+
+
+def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> list[str]:
+    """Check that an exported tokenizer has the model's symbols, and numbers tokens as the model does.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        ids: the id of each token of the exported one.
+
+    Returns:
+        The symbols, of which the newest is first.
+
+    Raises:
+        TransduceError: a symbol is missing, or a token has another id.
+    """
+    record = tokenizer.record.source
+    symbols = [each if isinstance(each, str) else each.text for each in record.symbols]
+    for token, id in record.ids.items():
+        found = ids.get(token, None if token in symbols else id)
+        if found != id:
+            raise TransduceError(
+                f"The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer must have "
+                f"`{token}` with the id {id}, but {'lacks it' if found is None else f'has it with {found}'}: save the "
+                "base model's tokenizer with transformers, and copy its tokenizer.json to the model's folder."
+            )
+    return symbols[::-1]
+
+
 _EXPORTERS: dict[str, type[Exporter]] = {
     each.name: each for each in (CTranslate2Exporter, OnnxExporter, HuggingFaceExporter)
 }
@@ -470,7 +514,7 @@ def formats_for(config: ModelConfig) -> list[str]:
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
-def _check_fits(name: str, title: str, config: ModelConfig) -> None:
+def _check_fits(name: str, title: str, config: ModelConfig, *, is_imported: bool = False) -> None:
     obstacles = _OBSTACLES[name](config)
     own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
     if own:
@@ -481,7 +525,8 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
         )
     if obstacles:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
-        remedy = huggingface_remedy(config) if name == "huggingface" else {}
+        # The settings of an imported model are those of its family.
+        remedy = huggingface_remedy(config) if name == "huggingface" and not is_imported else {}
         fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
         alternative = f", or train one with {fitting}" if fitting else ""
         raise TransduceError(

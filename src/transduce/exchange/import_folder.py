@@ -14,6 +14,7 @@ from transduce.model_folder.cards import kept_documents
 from transduce.model_folder.hugging_face import (
     check_hugging_face_folder,
     hugging_face_context,
+    hugging_face_notes,
     hugging_face_search_settings,
 )
 from transduce.model_folder.load import with_languages
@@ -47,10 +48,13 @@ class ImportReport(msgspec.Struct, frozen=True):
     """Code of the default target language; None: unknown."""
     languages: tuple[str, ...]
     """Language codes that the model can translate between; empty for models without language tags."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was left out or renamed, such as a head that no task uses."""
 
     def __str__(self) -> str:
         languages = f"; {len(self.languages)} languages" if self.languages else ""
-        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
+        line = f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
+        return "\n".join([line, *self.notes])
 
 
 def import_model_folder(
@@ -91,6 +95,7 @@ def import_model_folder(
         content, weights = outline_imported(folder)
         content = with_languages(content, source_language, target_language)
         source_language = target_language = None  # those of the manifest are the model's own codes
+    longest = hugging_face_context(folder)
     languages = (
         source_language or content.manifest.source_language,
         target_language or content.manifest.target_language,
@@ -107,8 +112,8 @@ def import_model_folder(
         }
     elif kind == "transformer":  # other kinds have no search settings
         documents[SETTINGS_FILE] = _settings(hugging_face_search_settings(folder))
-    elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:
-        documents[SETTINGS_FILE] = f"[task]\ncontext = {context}\n"
+    elif kind == "decoder" and longest is not None:
+        documents[SETTINGS_FILE] = f"[task]\ncontext = {longest}\n"
     write_model_folder(
         out,
         weights=weights,
@@ -116,6 +121,7 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
+        longest=longest,
     )
     write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
@@ -127,6 +133,7 @@ def import_model_folder(
         source_language=languages[0],
         target_language=languages[1],
         languages=() if tags is None else tuple(sorted(tags.tags)),
+        notes=() if is_own else hugging_face_notes(folder),
     )
 
 

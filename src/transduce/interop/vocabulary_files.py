@@ -14,13 +14,7 @@ import msgspec
 
 from transduce.argument_checks import as_list
 from transduce.errors import TransduceError, not_utf8, wide_encoding
-from transduce.interop.hugging_face.import_tokenizer import (
-    SENTENCEPIECE_NAMES,
-    AddedToken,
-    TokenizerFiles,
-    read_tokenizer_json,
-    text_of,
-)
+from transduce.interop.hugging_face.import_tokenizer import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -29,7 +23,13 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedVocabularyRecord,
     load_tokenizer,
 )
-from transduce.interop.hugging_face.token_pipelines import TokenizerJson, WordListRecord, WordSplitter
+from transduce.interop.hugging_face.token_pipelines import (
+    AddedToken,
+    TokenizerJson,
+    WordListRecord,
+    WordSplitter,
+    read_tokenizer_json,
+)
 from transduce.text.files import compose
 from transduce.text.sentencepiece_model import (
     EOS_ID,

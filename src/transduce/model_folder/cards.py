@@ -10,7 +10,7 @@ import msgspec
 from transduce.atomic_io import json_bytes
 from transduce.data.series import LearnedPoints, SeriesScale
 from transduce.errors import TransduceError
-from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
+from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder, unused_head
 from transduce.model_folder.safety import file_inside, read_json
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
@@ -181,12 +181,25 @@ def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
         )
     card = find_task_card(folder)
     if card is None or card.kind != kind:
+        purpose = _unused_head(folder) if card is None else None
         actual = "another task" if card is None else f"`{card.kind}`"
+        actual = actual if purpose is None else f"none of our tasks, as its head {purpose}"
         raise TransduceError(
             f"{use} needs a model that was trained with `--task {kind}`, but the one in {folder} is for {actual}: name "
             "another folder."
         )
     return card
+
+
+def _unused_head(folder: Path) -> str | None:
+    """Return what the head of an encoder without a task card does, as a predicate; None if it has none."""
+    if is_hugging_face_folder(folder):
+        return unused_head(folder)
+    ours = (
+        read_json(folder, "config.json", dict[str, Any]).get("transduce") if (folder / "config.json").is_file() else {}
+    )
+    has_classes = isinstance(ours, dict) and ours.get("kind") == "encoder" and ours.get("num_labels", 0)
+    return "predicts a number or assigns several labels at once" if has_classes else None
 
 
 # --- time series ---

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
     FAMILIES,
     ConfigReader,
@@ -83,29 +83,34 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     model_type = str(config.get("model_type"))
     generation = _optional_json(folder, "generation_config.json")
     files = TokenizerFiles(_reader(folder), str(folder))
-    record = import_tokenizer(files, _model_ids(config, generation, model_type))
+    known = _model_ids(config, generation, model_type)
+    record = import_tokenizer(files, known)
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
-    if FAMILIES[model_type].kind == "transformer":
-        ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
-    elif record.source.before:
-        ids["start_id"] = record.source.before[0]
-    elif not isinstance(config.get("bos_token_id"), int):
-        ids["start_id"] = ids["eos_id"]
-    mapped = _mapped_files(folder)
-    model = import_model(config, _stored_tensors(folder, mapped), ids)
     tokenizer = ImportedTokenizer(record)
     tokenizer_config = files.json("tokenizer_config.json")
     languages = (
         _text(tokenizer_config.get("src_lang") or tokenizer_config.get("source_lang")),
         _text(tokenizer_config.get("tgt_lang") or tokenizer_config.get("target_lang")),
     )
+    if known.family.kind == "transformer":
+        default = ids["eos_id" if known.family.begins_with_end else "pad_id"]
+        ids["start_id"] = default if known.start_id is None else known.start_id
+    elif record.source.before:
+        ids["start_id"] = record.source.before[0]
+    elif not isinstance(config.get("bos_token_id"), int):
+        ids["start_id"] = ids["eos_id"]
     if record.languages is not None:
         # The folder's languages are only a default; the tokenizer's tags list the available ones.
-        available = tuple(language if language in record.languages.tags else None for language in languages)
-        forced = generation.get("forced_bos_token_id")
-        forced_language = next((name for name, id in record.languages.tags.items() if id == forced), None)
-        languages = (available[0], forced_language or available[1])
+        tags = record.languages.tags
+        source, target = (language if language in tags else None for language in languages)
+        begun = known.start_id if known.forced_id is None else known.forced_id
+        target = next((name for name, id in tags.items() if id == begun), target)
+        if target is not None and record.languages.target_tag == "start":
+            ids["start_id"] = tags[target]
+        languages = (source, target)
         tokenizer = tokenizer.for_languages(*languages)
+    mapped = _mapped_files(folder)
+    model = import_model(config, _stored_tensors(folder, mapped), ids)
     return HuggingFaceFolder(model_type, model, tokenizer, languages, mapped)
 
 
@@ -153,23 +158,72 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names that `id2label` in a configuration gives to `classes` classes.
+    """Return the class names that `id2label` in a configuration gives to `classes` classes, all different.
 
-    A class without a name is "LABEL_" with its number, as in transformers; if two names are equal, all classes are.
+    A class without a name, or with the name of another class, is "LABEL_" with its number, as unnamed ones are in
+    transformers.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
-    names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
-    return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
+    numbered = tuple(f"LABEL_{number}" for number in range(classes))
+    stated = tuple(str(labels.get(str(number), name)) for number, name in enumerate(numbered))
+    names = tuple(name if stated.count(name) == 1 else default for name, default in zip(stated, numbered, strict=True))
+    return names if len(set(names)) == classes else numbered
+
+
+def hugging_face_notes(folder: Path) -> tuple[str, ...]:
+    """Return sentences about what differs in the import of a Hugging Face encoder: unused heads and changed labels.
+
+    Raises:
+        TransduceError: the model cannot be imported, or its weights are missing.
+    """
+    if hugging_face_kind(folder) != "encoder":
+        return ()
+    config, heads, notes = _config(folder), hugging_face_heads(folder), list[str]()
+    if (purpose := unused_head(folder)) is not None:
+        notes.append(
+            f"The head of {folder} {purpose}, which no task here uses: the model serves for vectors of texts and as a "
+            "base model (`--init-from`)."
+        )
+    labels, stated = () if heads is None else heads.labels, config.get("id2label")
+    renamed = [
+        f"{name} → {label}"
+        for number, label in enumerate(labels)
+        if isinstance(stated, dict) and (name := str(stated.get(str(number), label))) != label
+    ]
+    if renamed:
+        notes.append(
+            f"Several labels in {folder}/config.json have the same name, so they are numbered: {shown_names(renamed)}."
+        )
+    return tuple(notes)
+
+
+def unused_head(folder: Path) -> str | None:
+    """Return what the head of a Hugging Face encoder does if no task here uses it, as a predicate; None otherwise.
+
+    Raises:
+        TransduceError: the model cannot be imported, or its weights are missing.
+    """
+    config = _config(folder)
+    heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
+    classes = heads.get("num_labels", 0)
+    if classes and not _has_one_label(config, classes):
+        is_number = classes == 1 or config.get("problem_type") == "regression"
+        return "predicts a number" if is_number else "assigns several labels at once"
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    is_pair = any(str(name).endswith("ForNextSentencePrediction") for name in names)
+    return "predicts whether one text follows another" if is_pair else None
 
 
 def hugging_face_context(folder: Path) -> int | None:
-    """Return the maximum number of positions (tokens) of a Hugging Face language model; None if its folder names none.
+    """Return the maximum number of positions (tokens) that a folder's config.json states; None if it states none.
 
     Raises:
         TransduceError: the configuration cannot be read.
     """
-    length = _config(folder).get("max_position_embeddings")
+    content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    length = content.get("max_position_embeddings")
     return length if isinstance(length, int) and length >= 2 else None
 
 
@@ -243,6 +297,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
         eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
         other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
+        start_id=start_id(generation, config),
+        forced_id=ConfigReader(generation or config, "").optional_id("forced_bos_token_id"),
     )
 
 

@@ -16,8 +16,7 @@ from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
-from transduce.interop.hugging_face.import_settings import check_sizes
-from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
+from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.interop.hugging_face.weight_names import StoredParameter
 from transduce.machine import available_memory, format_bytes

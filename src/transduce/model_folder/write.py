@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
 from transduce.errors import TransduceError, shown_names, writing_remedy
+from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -38,6 +40,7 @@ from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
+from transduce.text.vocabulary import Symbol
 
 # --- tokenizer files ---
 # The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.
@@ -78,13 +81,66 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     return files
 
 
-def carry_original_tokenizer(base: Path, folder: Path, languages: tuple[str | None, str | None]) -> None:
+def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) -> dict[str, bytes]:
+    """Return the files of a Hugging Face tokenizer with the symbols that a tokenizer has more, such as user symbols.
+
+    They are appended to the added tokens of tokenizer.json; without this file, the files stay unchanged.
+
+    Args:
+        files: the content of the files by name.
+        tokenizer: the tokenizer of the model.
+
+    Raises:
+        TransduceError: tokenizer.json cannot be read.
+    """
+    if "tokenizer.json" not in files:
+        return dict(files)
+    try:
+        content, *others = (
+            msgspec.json.decode(files[name], type=dict[str, Any])
+            for name in ("tokenizer.json", _TOKENIZER_SETTINGS, *_TABLES)
+            if name in files
+        )
+        added = list(content["added_tokens"])
+        known = {token["content"] for token in added} | set(_strings(others))
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise TransduceError(f"The files of the model's tokenizer cannot be read: {error!r}.") from error
+    record = tokenizer.record.source
+    symbols = (Symbol(each) if isinstance(each, str) else each for each in record.symbols)
+    missing = [symbol for symbol in symbols if symbol.text not in known]
+    if not missing:
+        return dict(files)
+    for symbol in sorted(missing, key=lambda symbol: record.ids[symbol.text]):
+        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
+        flags |= {"normalized": symbol.normalized, "special": False}
+        added.append({"id": record.ids[symbol.text], "content": symbol.text} | flags)
+    return dict(files) | {"tokenizer.json": json_bytes(content | {"added_tokens": added})}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value at any depth, including the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from _strings(inner)
+
+
+def carry_original_tokenizer(
+    base: Path, folder: Path, languages: tuple[str | None, str | None], tokenizer: ImportedTokenizer
+) -> None:
     """Copy the files of a base model's Hugging Face tokenizer to a new run's folder, without generation_config.json.
+
+    Args:
+        base: the base model's folder.
+        folder: the run's folder.
+        languages: source and target language.
+        tokenizer: the run's tokenizer, whose further symbols are added to tokenizer.json.
 
     Raises:
         TransduceError: a file cannot be read, or would replace a different one.
     """
-    files = read_original_tokenizer(base, languages)
+    files = with_added_tokens(read_original_tokenizer(base, languages), tokenizer)
     files.pop("generation_config.json", None)  # the run writes its own
     for name, content in files.items():
         if (folder / name).exists() and (folder / name).read_bytes() != content:
@@ -150,6 +206,7 @@ def write_model_folder(
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
     search: SearchSettings | None = None,
+    longest: int | None = None,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -161,19 +218,22 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         search: the model's search settings, for `generate` of transformers; None: unknown.
+        longest: the maximum number of tokens that config.json states for transformers; None: 1,024. Learned positions
+            have their own limit.
 
     Raises:
         TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
             example because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
+    longest = MAXIMUM_POSITIONS if longest is None else min(longest, _LONGEST_TABLE)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
         partial_file = folder / f".partial-{WEIGHTS}"
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
-            digest = _write_weights(partial_file, weights, config)
-            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+            digest = _write_weights(partial_file, weights, config, longest)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), longest))
             if tokenizer is not None:
                 _write_tokenizer(folder, tokenizer, config, languages, search)
             for name, text in documents.items():
@@ -209,10 +269,15 @@ def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return weights.outline if isinstance(weights, LazyTensors) else weights
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
+# No model has more positions; it bounds tables of sinusoids, which are written.
+_LONGEST_TABLE = 1 << 20
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, longest: int) -> str:
     """Write `model.safetensors` under the name `path`, and return its SHA-256 (hexadecimal).
 
-    Weights are taken from the mapping one after the other, so that only one must be in memory.
+    Weights are taken from the mapping one after the other, so that only one must be in memory. Tables of sinusoids have
+    `longest` rows.
 
     Raises:
         TransduceError: a weight is not finite, or the file cannot be written, for example because the disk is full.
@@ -233,7 +298,10 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
     in_order = LazyTensors({name: partial(finite, name) for name in names}, shapes)
     try:
         return write_tensors(
-            path, dict(stored_tensors(shapes, config)), stored_tensors(in_order, config), {"format": "pt"}
+            path,
+            dict(stored_tensors(shapes, config, longest)),
+            stored_tensors(in_order, config, longest),
+            {"format": "pt"},
         )
     except OSError as error:
         raise TransduceError(

@@ -376,12 +376,10 @@ _NAMES = (
 )
 _NAME_OF = dict(entry.split("=") for entry in _NAMES.split())
 # The most likely language of a script, if the words do not identify the language.
-_LANGUAGE_OF_SCRIPT = {"Han and kana": "Chinese", "Hangul": "Korean"} | {
-    name: name
-    for name in (
-        *("Greek", "Hebrew", "Thai", "Armenian", "Georgian", "Gujarati", "Odia", "Tamil", "Telugu", "Kannada"),
-        *("Malayalam", "Sinhala", "Lao", "Khmer"),
-    )
+_OF_ONE_LANGUAGE = "Greek|Hebrew|Thai|Armenian|Georgian|Gujarati|Odia|Tamil|Telugu|Kannada|Malayalam|Sinhala|Lao|Khmer"
+_LANGUAGE_OF_SCRIPT = {each: each for each in _OF_ONE_LANGUAGE.split("|")} | {
+    "Han and kana": "Chinese",
+    "Hangul": "Korean",
 }
 _UNSPACED_SCRIPTS = ("Thai", "Lao", "Khmer", "Burmese", "Tibetan")  # besides Han and kana
 # Languages with two scripts, or with a script that is not detected.

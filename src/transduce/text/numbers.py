@@ -4,13 +4,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Decimal
 from functools import cache
 from typing import NamedTuple
 
 # --- numbers in digits ---
 
 
+_HOURS, _MOST_DAYS = 24, 31
 _SMALL_NUMBER = 20  # numbers up to twenty are often written as words
 _SPACES = "\u2009\u00a0\u202f"
 _WRITTEN = re.compile(
@@ -138,10 +139,29 @@ class _Number(NamedTuple):
 
     def _is_same_hour(self, other: "_Number") -> bool:
         """Return whether a plain number is an hour, as in 22 Uhr, that the other one writes as 10:00 or 10 p.m."""
-        if not self.plain.isdecimal() or self.value > 24 or not (_HOUR.match(self.after) or _HOUR.match(other.after)):
+        if (
+            not self.plain.isdecimal()
+            or self.value > _HOURS
+            or not (_HOUR.match(self.after) or _HOUR.match(other.after))
+        ):
             return False
         hour = other.plain[:-3] if other.kind == "clock" and other.plain.endswith("00") else other.plain
         return hour.isdecimal() and len(hour) < 3 and (int(self.value) - int(hour)) % 12 == 0
+
+    def lookup_keys(self) -> Iterator[tuple[object, ...]]:
+        """Yield keys of which two numbers have one in common if they are the same (`is_same`), and seldom otherwise."""
+        for value in self.values:
+            yield ("value", value)
+        if self.kind == "date":
+            day, year = _day_and_year(self.parts)
+            yield ("date", *day, year[-2:])
+        elif self.kind == "clock":
+            hour, minute = re.split("[:.]", self.plain)
+            yield ("clock", int(hour) % 12, int(minute))
+        elif self.plain.isdecimal() and self.value <= _HOURS:
+            yield ("clock", int(self.value) % 12, 0)
+        elif not self.values:
+            yield ("list", *re.findall(r"\d+", self.plain))
 
     @property
     def value(self) -> Decimal:
@@ -155,8 +175,8 @@ class _Number(NamedTuple):
         (2, 2.5).
         """
         both = sorted((self.value, other.value))
-        is_hour = self.plain.isdecimal() and other.plain.isdecimal() and both[1] <= 24 and both[1] - both[0] == 12
-        return is_hour or self.is_same(other) or (both[0] == both[0] // 1 == both[1] // 1)
+        is_hour = self.plain.isdecimal() and other.plain.isdecimal() and both[1] <= _HOURS and both[1] - both[0] == 12
+        return is_hour or self.is_same(other) or both[0] == both[1].to_integral_value(ROUND_FLOOR)
 
 
 def _values(plain: str, kind: str | None) -> set[Decimal]:
@@ -193,7 +213,12 @@ def _numbers(text: str) -> list[_Number]:
     for match in _WRITTEN.finditer(plain):
         kind = match.lastgroup if match.lastgroup in ("date", "clock", "day", "groups") else None
         values, start, stop = _values(match[0], kind), match.start(), match.end()
-        while values and kind != "day" and (scale := _SCALE.match(plain, stop)) is not None:
+        while (
+            values
+            and kind != "day"
+            and len(match[0]) <= _LONGEST_NUMERAL
+            and (scale := _SCALE.match(plain, stop)) is not None
+        ):
             name, _, power = (scale.lastgroup or "").partition("_")
             values = {value.scaleb(int(power)) for value in values} | (values if name == "unsure" else set())
             stop = scale.end()
@@ -262,13 +287,13 @@ _WORDS = """
 1000000=million millions millionen miljoen millón millones milione milioni milhão milhões миллион миллиона миллионов
 1000000000=billion milliarde milliarden miljard milliard milliards miliardo miliardi миллиард миллиарда миллиардов
 """
-_LONGEST_WORD = 40
+_LONGEST_WORD, _LONGEST_NUMERAL = 40, 24  # in characters, and in words or Chinese characters
 _ARTICLES = ("ein", "eine", "einen", "einem", "einer", "een", "un", "une", "una", "uno", "um", "uma")
 _LINKS = ("and", "und", "en", "et", "y", "e")
 _HAN = {character: number for number, character in enumerate("零一二三四五六七八九")} | dict(
     zip("〇两兩十百千万萬億亿兆", (0, 2, 2, 10, 100, 1000, 10**4, 10**4, 10**8, 10**8, 10**12), strict=True)
 )
-_HAN_NUMERAL = re.compile(f"[{''.join(_HAN)}]+")
+_HAN_NUMERAL = re.compile(f"[{''.join(_HAN)}]{{1,{_LONGEST_NUMERAL}}}")
 _KOREAN = str.maketrans("영일이삼사오육칠팔구십백천만억", "零一二三四五六七八九十百千万億")
 _KOREAN_NUMERAL = re.compile("(?<![가-힣])[일이삼사오육칠팔구]?[십백천만억][일이삼사오육칠팔구십백천만억]*")
 _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
@@ -315,7 +340,7 @@ def _word_values(text: str) -> set[Decimal]:
         if token in _LINKS and run:
             found.append([*run])
         elif len(token) <= _LONGEST_WORD and (match := compound.fullmatch(token)) is not None:
-            if token in _ARTICLES:
+            if token in _ARTICLES or len(run) > _LONGEST_NUMERAL:
                 found, run = [*found, run], []
             run += [numbers[each] for each in one.findall(match["words"])]
         else:
@@ -382,8 +407,8 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
     missing = []
     for number in numbers:
         minus = _MINUS.search(number.before)
-        same = [other for other in target_numbers if number.is_same(other)]
-        if minus and same and not has_word and not any(_ANY_MINUS.search(other.before) for other in same):
+        same = found.same(number) if minus and not has_word else []
+        if minus and same and not any(_ANY_MINUS.search(other.before) for other in same):
             missing.append(minus[0] + number.text)
         else:
             missing += found.missing_parts(number)
@@ -406,13 +431,28 @@ class _Found:
 
     def __init__(self, text: str, numbers: Sequence[_Number]) -> None:
         self._text = text
-        self._numbers = numbers
         self._plain = {part for number in numbers for part in (number.plain, *re.findall(r"\d+", number.plain))}
+        self._values = {value for number in numbers for value in number.values}
+        self._has_dates = any(number.kind == "date" for number in numbers)
+        self._has_clocks = any(number.is_sure_clock for number in numbers)
+        self._days = {int(number.value) for number in numbers if 0 < number.value <= _MOST_DAYS}
+        self._by_key: dict[tuple[object, ...], list[_Number]] = {}
+        unique = {
+            (each.text, each.kind, bool(_ANY_MINUS.search(each.before)), bool(_HOUR.match(each.after))): each
+            for each in numbers
+        }
+        for number in unique.values():
+            for key in number.lookup_keys():
+                self._by_key.setdefault(key, []).append(number)
         self._words: set[Decimal] | None = None
+
+    def same(self, number: _Number) -> list[_Number]:
+        """Return the numbers of the translation that are the same as a number of the source."""
+        return [other for key in number.lookup_keys() for other in self._by_key.get(key, ()) if number.is_same(other)]
 
     def missing_parts(self, number: _Number) -> list[str]:
         """Return what the translation lacks of a number: nothing, some of its components, or the whole number."""
-        if number.is_small or any(map(number.is_same, self._numbers)) or not number.values.isdisjoint(self._in_words()):
+        if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []
         if number.kind in ("date", "day"):
             is_found = self._has_date(number) if number.kind == "date" else self._has(number.parts[0])
@@ -420,7 +460,7 @@ class _Found:
         is_plain = number.kind is None and not number.is_scaled
         if self._has_fraction(number) or self._has_decade(number) or (is_plain and self._has(number.plain)):
             return []
-        similar = number.is_sure_clock and any(other.is_sure_clock for other in self._numbers)
+        similar = number.is_sure_clock and self._has_clocks
         is_whole = number.kind in (None, "clock") and "." in number.plain
         parts = number.parts
         # The parts of 1 234 are two numbers only if the translation has the first of them.
@@ -443,7 +483,7 @@ class _Found:
         years = (other for other in self._plain if len(part) == 2 and len(other) == 4)
         return (
             0 <= value <= _SMALL_NUMBER
-            or any(value in other.values for other in self._numbers)
+            or value in self._values
             or part in self._plain
             or any(year.endswith(part) for year in years)  # of the 90s, in 1990s
             or value in self._in_words()
@@ -468,11 +508,11 @@ class _Found:
 
     def _has_date(self, date: _Number) -> bool:
         """Return whether the translation has a date, as far as can be seen: its year, and no other day or month."""
-        if any(other.kind == "date" for other in self._numbers) or not all(map(self._has, date.parts)):
+        if self._has_dates or not all(map(self._has, date.parts)):
             return False
         days, year = _day_and_year(date.parts)
         months, signed, words = _months(self._text), _signed_months(self._text), self._in_words()
-        others = {int(other.value) for other in self._numbers if 0 < other.value <= 31 and other.plain != year}
+        others = self._days - {int(year)}
         return any(
             month <= 12
             and (not months or month in months)

@@ -63,7 +63,9 @@ def automatic_class_for(config: ModelConfig) -> str | None:
     return None if family is None else family.automatic
 
 
-def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = ()) -> dict[str, Any]:
+def config_json(
+    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), longest: int = MAXIMUM_POSITIONS
+) -> dict[str, Any]:
     """Return the content of `config.json` for a model's configuration.
 
     The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
@@ -74,6 +76,7 @@ def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collecti
         labels: the names of the model's classes; if empty, the classes are named LABEL_0, LABEL_1, …
         names: the names of the model's parameters and buffers. If the Hugging Face class lacks one of them, the content
             names no class.
+        longest: the maximum number of tokens, for a model whose positions set no limit.
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
@@ -89,7 +92,10 @@ def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collecti
         }
     ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "dtype": "float32"}
     header = {"architectures": [family.architecture], "model_type": family.model_type}
-    return header | encoder_decoder | family.content(config) | label_names | ids | ours
+    content = family.content(config)
+    if config.positions != "learned" and "max_position_embeddings" in content:
+        content["max_position_embeddings"] = longest
+    return header | encoder_decoder | content | label_names | ids | ours
 
 
 def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings | None = None) -> dict[str, Any] | None:
@@ -115,18 +121,23 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
         }
     if config.kind not in ("transformer", "recurrent"):
         return None
-    content = {"decoder_start_token_id": config.start_id, **ids}
+    content: dict[str, Any] = {"decoder_start_token_id": config.start_id, **ids}
     if search is None or search.generate is None:
         defaults = content | {"bad_words_ids": [[config.pad_id]], "num_beams": 4, "max_length": 512}
         if search is None:
             return defaults
         repeated = {"no_repeat_ngram_size": search.no_repeated_ngrams} if search.no_repeated_ngrams else {}
         return defaults | {"num_beams": search.beam_size} | repeated
-    forbidden = sorted({config.pad_id, *search.generate.forbidden_ids})
-    return content | {"bad_words_ids": [[id] for id in forbidden]} | export_generation(search, search.generate)
+    words = [[id] for id in sorted({config.pad_id, *search.generate.forbidden_ids} - {config.eos_id})]
+    content |= {"bad_words_ids": words} if words else {}
+    if config.eos_id in search.generate.forbidden_ids:  # `generate` does not heed it among `bad_words_ids`
+        content["suppress_tokens"] = [config.eos_id]
+    return content | export_generation(search, search.generate)
 
 
-def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+def stored_tensors(
+    weights: Mapping[str, Tensor], config: ModelConfig, longest: int = MAXIMUM_POSITIONS
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and tensors of a model's `model.safetensors` in order, by the names of its Hugging Face class.
 
     Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
@@ -135,6 +146,7 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
         config: the model's configuration.
+        longest: the number of rows of a table of sinusoids.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
@@ -145,7 +157,7 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
         yield from _stored_parameter(name, config, family).store(weights[name], _sizes(name, config)).items()
     if family.stores_sinusoids:
         for stack in ("encoder", "decoder"):
-            yield f"model.{stack}.embed_positions.weight", sinusoids(MAXIMUM_POSITIONS, config.d_model)
+            yield f"model.{stack}.embed_positions.weight", sinusoids(longest, config.d_model)
     if family.stores_output_bias and not config.output_bias:
         zeros = torch.zeros(config.target_vocabulary_size)
         yield from _output_bias_place(_stored_names(family, config)).store(zeros, ()).items()

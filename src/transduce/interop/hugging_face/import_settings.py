@@ -1,46 +1,13 @@
 """Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
-
-import msgspec
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import weight_names as names
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
-
-# --- bounds ---
-# Upper bounds on the sizes in an imported configuration, checked before a model is built from it.
-
-
-# Larger than in any real model, yet small enough to build on the meta device in a moment.
-_MAX_SIZE = 1 << 24
-_MAX_LAYERS = 1_000
-_MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
-
-
-def check_sizes(location: str | Path, config: ModelConfig) -> None:
-    """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
-
-    Args:
-        location: the file that the configuration comes from, for the message.
-        config: the configuration; all of its integer settings are checked.
-
-    Raises:
-        TransduceError: a setting is negative or exceeds its limit.
-    """
-    for name, value in msgspec.to_builtins(config).items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            continue
-        limit = _MAX_LAYERS if name.endswith("_layers") else _MAX_SIZE
-        if name == "position_offset":
-            limit = _MAX_POSITION_OFFSET
-        if not 0 <= value <= limit:
-            raise TransduceError(f"{location}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
-
 
 # --- import settings ---
 
@@ -530,22 +497,28 @@ class ImportFamily(NamedTuple):
     """True if languages are selected by tags."""
     gelu_head: bool = False
     """True if the head of a masked language model has the activation gelu, whatever the layers have."""
+    numbers_by_padding: bool = False
+    """True if positions are numbered from the padding id + 1, without tokens that have this id."""
     fairseq: bool = False
     """True if token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
 
 
+_ROBERTA = ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True, numbers_by_padding=True)
+_M2M100 = ImportFamily(
+    "transformer", m2m100, names.SINUSOIDAL, begins_with_end=True, tagged=True, fairseq=True, numbers_by_padding=True
+)
 FAMILIES: Mapping[str, ImportFamily] = {
     "bart": ImportFamily("transformer", bart, names.BART, begins_with_end=True, begins_text=True),
     "mbart": ImportFamily("transformer", mbart, names.BART, begins_with_end=True, tagged=True, fairseq=True),
     "marian": ImportFamily("transformer", marian, names.SINUSOIDAL),
     "pegasus": ImportFamily("transformer", pegasus, names.SINUSOIDAL),
-    "m2m_100": ImportFamily("transformer", m2m100, names.SINUSOIDAL, begins_with_end=True, tagged=True, fairseq=True),
+    "m2m_100": _M2M100,
     "t5": ImportFamily("transformer", t5, names.T5),
     "mt5": ImportFamily("transformer", mt5, names.T5),
     "bert": ImportFamily("encoder", bert, names.BERT, end_is_separator=True),
-    "roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True),
-    "xlm-roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True, fairseq=True),
-    "camembert": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA._replace(fairseq=True),
+    "camembert": _ROBERTA,
     "gpt2": ImportFamily("decoder", gpt2, names.GPT2),
     "llama": ImportFamily("decoder", llama, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
@@ -645,29 +618,45 @@ def import_generation(
         TransduceError: a setting has no counterpart in this package.
     """
     _check_end(generation, config, location)
+    location = f"{location}/{'generation_config.json' if generation else 'config.json'}"
     values = {name: value for name, value in (generation or config).items() if value is not None}
     for name, neutral_values in _UNSUPPORTED.items():
         if values.get(name) not in neutral_values:
             raise TransduceError(f"{location}: the generation setting `{name}` = {values[name]!r} cannot be imported.")
     reader = ConfigReader(values, location)
+    max_length, min_length = _max_length(reader, max_positions), _min_length(reader)
+    if max_length is not None and min_length >= max_length:
+        limits = ("min_new_tokens", "min_length", "max_new_tokens", "max_length")
+        stated = [f"`{name}` = {values[name]}" for name in limits if name in values]
+        shown = ", ".join([*stated, *([f"{max_positions} positions"] if max_length == max_positions else [])])
+        raise TransduceError(
+            f"{location}: the minimum length of a text must be less than the maximum, but the file has {shown}: change "
+            "one of them."
+        )
+    no_repeated_ngrams = reader.whole("no_repeat_ngram_size", 0)
     try:
+        forbidden_ids = _forbidden_ids(values, _ends(generation) or _ends(config), location)
+        if no_repeated_ngrams == 1:  # to `generate`, the start symbol is a token of the text, which must not repeat
+            forbidden_ids |= _start_ids(generation, config)
         return SearchSettings(
             beam_size=reader.whole("num_beams", 1),
             length_penalty=reader.number("length_penalty", 1.0),
-            max_length=_max_length(reader, max_positions),
-            min_length=max(0, reader.whole("min_new_tokens", reader.whole("min_length", 0) - 1)),
-            no_repeated_ngrams=reader.whole("no_repeat_ngram_size", 0),
+            max_length=max_length,
+            min_length=min_length,
+            no_repeated_ngrams=no_repeated_ngrams,
             repetition_penalty=reader.number("repetition_penalty", 1.0),
             generate=GenerateSettings(
                 forced_first_id=_forced_first_id(reader),
                 forced_last_id=reader.optional_id("forced_eos_token_id"),
-                forbidden_ids=_forbidden_ids(values, location),
+                forbidden_ids=tuple(sorted(forbidden_ids)),
                 stop=_STOPS[values.get("early_stopping", False)],
                 renormalize=reader.flag("renormalize_logits", default=False),
             ),
         )
-    except TransduceError:
-        raise
+    except TransduceError as error:
+        if str(error).startswith(location):
+            raise
+        raise TransduceError(f"{location}: the generation settings cannot be imported: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise TransduceError(f"{location}: the generation settings cannot be read: {error}.") from error
 
@@ -734,28 +723,48 @@ def _max_length(values: ConfigReader, max_positions: int | None) -> int | None:
     return min(limits, default=None)
 
 
-def _forbidden_ids(values: Mapping[str, Any], location: str) -> tuple[int, ...]:
+def _min_length(values: ConfigReader) -> int:
+    """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings."""
+    return max(0, values.whole("min_new_tokens", values.whole("min_length", 0) - 1))
+
+
+def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
+    """Return the ids that Hugging Face's generation settings forbid.
+
+    As in `generate`, the end symbols (`ends`) in `bad_words_ids` are left out, but not those in `suppress_tokens`.
+
+    Raises:
+        TransduceError: a sequence of several tokens is forbidden.
+    """
     words = values.get("bad_words_ids") or []
     longer = next((word for word in words if len(word) > 1), None)
     if longer is not None:
         raise TransduceError(
             f"{location}: `bad_words_ids` may contain only single tokens, but contains {longer}: remove this entry."
         )
-    return tuple(sorted({*(word[0] for word in words), *(values.get("suppress_tokens") or ())}))
+    return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str, Any], ids: tuple[int, int]) -> int:
-    """Return the token id with which an imported encoder–decoder's decoder starts.
+def _ends(content: Mapping[str, Any]) -> list[Any]:
+    """Return the end symbols that a JSON file of a Hugging Face folder states, one or a list."""
+    ends = content.get("eos_token_id")
+    return ends if isinstance(ends, list) else [ends] if ends is not None else []
 
-    It is the one in the folder's files, or else the family's default, padding or end.
+
+def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
+    """Return the id with which the decoder of a Hugging Face folder starts, the family's default if none is stated."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
+    start = start_id(generation, config)
+    return {id for id in (default if start is None else start,) if isinstance(id, int)}
+
+
+def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
 
     Args:
-        model_type: the model's family.
         generation: the content of `generation_config.json`, which takes precedence.
         config: the content of `config.json`.
-        ids: the ids of padding and end.
     """
-    for content in (generation, config):
-        if isinstance(content.get("decoder_start_token_id"), int):
-            return int(content["decoder_start_token_id"])
-    return ids[1] if FAMILIES[model_type].begins_with_end else ids[0]
+    ids = (content.get("decoder_start_token_id") for content in (generation, config))
+    return next((id for id in ids if isinstance(id, int)), None)

@@ -2,12 +2,12 @@
 
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ImportFamily
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizerRecord,
@@ -15,13 +15,15 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     Languages,
 )
 from transduce.interop.hugging_face.token_pipelines import (
+    AddedToken,
     ByteLevelBpeRecord,
     SentencePieceRecord,
     TokenizationRecord,
-    TokenizerJson,
+    TokenizerParts,
     WordPieceRecord,
-    is_byte_level,
-    open_pipeline,
+    added_token,
+    merges_characters,
+    read_tokenizer_json,
 )
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol
@@ -192,117 +194,6 @@ def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
     return ids | {f"__{code}__": len(ids) + number for number, code in enumerate(_M2M100_LANGUAGES)}
 
 
-# --- import tokenizer json ---
-# Reader of tokenizer.json files: the tokenization pipeline, added tokens, and leading special tokens.
-
-
-_PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
-
-
-class AddedToken(NamedTuple):
-    """A token that was added to a tokenizer's learned vocabulary, and is found in a text before the text is split."""
-
-    symbol: Symbol
-    id: int
-    special: bool = False
-    """True if the token does not belong to the text, so that decoding omits it."""
-
-    @property
-    def text(self) -> str:
-        """The text of the added token, as it stands in a text and in the vocabulary."""
-        return self.symbol.text
-
-
-def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
-    """Return an added token from its description in tokenizer.json, an object with `content` and flags.
-
-    Args:
-        id: the token's id.
-        token: the description; missing flags such as `lstrip` are false.
-    """
-    symbol = Symbol(
-        str(token["content"]),
-        spaces_before=bool(token.get("lstrip")),
-        spaces_after=bool(token.get("rstrip")),
-        whole_word=bool(token.get("single_word")),
-        normalized=bool(token.get("normalized")),
-    )
-    return AddedToken(symbol, id, bool(token.get("special")))
-
-
-class TokenizerParts(NamedTuple):
-    """A tokenizer as read from its files: its algorithm, vocabulary, added tokens and leading special tokens.
-
-    The files are tokenizer.json, or those of older tokenizers.
-    """
-
-    algorithm: TokenizationRecord
-    """The algorithm that splits a text into tokens, with its data."""
-    ids: dict[str, int]
-    """The id of each token, also of the added ones."""
-    added: tuple[AddedToken, ...]
-    before: tuple[int, ...]
-    """Ids that the post-processor puts before a text."""
-
-
-def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
-    """Return the algorithm, vocabulary, added tokens and leading special tokens of a tokenizer.json.
-
-    Args:
-        content: the JSON object.
-        location: the name of the file, for messages.
-
-    Raises:
-        TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
-    """
-    try:
-        added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
-        if content["model"].get("dropout"):
-            raise TransduceError(
-                f"{location}: BPE with dropout cannot be imported, as it splits a text differently each time."
-            )
-        pipeline = {name: content.get(name) for name in _PIPELINE}
-        open_pipeline(content, location=location)
-        table = content["model"]["vocab"]
-        if not isinstance(table, dict):  # a unigram model has a list of tokens and scores
-            table = {token: id for id, (token, _) in enumerate(table)}
-        return TokenizerParts(
-            TokenizerJson(pipeline),
-            table | {token.text: token.id for token in added},
-            added,
-            tuple(_leading_ids(content.get("post_processor"))),
-        )
-    except TransduceError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise TransduceError(f"{location} is not a tokenizer.json that can be read: {error!r}.") from error
-
-
-def merges_characters(content: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is a BPE over characters, not bytes, which a sentencepiece model can replace."""
-    return "merges" in content["model"] and not is_byte_level(content)
-
-
-def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
-    """Yield the ids of the special tokens that a tokenizer.json puts before a text.
-
-    Args:
-        processor: its post-processor; None or one of an unknown type yields no ids.
-    """
-    if processor is None:
-        return
-    if processor["type"] == "Sequence":
-        for inner in processor["processors"]:
-            yield from _leading_ids(inner)
-    elif processor["type"] in ("RobertaProcessing", "BertProcessing"):
-        yield int(processor["cls"][1])
-    elif processor["type"] == "TemplateProcessing":
-        for part in processor["single"]:
-            if "Sequence" in part:
-                return
-            yield from map(int, processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
-
-
 # --- import tokenizer ---
 
 
@@ -335,6 +226,10 @@ class ModelIds(msgspec.Struct, frozen=True):
     eos_id: int | None
     other_ends: tuple[int, ...] = ()
     """Ids other than the end symbol at which a text ends."""
+    start_id: int | None = None
+    """Id with which an encoder–decoder's decoder starts."""
+    forced_id: int | None = None
+    """Id of the first token of every text that an encoder–decoder generates."""
 
     @property
     def family(self) -> ImportFamily:
@@ -367,7 +262,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         return _marian(files, model)
     parts = _read_parts(files, model)
     special = _special_ids(files, parts, model)
-    languages = _languages(files, model.model_type, parts)
+    languages = _languages(files, model, parts)
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     control = _control_tokens(files, special, parts.ids)
     symbols = [token for token in parts.added if token.id not in tags and token.text not in control]
@@ -375,7 +270,8 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     # An encoder–decoder may be trained to generate such tokens (T5's sentinels), but none writes the mask.
     masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
     silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
-    before = () if languages else parts.before
+    before, after = _surroundings(files, parts, special, tags, model)
+    special["pad_id"] = _padding(files, parts, special, (*before, *after), model)
     record = ImportedVocabularyRecord(
         algorithm=parts.algorithm,
         ids=parts.ids,
@@ -388,12 +284,72 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
             sorted({*tags, *before, *silent_symbols, *(parts.ids[text] for text in control if text in parts.ids)})
         ),
         before=before,
-        after=(special["eos_id"],),
+        after=after,
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
         marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
     )
-    return ImportedTokenizerRecord(source=record, languages=languages)
+    end = (special["eos_id"],)
+    # A text that is generated ends with the end symbol, whatever the tokenizer puts after a source.
+    target = msgspec.structs.replace(record, after=end) if is_encoder_decoder and not tags and after != end else None
+    return ImportedTokenizerRecord(source=record, target=target, languages=languages)
+
+
+def _surroundings(
+    files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], tags: Collection[int], model: ModelIds
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that an imported tokenizer puts before and after a text, without the tags of languages.
+
+    Raises:
+        TransduceError: the model's kind cannot use these tokens.
+    """
+    kind, path = model.family.kind, f"{files.location}/tokenizer.json"
+    before, after = parts.before, (special["eos_id"],) if parts.after is None else parts.after
+    names = {id: text for text, id in parts.ids.items()}
+    shown = shown_names([names.get(id, str(id)) for id in (*before, *after)])
+    if kind == "encoder":
+        if (len(before), len(after)) != (1, 1):
+            raise TransduceError(
+                f"{path}: an encoder's `post_processor` must put one token before a text and one after it, but puts "
+                f"{len(before)} and {len(after)} ({shown}): make it one that does, such as BertProcessing."
+            )
+    elif kind == "decoder":
+        if after and parts.after is not None:
+            raise TransduceError(
+                f"{path}: the `post_processor` of a language model must put nothing after a text, which is continued, "
+                f"but puts {shown_names([names.get(id, str(id)) for id in after])} there: remove it."
+            )
+        after = (special["eos_id"],)
+    elif tags:
+        if (before or after) and [id for id in (*before, *after) if id not in tags] != [special["eos_id"]]:
+            raise TransduceError(
+                f"{path}: the `post_processor` of a multilingual model must put only the end symbol and a language tag "
+                f"around a text, but puts {shown}: remove the others."
+            )
+        return (), (special["eos_id"],)
+    return before, after
+
+
+def _padding(
+    files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], around: Collection[int], model: ModelIds
+) -> int:
+    """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
+
+    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, it is the tokenizer's
+    own padding.
+
+    Raises:
+        TransduceError: that is such a token too, or the model numbers positions by the configuration's padding.
+    """
+    if model.family.kind == "decoder" or special["pad_id"] not in around:
+        return special["pad_id"]
+    own = _token_id(files, parts.ids, "pad_token")
+    if own is None or own in around or model.family.numbers_by_padding:
+        raise TransduceError(
+            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is "
+            f"{special['pad_id']}, which does: change it in config.json, and `pad_token` in tokenizer_config.json."
+        )
+    return own
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
@@ -402,7 +358,7 @@ def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[s
     Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
     """
     tokens = {id: text for text, id in parts.ids.items()}
-    start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
+    start = tokens.get(parts.before[0], SPECIAL_TOKENS[0])
     mask = _token_id(files, parts.ids, "mask_token")
     default_mask = "<mask>" if "<mask>" in parts.ids else SPECIAL_TOKENS[2]
     return start, tokens.get(eos_id, SPECIAL_TOKENS[1]), default_mask if mask is None else tokens[mask]
@@ -424,6 +380,11 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
             raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
+        if model.pad_id == model.eos_id:
+            raise TransduceError(
+                f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are "
+                f"{model.pad_id}."
+            )
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
             ImportedVocabularyRecord(
@@ -463,9 +424,8 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
         parts = _with_configured_tokens(parts, len(content["model"]["vocab"]), settings)
         names = () if class_name in _BERT_CLASSES else ("cls_token", "sep_token")
         parts = _with_special_tokens(parts, len(content["model"]["vocab"]), files, known.sizes[0], without=names)
-        start = _token_id(files, parts.ids, "cls_token")
-        if class_name in _BERT_CLASSES and parts.before and start is not None:
-            parts = parts._replace(before=(start,))
+        if class_name in _BERT_CLASSES and content.get("post_processor") is not None:
+            parts = _between_bert_tokens(files, parts)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
@@ -666,8 +626,19 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
         strip_accents=lowercase if strip is None else bool(strip),
         chinese=bool(settings.get("tokenize_chinese_chars", True)),
     )
-    parts = _with_added(files, algorithm, ids)
-    return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
+    return _between_bert_tokens(files, _with_added(files, algorithm, ids))
+
+
+def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
+    """Return a tokenizer that puts a text between the tokens of a BERT class, whatever its post-processor does.
+
+    They are `cls_token` and `sep_token`, by default [CLS] and [SEP]; a token that the vocabulary lacks is left out.
+    """
+    start, end = (
+        parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
+        for name, default in (("cls_token", SPECIAL_TOKENS[0]), ("sep_token", SPECIAL_TOKENS[1]))
+    )
+    return parts._replace(before=() if start is None else (start,), after=() if end is None else (end,))
 
 
 def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> TokenizerParts:
@@ -689,8 +660,9 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Return the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
-    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. A decoder
-    without padding uses the end symbol for it, and a tokenizer without an unknown token uses the end symbol too.
+    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
+    encoder's texts is the token that the tokenizer puts there. A decoder without padding uses the end symbol for it,
+    and a tokenizer without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -701,8 +673,8 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         "pad_id": model.pad_id if model.pad_id is not None else _token_id(files, parts.ids, "pad_token"),
         "unk_id": _token_id(files, parts.ids, "unk_token"),
     }
-    if model.family.end_is_separator and ids["eos_id"] is None:
-        ids["eos_id"] = parts.ids.get(SPECIAL_TOKENS[1])
+    if model.family.kind == "encoder" and parts.after:
+        ids["eos_id"] = parts.after[-1]
     if model.family.kind == "decoder":
         if ids["eos_id"] is None:
             ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
@@ -742,15 +714,17 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
     return {text for text in configured if text is not None} | by_id | defaults
 
 
-def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
+def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:
     """Return the language tags of an imported tokenizer by language, and where they are put in source and target.
 
-    The result is None for families that do not select languages by tags.
+    The target's tag is the decoder's start symbol if the model's start symbol is such a tag and no first token is
+    forced; a model with another start symbol gets the tag as the first token. Without a start symbol, the tokenizer's
+    class decides. The result is None for families that do not select languages by tags.
 
     Raises:
         TransduceError: the family does, but a tokenizer without tokenizer.json names no tag.
     """
-    if not FAMILIES[model_type].tagged:
+    if not model.family.tagged:
         return None
     tags: dict[str, int] = {}
     for text in [token.text for token in parts.added] + files.extra_tokens():
@@ -763,9 +737,13 @@ def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) ->
             "transformers and save it, which writes tokenizer.json."
         )
     settings = files.json("tokenizer_config.json")
-    if model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class")):
-        # The first NLLB tokenizers put the source tag after the end symbol.
-        return Languages(
-            tags=tags, source_tag="after" if settings.get("legacy_behaviour") else "before", target_tag="first"
-        )
-    return Languages(tags=tags, source_tag="after", target_tag="start")
+    has_first_tag = model.model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class"))
+    # The first NLLB tokenizers put the source tag after the end symbol.
+    is_before = has_first_tag and not settings.get("legacy_behaviour")
+    if model.forced_id is not None:
+        has_first_tag = True
+    elif model.start_id is not None:
+        has_first_tag = model.start_id not in tags.values()
+    return Languages(
+        tags=tags, source_tag="before" if is_before else "after", target_tag="first" if has_first_tag else "start"
+    )

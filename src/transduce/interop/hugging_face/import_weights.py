@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,11 +15,43 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
+from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, names_of
 from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
+
+# --- bounds ---
+# Upper bounds on the sizes in an imported configuration, checked before a model is built from it.
+
+
+# Larger than in any real model, yet small enough to build on the meta device in a moment.
+_MAX_SIZE = 1 << 24
+_MAX_LAYERS = 1_000
+_MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
+
+
+def check_sizes(location: str | Path, config: ModelConfig) -> None:
+    """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
+
+    Args:
+        location: the file that the configuration comes from, for the message.
+        config: the configuration; all of its integer settings are checked.
+
+    Raises:
+        TransduceError: a setting is negative or exceeds its limit.
+    """
+    for name, value in msgspec.to_builtins(config).items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        limit = _MAX_LAYERS if name.endswith("_layers") else _MAX_SIZE
+        if name == "position_offset":
+            limit = _MAX_POSITION_OFFSET
+        if not 0 <= value <= limit:
+            raise TransduceError(f"{location}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
+
+
+# --- import weights ---
 
 
 class StoredTensors:

@@ -7,9 +7,10 @@ when a folder is opened. They serve folders of earlier versions, and models that
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from sentencepiece import SentencePieceProcessor
@@ -276,15 +277,48 @@ def open_pipeline(
     bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
     bare |= {"pre_tokenizer": None, "decoder": None, **content, "added_tokens": [], "post_processor": None}
     bare["model"] = _with_unknown_token(bare["model"])
-    try:
+    with _refused_if_damaged(location):
         opened = package.Tokenizer.from_str(msgspec.json.encode(bare).decode())
         opened.add_tokens([_added_token(package, symbol) for symbol in symbols])
+    return opened
+
+
+def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the special tokens that a post-processor of a tokenizer.json puts before and after a text.
+
+    `tokenizers` itself processes a text of one token.
+
+    Args:
+        processor: the post-processor's JSON object; None: there is none.
+        location: name of the file in error messages.
+
+    Raises:
+        TransduceError: `tokenizers` is not installed, cannot read the post-processor, or the latter does not keep the
+            text as it is.
+    """
+    package = import_extra("tokenizers", "hf")
+    model = {"type": "WordLevel", "vocab": {_UNKNOWN: 0}, "unk_token": _UNKNOWN}
+    content: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
+    content |= {"version": "1.0", "added_tokens": [], "post_processor": processor, "model": model}
+    with _refused_if_damaged(f"{location}: `post_processor`"):
+        encoding = package.Tokenizer.from_str(msgspec.json.encode(content).decode()).encode(_UNKNOWN)
+    ids, texts = tuple(encoding.ids), [number for number, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    if len(texts) != 1:
+        raise TransduceError(
+            f"{location}: `post_processor` must put the text between its tokens once, but puts it {len(texts)} times."
+        )
+    return ids[: texts[0]], ids[texts[0] + 1 :]
+
+
+@contextmanager
+def _refused_if_damaged(location: str) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         # A panic in the Rust code, which a damaged file may cause, is not derived from Exception.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TransduceError(f"{location} cannot be read ({error}): copy its file again.") from None
         raise
-    return opened
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
@@ -300,6 +334,93 @@ def is_byte_level(content: Mapping[str, Any]) -> bool:
             return True
         steps += [inner for inside in step.values() if isinstance(inside, list) for inner in inside if _is_step(inner)]
     return False
+
+
+_PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
+
+
+class AddedToken(NamedTuple):
+    """A token that was added to a tokenizer's learned vocabulary, and is found in a text before the text is split."""
+
+    symbol: Symbol
+    id: int
+    special: bool = False
+    """True if the token does not belong to the text, so that decoding omits it."""
+
+    @property
+    def text(self) -> str:
+        """The text of the added token, as it stands in a text and in the vocabulary."""
+        return self.symbol.text
+
+
+def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
+    """Return an added token from its description in tokenizer.json, an object with `content` and flags.
+
+    Args:
+        id: the token's id.
+        token: the description; missing flags such as `lstrip` are false.
+    """
+    symbol = Symbol(
+        str(token["content"]),
+        spaces_before=bool(token.get("lstrip")),
+        spaces_after=bool(token.get("rstrip")),
+        whole_word=bool(token.get("single_word")),
+        normalized=bool(token.get("normalized")),
+    )
+    return AddedToken(symbol, id, bool(token.get("special")))
+
+
+class TokenizerParts(NamedTuple):
+    """A tokenizer as read from its files: its algorithm, vocabulary, added tokens and special tokens around a text.
+
+    The files are tokenizer.json, or those of older tokenizers.
+    """
+
+    algorithm: TokenizationRecord
+    """The algorithm that splits a text into tokens, with its data."""
+    ids: dict[str, int]
+    """The id of each token, also of the added ones."""
+    added: tuple[AddedToken, ...]
+    before: tuple[int, ...]
+    """Ids that the tokenizer puts before a text."""
+    after: tuple[int, ...] | None = None
+    """Ids that the tokenizer puts after a text; None: the end symbol."""
+
+
+def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
+    """Return the algorithm, vocabulary, added tokens and special tokens around a text of a tokenizer.json.
+
+    Args:
+        content: the JSON object.
+        location: the name of the file, for messages.
+
+    Raises:
+        TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
+    """
+    try:
+        added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
+        if content["model"].get("dropout"):
+            raise TransduceError(
+                f"{location}: BPE with dropout cannot be imported, as it splits a text differently each time."
+            )
+        pipeline = {name: content.get(name) for name in _PIPELINE}
+        open_pipeline(content, location=location)
+        table = content["model"]["vocab"]
+        if not isinstance(table, dict):  # a unigram model has a list of tokens and scores
+            table = {token: id for id, (token, _) in enumerate(table)}
+        ids = table | {token.text: token.id for token in added}
+        return TokenizerParts(
+            TokenizerJson(pipeline), ids, added, *surrounding_ids(content.get("post_processor"), location)
+        )
+    except TransduceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TransduceError(f"{location} is not a tokenizer.json that can be read: {error!r}.") from error
+
+
+def merges_characters(content: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer.json is a BPE over characters, not bytes, which a sentencepiece model can replace."""
+    return "merges" in content["model"] and not is_byte_level(content)
 
 
 class PipelineTokenSplitter(TokenSplitter):

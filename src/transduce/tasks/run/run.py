@@ -26,11 +26,13 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.vocabulary_files import extend_tokenizer
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
 from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
+from transduce.model_folder.hugging_face import hugging_face_context
+from transduce.model_folder.read import CONFIG, SETTINGS_FILE, ModelFolder
 from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
@@ -393,18 +395,19 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 
 
 def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
-    """Copy the base model's own tokenizer files to the run's folder if they describe the run's tokenizer.
+    """Copy the base model's own tokenizer files to the run's folder if they can describe the run's tokenizer.
 
-    This is so for an imported model, such as one of Hugging Face, whose vocabulary is not extended.
+    This is so for an imported model, such as one of Hugging Face, whose vocabulary is not extended. Symbols that extend
+    it are added to tokenizer.json; a tokenizer without this file is not copied then.
     """
     before, now = base.tokenizer, corpus.tokenizer
-    if (
-        isinstance(before, ImportedTokenizer)
-        and isinstance(now, ImportedTokenizer)
-        and before.record == now.record
-        and class_for(base.model.config) is not None
-    ):
-        carry_original_tokenizer(base_folder, folder, corpus.languages)
+    if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):
+        return
+    added = [each for each in now.record.source.symbols if each not in before.record.source.symbols]
+    extended = extend_tokenizer(before, [each for each in added if isinstance(each, str)])
+    can_describe = not added or (base_folder / "tokenizer.json").is_file()
+    if now.fingerprint == extended.fingerprint and can_describe and class_for(base.model.config) is not None:
+        carry_original_tokenizer(base_folder, folder, corpus.languages, now)
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
@@ -734,6 +737,8 @@ def _write_model(
 ) -> None:
     """Write weights and their model card to the run's folder, as a complete model folder."""
     card = run.kind.card(corpus, resolved, event.step if event else None, folder=run.request.out)
+    folders = [run.request.out, *([] if resolved.init_from is None else [Path(resolved.init_from)])]
+    stated = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
     write_model_folder(
         run.request.out,
         weights=weights,
@@ -742,6 +747,7 @@ def _write_model(
         languages=corpus.languages,
         search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
+        longest=None if stated is None else hugging_face_context(stated),
     )
 
 
