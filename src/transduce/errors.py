@@ -97,6 +97,8 @@ def toml_error(message: str, text: str, error: ValueError) -> TransduceError:
 
 # --- encodings ---
 
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f]")
+
 
 def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
     """Return what a user can do about an error of writing a file: raise the limit on its size, or the other remedy."""
@@ -104,19 +106,29 @@ def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
     return "raise the limit on the size of a file (`ulimit -f`)" if is_limit else otherwise
 
 
-def utf16_name(content: bytes) -> str | None:
-    """Return the encoding of text that is UTF-16, such as UTF-16LE; None if it is not.
+def wide_encoding(content: bytes) -> str | None:
+    """Return the encoding of text that is UTF-16 or UTF-32, such as UTF-16LE; None if it is neither.
 
-    Text without a byte order mark is UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of it
-    is zero bytes, unless it would have control characters.
+    Text without a byte order mark is UTF-32 if its bytes are characters of this encoding, at most half of them outside
+    the basic plane. It is UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of it is zero
+    bytes. It is neither if it would have control characters.
 
     Args:
         content: the first bytes of the text.
     """
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):  # before UTF-16, whose mark begins one of them
+        return "UTF-32"
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16"
     if 0 not in content:
         return None
+    for name in ("UTF-32LE", "UTF-32BE"):
+        try:
+            text = codecs.getincrementaldecoder(name)().decode(content)
+        except UnicodeDecodeError:
+            continue
+        if text and 2 * sum(character > "\uffff" for character in text) <= len(text) and not _CONTROL.search(text):
+            return name
     for name in ("UTF-16LE", "UTF-16BE"):
         try:
             text = codecs.getincrementaldecoder(name)().decode(content)
@@ -124,7 +136,7 @@ def utf16_name(content: bytes) -> str | None:
             continue
         zeros = content[name == "UTF-16LE" :: 2].count(0)
         is_wide = ("\n" in text and not is_utf8(content)) or 4 * zeros >= len(content)
-        if is_wide and not re.search("[\x00-\x08\x0e-\x1f]", text):
+        if is_wide and not _CONTROL.search(text):
             return name
     return None
 
@@ -163,7 +175,7 @@ def decode_utf8(content: bytes, path: str | Path) -> str:
     Raises:
         TransduceError: the content is not UTF-8; the message names the file and the command that converts it.
     """
-    encoding = utf16_name(content)
+    encoding = wide_encoding(content)
     if encoding:
         raise not_utf8(path, f"this one is {encoding}", encoding)
     try:

@@ -297,6 +297,29 @@ def test_many_damaged_lines_are_counted(capsys: Capture, monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "我喜欢苹果。\n".encode("gbk"),
+            "must be lines of UTF-8, but line 1 is not: convert it from its encoding",
+        ),
+        ("One line.\nÄpfel schälen.\n".encode("latin-1"), "must be lines of UTF-8, but line 2 is not: convert it"),
+        (b"\xff\n" * 20, "must be lines of UTF-8, but 20 of the first 20 lines are not: convert it"),
+        ("我喜欢苹果。\n你好。\n".encode("utf-16-le"), "begins as UTF-16LE does: put it through `iconv -f UTF-16LE -t"),
+        ("I see.\n".encode("utf-32"), "begins as UTF-32 does: put it through `iconv -f UTF-32 -t"),
+    ],
+)
+def test_standard_input_in_another_encoding_is_refused(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, content: bytes, said: str
+) -> None:
+    feed(monkeypatch, content)
+    assert main(["translate", str(trained), "--max-length", "2", *COMPUTING]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+
+
 @pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
 def test_each_input_line_gives_one_output_line(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, trained: Path, final: bytes
@@ -322,7 +345,7 @@ def test_standard_input_and_a_file_give_the_same(
     content = (toy_corpus / "dev.zh").read_bytes()
     feed(monkeypatch, b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
     assert main(["translate", str(trained), *COMPUTING]) == 0
-    piped = capsys.readouterr().out
+    piped = capsys.readouterr().out.replace("\r\n", "\n")
     assert main(["translate", str(trained), str(toy_corpus / "dev.zh"), *COMPUTING]) == 0
     assert capsys.readouterr().out == piped
     expected = translator(content.decode().split("\n")[:-1])

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,88 @@ def test_a_killed_translation_resumes_to_the_same_output(
     assert output.read_bytes() == whole.read_bytes()
     assert main(arguments) == 0
     assert f"{output} exists already, so nothing was done: delete it to translate again." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+def test_an_interrupted_translation_says_what_is_finished(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: Path,
+    tmp_path: Path,
+    write_lines: WriteLines,
+    lines: list[str],
+    finished: int,
+) -> None:
+    file, output = write_lines("in.zh", lines), tmp_path / "out.en"
+    translate, calls = bulk_files.translate_portion, []
+
+    def interrupted(*arguments: Any) -> str:
+        calls.append(arguments)
+        if len(calls) > finished:
+            raise KeyboardInterrupt
+        return translate(*arguments)
+
+    monkeypatch.setattr(bulk_files, "translate_portion", interrupted)
+    monkeypatch.setattr(bulk_files, "PORTION_LINES", 4)
+    arguments = ["translate", str(trained), str(file), "--output", str(output), *QUICK]
+    assert main(arguments) == 130
+    said = capsys.readouterr().err
+    if not finished:
+        assert said.endswith(f"No line of {output} was finished, so it starts at the first line next time.\n")
+        assert not list(tmp_path.glob("out.en*"))
+        return
+    assert said.endswith(f"Finished: 8 lines, in {output}.partial. Continue with the same command and --resume.\n")
+    assert main(arguments) == 2
+    assert f"{output}.partial has 8 lines of an interrupted translation: pass --resume" in capsys.readouterr().err
+    monkeypatch.setattr(bulk_files, "translate_portion", translate)
+    assert main([*arguments, "--resume"]) == 0
+    assert output.read_text("utf-8") == run(capsys, trained, file, *QUICK)
+
+
+def test_a_very_long_line_is_reported_before_it_is_translated(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines
+) -> None:
+    monkeypatch.setattr("transduce.commands.options._LONG_LINE", 9)
+    assert main(["translate", str(trained), str(write_lines("in.zh", ["1", "2" * 9])), *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"1\n{'2' * 9}\n"
+    assert "warning: line 2 has 9 characters, which takes long: separate lines by line feeds.\n" in captured.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_output_is_named(capsys: Capture, trained: Path, write_lines: WriteLines) -> None:
+    file = str(write_lines("in.zh", ["我吃鱼。"]))
+    assert main(["translate", str(trained), file, "--output", "/dev/full", *QUICK]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: A file or folder could not be used: /dev/full: No space left on device.\n"
+    )
+
+
+def test_lines_end_as_those_of_the_input(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path, lines: list[str]
+) -> None:
+    """The first line decides; a translation into a file resumes only if the ends are still the same."""
+    content = "\n".join(lines).encode()
+    file, output = tmp_path / "in.zh", tmp_path / "out.en"
+    file.write_bytes(content)
+    expected = run(capsys, trained, file, *QUICK).replace("\n", "\r\n")
+    assert expected.count("\r\n") == 12
+    file.write_bytes(content.replace(b"\n", b"\r\n"))
+    assert run(capsys, trained, file, *QUICK) == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert run(capsys, trained, *QUICK) == expected
+    monkeypatch.setattr(bulk_files, "PORTION_LINES", 4)
+    monkeypatch.setattr(bulk_files.ResumableFile, "finish", lambda _: sys.exit(1))
+    command = ["--output", str(output), *QUICK]
+    with pytest.raises(SystemExit):
+        run(capsys, trained, file, *command)
+    monkeypatch.undo()
+    file.write_bytes(content)
+    assert main(["translate", str(trained), str(file), *command, "--resume"]) == 2
+    assert "but the input begins with other lines" in capsys.readouterr().err
+    file.write_bytes(content.replace(b"\n", b"\r\n"))
+    run(capsys, trained, file, *command, "--resume")
+    assert output.read_bytes() == expected.encode()
 
 
 def test_an_output_file_equals_the_printed_output(

@@ -735,7 +735,12 @@ def test_lines_of_plain_text_are_texts() -> None:
     plan = plan_text("one\n\n two \r\n\u2028x")
     assert plan.sentences == ["one", " two ", "\u2028x"]
     assert plan.assemble(["1", "2", "3"], {}) == "1\n\n2\r\n3"
-    assert plan_text(" \n").sentences == []
+    for blank in (" \n", " ", "\t\u3000", "\n \r\n"):
+        for joins_lines in (False, True):
+            plan = plan_text(blank, joins_lines=joins_lines)
+            assert plan.sentences == []
+            assert plan.assemble([], {}) == blank
+    assert plan_text("one\n \ntwo").assemble(["1", "2"], {}) == "1\n \n2"
     assert plan_text("one\ntwo", joins_lines=True).sentences == ["one\ntwo"]
 
 

@@ -10,7 +10,7 @@ from transduce.data.series import read_table as read_series
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.units import DocumentSettings
-from transduce.errors import TransduceError, utf16_name
+from transduce.errors import TransduceError, wide_encoding
 from transduce.interop.vocabulary_files import open_vocabulary
 from transduce.interop.word_vectors import read_word_vectors
 from transduce.serving.limits import read_api_keys
@@ -66,6 +66,8 @@ COMMANDS = {
     "utf-16": "iconv -f UTF-16 -t UTF-8",
     "utf-16-le": "iconv -f UTF-16LE -t UTF-8",
     "utf-16-be": "iconv -f UTF-16BE -t UTF-8",
+    "utf-32": "iconv -f UTF-32 -t UTF-8",
+    "utf-32-be": "iconv -f UTF-32BE -t UTF-8",
 }
 
 
@@ -81,7 +83,7 @@ def test_another_encoding_is_refused_with_the_command_that_converts(reader: str,
         content = re.sub(r"[^\x00-\x7f]+", "é ", content).replace("é ,", "é,").replace("é \t", "é\t")
     path = tmp_path / name
     path.write_bytes(content.encode(encoding))
-    if reader == "a document" and encoding == "utf-16":
+    if reader == "a document" and encoding in ("utf-16", "utf-32"):
         read(path)  # its byte order mark declares the encoding
         return
     with pytest.raises(TransduceError) as raised:
@@ -105,15 +107,15 @@ def test_tmx_that_declares_an_encoding_that_cannot_be_read(encoding: str, tmp_pa
         list(read_table(str(path), "tmx", Columns()))
 
 
-def test_utf_16_without_a_byte_order_mark_is_recognized() -> None:
-    for text in ("hello\nworld\n", "a", "第一句话很好。\n上下一。\n"):
-        assert utf16_name(text.encode("utf-16-le")) == "UTF-16LE"
-        assert utf16_name(text.encode("utf-16-be")) == "UTF-16BE"
+def test_utf_16_and_utf_32_without_a_byte_order_mark_are_recognized() -> None:
+    for text in ("hello\nworld\n", "a", "第一句话很好。\n上下一。\n", "a\nb\n"):
+        for encoding in ("UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"):
+            assert wide_encoding(text.encode(encoding)) == encoding
         for encoding in ("utf-8", "gbk", "utf-8-sig"):
-            assert utf16_name(text.encode(encoding)) is None
-    assert utf16_name(b"a\0b\n\0c\nd e f g h\n") is None  # control characters in UTF-8, which filters count
-    assert utf16_name("字".encode()[:2]) is None
-    assert utf16_name(b"") is None
+            assert wide_encoding(text.encode(encoding)) is None
+    assert wide_encoding(b"a\0b\n\0c\nd e f g h\n") is None  # control characters in UTF-8, which filters count
+    assert wide_encoding("字".encode()[:2]) is None
+    assert wide_encoding(b"") is None
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a.XLS", "a.ods"])

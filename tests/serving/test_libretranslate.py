@@ -48,7 +48,17 @@ def test_a_list_is_answered_with_a_list_in_its_order(live: Any) -> None:
 
 
 def test_lines_are_translated_one_by_one_and_line_ends_stay(live: Any) -> None:
-    assert live.translate("eins\r\n\n  \nzwei\u2028drei\n").json["translatedText"] == "EINS\r\n\n\nZWEI\u2028DREI\n"
+    assert live.translate("eins\r\n\n  \nzwei\u2028drei\n").json["translatedText"] == "EINS\r\n\n  \nZWEI\u2028DREI\n"
+
+
+@pytest.mark.parametrize("text", ["   ", "\t\u3000", " \n\r\n "])
+def test_white_space_is_copied_by_every_interface(live: Any, text: str) -> None:
+    assert live.translate(text).json["translatedText"] == text
+    assert live.translate(text, format="html").json["translatedText"] == text
+    body = {"text": [text], "source_lang": "DE", "target_lang": "EN"}
+    assert live.ask("POST", "/v2/translate", body).json["translations"][0]["text"] == text
+    chat = {"model": "de-en", "messages": [{"role": "user", "content": text}]}
+    assert live.ask("POST", "/v1/chat/completions", chat).json["choices"][0]["message"]["content"] == text
 
 
 def test_quality_warnings_are_returned_on_request(live: Any) -> None:

@@ -33,6 +33,7 @@ from transduce.tasks.run.run import Run, RunRequest, advice
 from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
 from transduce.text.languages import LanguageProfiles
+from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, load_newest
 from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import Processes
@@ -557,6 +558,51 @@ def test_resuming_a_missing_run_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"typo holds no run to resume, and no text is named to start one"):
         train(out=tmp_path / "typo", resume=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_killed_before_its_settings_were_written_is_to_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with pytest.raises(TransduceError, match=r"before its settings were written, .*: repeat the original command with"):
+        train(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_validation", "on_checkpoint", "on_end"])
+def test_a_run_folder_that_is_moved_ends_the_run_and_resumes_in_its_new_place(
+    event: str, toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+
+    def move(*_: object) -> None:
+        if folder.exists():
+            folder.rename(moved)
+
+    mover = type("Mover", (Callback,), {event: move})
+    settings = toy_settings | {"training.steps": 4, "training.validate_every": 2, "training.save_every": 1}
+    with pytest.raises(TransduceError, match=r"run is gone, .*: if it was moved, continue with --resume and its new"):
+        train(out=folder, settings=settings, device="cpu", threads=1, callbacks=[mover()])
+    assert not folder.exists()
+    result = train(out=moved, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('order = "pre"', 'order = "foo"', "`model.norm_order` must be one of pre, post, sandwich, but is `foo`"),
+        ("beam_size = ", "beam_sise = ", "There is no setting `search.beam_sise`: did you mean `search.beam_size`"),
+        ("utf-16", "", "files must be UTF-8, but this one is UTF-16: convert it by `iconv -f UTF-16 -t UTF-8 "),
+    ],
+)
+def test_a_wrong_settings_file_of_a_run_is_explained(
+    old: str, new: str, said: str, trained: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.toml"
+    text = (trained / "settings.toml").read_text("utf-8")
+    assert old in text or not new
+    file.write_bytes(text.replace(old, new, 1).encode() if new else text.encode(old))
+    with pytest.raises(TransduceError, match=re.escape(f"{file}: {said}")):
+        train(out=tmp_path, resume=True)
 
 
 def test_a_resumed_run_keeps_its_number_of_threads_if_cores_allow(

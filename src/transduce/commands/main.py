@@ -329,7 +329,9 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
     except OSError as error:
         if error.strerror is None:
             raise
-        location = f"{error.filename}: " if error.filename else ""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        file = error.filename or ("standard output" if is_full else None)  # of files, errors have the name
+        location = f"{file}: " if file else ""
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
         sys.stderr.write(localized(_disk_remedy(error)))

@@ -16,9 +16,9 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, json_bytes, write_file
-from transduce.errors import TransduceError, utf16_name
+from transduce.errors import TransduceError, wide_encoding
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import TEXT_START, LineNotes, count_noun, has_many_undecodable, read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
@@ -586,34 +586,47 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.detach()
 
 
-def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
+def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:
     """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
 
     Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
-    stream.
+    stream. Text in another encoding is refused: a first line beyond ASCII most of whose characters are not UTF-8, or
+    as many such lines as in a file.
 
     Args:
+        notes: gets the end of the first line.
         is_any_text: do not check whether the first lines show a document, such as subtitles.
 
     Raises:
-        TransduceError: the first bytes show another format.
+        TransduceError: the bytes show another format or encoding.
     """
     from transduce.documents.formats import recognize_text
 
-    damaged, start = 0, b""
-    for number, raw in enumerate(sys.stdin.buffer, 1):
+    damaged, start, has_utf8 = 0, b"", False
+    buffer: Any = sys.stdin.buffer
+    stream = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(buffer)  # a closed stream's
+    _refuse_other_content(stream.peek(TEXT_START)[:TEXT_START])
+    for number, raw in enumerate(stream, 1):
         if number <= 2 and not is_any_text:
             start += raw
             recognize_text("Standard input", start)
         line = raw.removesuffix(b"\n")
         line = line.removesuffix(b"\r") if line != raw else line
         if number == 1:
-            _refuse_other_content(line)
             _refuse_other_ends(raw)
+            if notes is not None and raw.endswith(b"\r\n"):
+                notes.line_end = "\r\n"
             line = line.removeprefix(codecs.BOM_UTF8)
         text = line.decode("utf-8", "replace")
+        if not (has_utf8 or line.isascii()):
+            replaced = text.count("\ufffd") - line.count("\ufffd".encode())
+            has_utf8 = 2 * replaced < sum(character > "\x7f" for character in text)
+            if not has_utf8 and replaced > 1:
+                raise _not_utf8_input(f"line {number} is not")
         if text.count("\ufffd") > line.count("\ufffd".encode()):
             damaged += 1
+            if has_many_undecodable(damaged, number):
+                raise _not_utf8_input(f"{damaged} of the first {number} lines are not")
             if damaged <= _MAX_DAMAGED:
                 sys.stderr.write(
                     localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
@@ -625,9 +638,32 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         sys.stderr.write(localized("Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.\n"))
 
 
-def _refuse_other_content(line: bytes) -> None:
-    encoding = utf16_name(line)
-    if encoding or line.startswith(_GZIP_START):
+_LONG_LINE = 1_000_000
+
+
+def report_long_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of an input unchanged, and report each that is so long that nothing is printed for minutes."""
+    for number, line in enumerate(lines, 1):
+        if len(line) >= _LONG_LINE:
+            sys.stderr.write(
+                localized(
+                    f"warning: line {number:,} has {len(line):,} characters, which takes long: separate lines by line "
+                    "feeds.\n"
+                )
+            )
+        yield line
+
+
+def _not_utf8_input(what: str) -> TransduceError:
+    return TransduceError(
+        f"Standard input must be lines of UTF-8, but {what}: convert it from its encoding, for Chinese by `iconv -f "
+        "GB18030 -t UTF-8`."
+    )
+
+
+def _refuse_other_content(start: bytes) -> None:
+    encoding = wide_encoding(start)
+    if encoding or start.startswith(_GZIP_START):
         raise TransduceError(
             f"Standard input must be lines of UTF-8, but begins as {encoding} does: put it through `iconv -f "
             f"{encoding} -t UTF-8`."

@@ -20,6 +20,7 @@ from transduce.commands.options import (
     file_or_stream,
     loading_options,
     refuse_options,
+    report_long_lines,
     stdin_lines,
     text_argument,
     write_report,
@@ -66,7 +67,7 @@ def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T],
 
 
 def _input_lines(options: argparse.Namespace) -> Iterator[str]:
-    return read_lines(options.text) if options.text else stdin_lines()
+    return report_long_lines(read_lines(options.text) if options.text else stdin_lines())
 
 
 # --- classify ---

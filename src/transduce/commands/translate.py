@@ -26,6 +26,7 @@ from transduce.commands.options import (
     load_translator,
     passed_options,
     refuse_options,
+    report_long_lines,
     report_overridden,
     search_settings,
     standard_output,
@@ -36,7 +37,7 @@ from transduce.commands.options import (
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
 from transduce.errors import TransduceError
 from transduce.inference.segmentation import join_wrapped_lines
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import LineNotes, count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
@@ -151,21 +152,24 @@ def run(options: argparse.Namespace) -> int:
     if file is not None and format is not None:
         with naming_options(file):
             return translate_file(options, folders, file, format, job, identity(options, folders, job))
-    lines = read_lines(file) if file else stdin_lines(is_any_text=options.format == "txt")
+    notes = LineNotes()
+    lines = report_long_lines(
+        read_lines(file, notes) if file else stdin_lines(notes, is_any_text=options.format == "txt")
+    )
     lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
     context = _check_context(options, folders[0])
     line_portions = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
-        write_to_file(options, folders, job, line_portions)
+        write_to_file(options, folders, job, line_portions, notes)
         return 0
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
         for _, text in translate_with_warnings(options, folders, job, line_portions):
             with name_path_in_errors(options.output or "standard output"):
-                output.write(text)
+                output.write(text.replace("\n", notes.line_end))
                 output.flush()
     return 0
 
@@ -351,7 +355,9 @@ def _translate_portions(
         yield from workers.translate(portions)
 
 
-def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]") -> None:
+def write_to_file(
+    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]", notes: LineNotes
+) -> None:
     """Translate groups of input lines into the file --output, such that an interrupted translation can be resumed.
 
     Nothing is done if the file is complete already, which is reported on standard error.
@@ -361,6 +367,7 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", p
         folders: the model folders; several are an ensemble.
         job: what applies to each line.
         portions: the groups of lines; with --resume, those that were translated earlier are skipped.
+        notes: has the end of the input's first line as soon as that line is read; the output's lines end alike.
     """
     from transduce.inference.bulk_files import ResumableFile
 
@@ -371,7 +378,21 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", p
                 localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
             )
         else:
-            _write(file, options, folders, job, portions)
+            try:
+                _write(file, options, folders, job, portions, notes)
+            except (KeyboardInterrupt, SystemExit):
+                sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
+                raise
+
+
+def _describe_interruption(file: "ResumableFile") -> str:
+    """Return a sentence about what an interrupted translation into a file leaves, and how to continue it."""
+    lines = file.progress.lines
+    return (
+        f"Finished: {count_noun(lines, 'line')}, in {file.partial}. Continue with the same command and --resume."
+        if lines
+        else f"No line of {file.path} was finished, so it starts at the first line next time."
+    )
 
 
 def _write(
@@ -380,11 +401,13 @@ def _write(
     folders: list[str],
     job: "Job",
     portions: "Iterable[Portion]",
+    notes: LineNotes,
 ) -> None:
     from transduce.inference.bulk_files import ReportClock, skip_lines
 
     if file.progress.lines:
         done, portions = skip_lines(portions, file.progress.lines)
+        file.line_end = notes.line_end
         file.skip(done)
         sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
     elif options.resume:
@@ -392,6 +415,7 @@ def _write(
     file.open()
     clock, before = ReportClock(), file.progress.lines
     for portion, text in translate_with_warnings(options, folders, job, portions):
+        file.line_end = notes.line_end
         file.append(portion.lines, text)
         if clock.is_due():
             rate = (file.progress.lines - before) / clock.elapsed_seconds
@@ -433,9 +457,11 @@ def _digests(folder: Path) -> list[str]:
     return [file_sha256(path) for path in files]
 
 
-def open_device(path: str) -> io.TextIOWrapper:
+@contextlib.contextmanager
+def open_device(path: str) -> Iterator[io.TextIOWrapper]:
     """Open a device such as /dev/stdout to write UTF-8 text with line feeds, whatever the locale is."""
-    return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
+    with name_path_in_errors(path), Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as device:
+        yield device
 
 
 def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:

@@ -107,14 +107,14 @@ _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
 def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
-    """Prepare a plain text for translation: each line that is not blank is translated by itself.
+    """Prepare a plain text for translation: each line that is not blank is translated by itself, others are copied.
 
     Args:
         text: the text.
         joins_lines: translate all lines as one text instead.
 
     Returns:
-        The lines, and a function that puts the translated lines between the original line breaks.
+        The lines, and a function that puts the translated lines between the original line breaks and blank lines.
     """
     parts = [text] if joins_lines else _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
     line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
@@ -124,7 +124,7 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
         marks: Mapping[int, Sequence[Span]] | None = None,  # noqa: ARG001
         protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,  # noqa: ARG001
     ) -> str:
-        translated = [part if index % 2 else "" for index, part in enumerate(parts)]
+        translated = list(parts)
         for index, translation in zip(line_indices, translations, strict=True):
             translated[index] = translation
         return "".join(translated)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, utf16_name
+from transduce.errors import TransduceError, wide_encoding
 from transduce.text.languages import UNSPACED_RANGES, is_unspaced_or_punctuation, is_word_character
 from transduce.text.sentences import SENTENCE_MARKS
 
@@ -380,7 +380,7 @@ class TextFile:
         Raises:
             TransduceError: the bytes are not text in this encoding.
         """
-        encoding_16 = utf16_name(content) if encoding == "utf-8" else None
+        encoding_16 = wide_encoding(content) if encoding == "utf-8" else None
         if encoding_16 and not content.startswith(tuple(mark for mark, _ in _MARKS)):
             raise TransduceError(
                 f"The document is {encoding_16} without a byte order mark: set `encoding` to {encoding_16}."

@@ -296,6 +296,8 @@ class ResumableFile:
         self.side = path.with_name(f"{path.name}.progress")
         self.options_sha256 = hashlib.sha256(options).hexdigest()
         self.digest = hashlib.sha256()
+        self.line_end = "\n"
+        """The end of each line that is written; like the text, it is part of the input's digest."""
         self.progress = Progress(options_sha256=self.options_sha256)
         self.is_finished = resume and path.is_file() and not self.side.exists()
         if self.side.exists():
@@ -373,7 +375,7 @@ class ResumableFile:
 
     def append(self, lines: list[str], text: str) -> None:
         """Append the output text of further input lines in UTF-8, flush it to disk, and record the progress."""
-        content = text.encode("utf-8", "replace")
+        content = text.replace("\n", self.line_end).encode("utf-8", "replace")
         with name_path_in_errors(self.partial), self.partial.open("ab") as file:
             file.write(content)
             file.flush()
@@ -422,7 +424,7 @@ class ResumableFile:
 
     def _add(self, lines: list[str]) -> None:
         for line in lines:
-            self.digest.update(line.encode("utf-8", "replace") + b"\n")
+            self.digest.update(f"{line}{self.line_end}".encode("utf-8", "replace"))
 
 
 # --- worker processes ---

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_list
-from transduce.errors import TransduceError, not_utf8, utf16_name
+from transduce.errors import TransduceError, not_utf8, wide_encoding
 from transduce.interop.hugging_face.import_tokenizer import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
@@ -173,7 +173,7 @@ def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) ->
         try:
             return Tokenizer(Vocabulary(_with_special_pieces(content, str(path), notes), nfc=nfc, name=str(path)))
         except TransduceError:
-            encoding = utf16_name(content)
+            encoding = wide_encoding(content)
             if encoding:
                 raise not_utf8(path, f"this one is {encoding}", encoding) from None
             raise
@@ -283,7 +283,7 @@ def read_words(path: Path, *, may_be_space: bool = False) -> dict[str, int]:
     content = _content(path)
     text = _text(content)
     if text is None:
-        encoding = utf16_name(content)
+        encoding = wide_encoding(content)
         raise not_utf8(path, f"this one is {encoding}" if encoding else "this word list is not", encoding)
     return _numbered(_lines_or_json(text, path), str(path), may_be_space=may_be_space)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError, is_utf8, not_utf8, utf16_name
+from transduce.errors import TransduceError, is_utf8, not_utf8, wide_encoding
 from transduce.text.files import compose
 from transduce.text.vocabulary import Vocabulary
 
@@ -290,7 +290,7 @@ def _read_text(
             other vectors than its header states.
     """
     sample = [first, *(file.readline(_MAX_LINE) for _ in range(_SAMPLED_LINES - 1))]
-    encoding = utf16_name(b"".join(sample))
+    encoding = wide_encoding(b"".join(sample))
     if encoding:
         raise not_utf8(path, f"this one is {encoding}", encoding)
     sample = [line for line in sample if line]

@@ -253,7 +253,7 @@ def _checked_folder(folder: Path) -> Path:
     refuse_adapter(folder)
     if folder.is_file():
         raise TransduceError(
-            f"A model is a folder, but {folder} is a file: name the model's folder first, then the text."
+            f"A model is a folder, but {folder} is a file: name the model's folder. A text to read comes after it."
         )
     if not (folder / CONFIG).is_file():
         raise TransduceError(

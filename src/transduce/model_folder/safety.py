@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, decode_utf8, shell_word
 
 T = TypeVar("T")
 
@@ -126,9 +126,9 @@ def read_toml(folder: Path, name: str) -> dict[str, Any]:
     Raises:
         TransduceError: the file cannot be read.
     """
-    content = read_bounded(folder, name, MAX_JSON_BYTES)
+    text = decode_utf8(read_bounded(folder, name, MAX_JSON_BYTES), folder / name)
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise TransduceError(f"{folder / name} cannot be read: {str(error).rstrip('.')}.") from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -213,20 +214,26 @@ def open_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TransduceError(
-            f"`host` must be an address of this machine, but `{host}` is not ({reason}): use 127.0.0.1 for clients on "
-            "this machine only, or 0.0.0.0 for all clients."
-        ) from None
+        raise _no_address(host, error) from None
     try:
         if sys.platform != "win32":  # on Windows it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except OSError as error:
         opened.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(host, error) from None
         reason = error.strerror or str(error)
         raise TransduceError(f"Port {port} of {host} cannot be used ({reason}): choose another with --port.") from None
     return opened
+
+
+def _no_address(host: str, error: Exception) -> TransduceError:
+    reason = getattr(error, "strerror", None) or error
+    return TransduceError(
+        f"`host` must be an address of this machine, but `{host}` is not ({reason}): use 127.0.0.1 for clients on "
+        "this machine only, or 0.0.0.0 for all clients."
+    )
 
 
 def open_unix_socket(path: str) -> socket.socket:

@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from transduce.errors import TransduceError, import_extra, not_utf8, utf16_name
+from transduce.errors import TransduceError, import_extra, not_utf8, wide_encoding
 
 # --- spreadsheets ---
 
@@ -101,7 +101,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # A file is refused if at least this many lines, and more than this share of those decoded so far, are not UTF-8.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
 _CHUNK = 1 << 20
-_START = 4096  # bytes that show whether a file is UTF-16
+TEXT_START = 4096
+"""Bytes at the start of a text that show whether it is UTF-16 or UTF-32."""
 _SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # .xlsx and .ods, and .xls
 
 
@@ -118,6 +119,8 @@ INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 class LineNotes:
     """Counts of what was removed, replaced or skipped while lines were read, for reports."""
 
+    line_end: str = "\n"
+    """The end of the first line: a line feed, or a carriage return and a line feed."""
     carriage_returns: int = 0
     byte_order_marks: int = 0
     line_feeds: int = 0
@@ -198,6 +201,11 @@ class LineNotes:
 def is_decodable(text: str) -> bool:
     """Return whether a text has no lone surrogates, which represent bytes that are not UTF-8 or lone JSON escapes."""
     return _SURROGATE.search(text) is None
+
+
+def has_many_undecodable(count: int, lines: int) -> bool:
+    """Return whether so many of the first lines of a text are not UTF-8 that it must be in another encoding."""
+    return count >= _MANY_LINES and count > lines * _MANY_SHARE
 
 
 def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> Iterator[str]:
@@ -301,13 +309,15 @@ class _Decoder:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = self._offset + len(raw) - len(line) + error.start
-            encoding = None if self.lines else utf16_name(raw)
+            encoding = None if self.lines else wide_encoding(raw)
             if encoding or not self._keep_undecodable:
                 what = f"this one is {encoding}" if encoding else f"this line is not (the byte at offset {offset})"
                 raise not_utf8(f"{self._name}:{self.lines + 1}", what, encoding) from None
             self._count_undecodable()
             text = line.decode("utf-8", "surrogateescape")
         self._refuse_other_ends(text)
+        if self.lines == 0 and text.endswith("\r\n"):
+            self._notes.line_end = "\r\n"
         self.lines += 1
         self._offset += len(raw)
         if text.endswith("\r\n"):
@@ -318,7 +328,7 @@ class _Decoder:
     def _count_undecodable(self) -> None:
         self._undecodable_lines += 1
         number = self.lines + 1
-        if self._undecodable_lines >= _MANY_LINES and self._undecodable_lines > (number - self.skipped) * _MANY_SHARE:
+        if has_many_undecodable(self._undecodable_lines, number - self.skipped):
             raise not_utf8(f"{self._name}:{number}", f"{self._undecodable_lines} of the first {number} lines are not")
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
@@ -339,6 +349,8 @@ class _Decoder:
             return [self.decode_line(raw) for raw in raw_lines]  # finds the line at fault
         self._notes.byte_order_marks += has_mark
         self._refuse_other_ends(text)
+        if self.lines == 0 and raw_lines[0].endswith(b"\r\n"):
+            self._notes.line_end = "\r\n"
         self.lines += len(raw_lines)
         self._offset += len(content)
         if "\r\n" in text:
@@ -450,12 +462,12 @@ _BINARY_STARTS = {
 
 
 def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
-    """Return a stream of text after checking that it is neither a picture or a document nor UTF-16."""
-    start = stream.peek(_START)[:_START]
+    """Return a stream of text after checking that it is neither a picture or a document nor UTF-16 or UTF-32."""
+    start = stream.peek(TEXT_START)[:TEXT_START]
     kind = next((name for magic, name in _BINARY_STARTS.items() if start.startswith(magic)), None)
     if kind is not None:
         raise TransduceError(f"{path} is a file of the kind {kind}, but text is needed: name a text file in UTF-8.")
-    encoding = utf16_name(start)
+    encoding = wide_encoding(start)
     if encoding:
         raise not_utf8(f"{path}:1", f"this one is {encoding}", encoding)
     return cast(BinaryIO, stream)
@@ -475,7 +487,7 @@ def open_uncompressed(path: str | Path, *, is_text: bool = False) -> Iterator[Bi
     """Open a file, plain or compressed, and yield the stream of its uncompressed bytes.
 
     Raises:
-        TransduceError: the file cannot be read, or `is_text` is true and it is UTF-16.
+        TransduceError: the file cannot be read, or `is_text` is true and it is UTF-16 or UTF-32.
     """
     path = Path(path)
     with (

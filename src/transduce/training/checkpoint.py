@@ -210,6 +210,19 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step:09d}"
 
 
+def refuse_missing_run(folder: Path) -> None:
+    """Refuse to write into a run's folder that was moved or removed since the run started.
+
+    Raises:
+        TransduceError: there is no such folder any more.
+    """
+    if not folder.is_dir():
+        raise TransduceError(
+            f"The run's folder {folder} is gone, so nothing more can be saved: if it was moved, continue with --resume "
+            "and its new place as --out."
+        )
+
+
 def save_checkpoint(
     folder: Path,
     checkpoint: Checkpoint,

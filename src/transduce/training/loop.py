@@ -32,6 +32,7 @@ from transduce.training.checkpoint import (
     checkpoint_path,
     differences,
     load_newest,
+    refuse_missing_run,
     save_together,
 )
 from transduce.training.display import ProgressDisplay, format_duration
@@ -204,6 +205,7 @@ class Trainer:
         """A function that is called once with the mean seconds of the first steps; None: there is none."""
         self._stopped_by: str | None = None
         self._validation_due = False
+        self._has_folder = False  # True once the run has written into its folder
         self._stop_signaled = False
         self._report = StepSums()
         self._loss_window = LossWindow()
@@ -278,6 +280,7 @@ class Trainer:
         log: Log = NO_LOG
         if self.processes.is_first:
             log = EventLog(self.folder, resume_at=self.step, validate_again=self._validation_due)
+            self._has_folder = True
         self.model.train()
         self.display.start(self.step, self.steps)
         self._notify(
@@ -295,6 +298,9 @@ class Trainer:
                 self._save()
                 if interruption.requested:
                     reason = interruption.requested.name
+        except FileNotFoundError:
+            self._check_folder()
+            raise
         finally:
             self.display.stop()
             log.close()
@@ -651,6 +657,7 @@ class Trainer:
 
         A full disk is reported; only at the last step it is an error.
         """
+        self._check_folder()
         if self.keep_model is None:
             return True
         if self.step == self.steps:
@@ -661,7 +668,13 @@ class Trainer:
             return True
         return False
 
+    def _check_folder(self) -> None:
+        """Refuse to write into the run's folder if it was there and is gone, instead of creating another one."""
+        if self._has_folder:
+            refuse_missing_run(self.folder)
+
     def _save(self) -> None:
+        self._check_folder()
         best = self._best_model.best
         state = RunState(
             step=self.step,

@@ -84,7 +84,7 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
 from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback
-from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
+from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state, refuse_missing_run
 from transduce.training.choices import ChoiceLog
 from transduce.training.display import format_duration, make_display
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
@@ -770,6 +770,7 @@ def _finish(
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: continue with --resume.")
         return
+    refuse_missing_run(out)
     outcome = run.kind.finish(corpus, resolved, _placement(run, evaluation_seconds), result.best_step)
     for name, content in outcome.files.items():
         write_file(out / name, content)

@@ -15,7 +15,6 @@ from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
 from transduce.errors import TransduceError
 from transduce.machine import Machine
-from transduce.model.config import explained
 from transduce.model_folder.read import (
     CONFIG,
     MANIFEST,
@@ -27,8 +26,8 @@ from transduce.model_folder.read import (
 from transduce.search.settings import EARLIER_DEFAULTS, without_idle_penalties
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import DEV_SCORES
-from transduce.tasks.settings.reading import dotted_settings, make_settings
-from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
+from transduce.tasks.settings.reading import check_settings, dotted_settings, make_settings
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment, checkpoints
@@ -73,9 +72,14 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
     """Refuse `--resume` in a folder without a run if the settings name no text to start a run with.
 
     Raises:
-        TransduceError: there is neither a run nor text.
+        TransduceError: there is neither a run nor text, or a run was killed before it wrote its settings.
     """
     if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
+        if (folder / LOCK_FILE).exists():  # a killed process leaves it
+            raise TransduceError(
+                f"The run in {folder} was stopped before its settings were written, so there is nothing to resume: "
+                "repeat the original command with --resume."
+            )
         raise TransduceError(
             f"{folder} holds no run to resume, and no text is named to start one: name the run's folder with "
             "--out, or set `data.source` and `data.target`."
@@ -181,14 +185,14 @@ def read_stored(path: Path) -> Settings:
     Raises:
         TransduceError: the file is damaged, of an unknown version, or names a component that is not registered.
     """
+    content = read_run_settings(path.parent)
+    # Runs that name no optimizer used Adam.
+    training = {"optimizer": "adam", "spread_copies": False} | content.get("training", {})
+    search = without_idle_penalties(content.get("search", {}))
     try:
-        content = read_run_settings(path.parent)
-        # Runs that name no optimizer used Adam.
-        training = {"optimizer": "adam", "spread_copies": False} | content.get("training", {})
-        search = without_idle_penalties(content.get("search", {}))
-        return convert_settings(content | {"training": training, "search": search})
-    except msgspec.ValidationError as error:
-        raise TransduceError(f"{path} cannot be read as the settings of a run: {explained(error)}.") from error
+        return check_settings(content | {"training": training, "search": search})
+    except TransduceError as error:
+        raise TransduceError(f"{path}: {error}") from error
 
 
 def _is_same_path(old: str, new: str) -> bool:

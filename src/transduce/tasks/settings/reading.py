@@ -257,7 +257,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
             range. For settings of a file, the message starts with file and line.
     """
     try:
-        return _checked(with_preset(with_current_settings(content, warn=True)))
+        return check_settings(with_preset(with_current_settings(content, warn=True)))
     except TransduceError as error:
         location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
         if location is None:
@@ -265,7 +265,12 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
         raise TransduceError(f"{location}: {error}") from error
 
 
-def _checked(content: Mapping[str, Any]) -> Settings:
+def check_settings(content: Mapping[str, Any]) -> Settings:
+    """Check keys and types of nested tables, and return the settings that they describe.
+
+    Raises:
+        TransduceError: a key does not exist, or a value has the wrong type or range.
+    """
     _refuse_unknown_keys(content, Settings, ())
     _refuse_infinite(content)
     try:
