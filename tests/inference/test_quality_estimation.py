@@ -438,6 +438,22 @@ def test_equal_values_are_found_in_other_notations_and_words(source: str, target
 @pytest.mark.parametrize(
     ("source", "target", "missing"),
     [
+        ("Am 27.2. kam er.", "On March 27 he came.", ["27.2."]),
+        ("Am 27.2. kam er.", "On February 27 he came.", []),
+        ("Am 27.2. kam er.", "He may have come on 2/27.", []),
+        ("Am 5.3. kam er.", "On May 5 he came.", ["5.3."]),
+        ("Am 5.3. kam er.", "On March 6 he came.", ["5.3."]),
+        ("Am 5.3. kam er.", "On the fifth of March he came.", []),
+        ("5 apples", f"{'1' * 5000} apples", ["5"]),
+    ],
+)
+def test_a_day_needs_its_month_and_long_numbers_are_compared(source: str, target: str, missing: list[str]) -> None:
+    assert missing_numbers(source, target) == missing
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
         ("Kapitel 1", "Chapter 11.", ["1"]),
         ("Kapitel 1", "Chapter 1.", []),
         ("Kapitel 1", "Chapter one.", []),

@@ -63,6 +63,13 @@ def test_a_gzip_body_of_several_members_is_read(live: Any) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert live.ask("POST", "/translate", body, headers).json["translatedText"] == "EINS ZWEI"
     assert live.ask("POST", "/translate", body + b"x", headers).status == 400
+    refused = live.ask("POST", "/translate", gzip.compress(b"") * 5000 + body, headers)
+    assert (refused.status, "at most" in refused.error) == (400, True)
+
+
+def test_a_url_inside_of_a_path_belongs_to_the_path(live: Any) -> None:
+    assert live.ask("POST", "/translate/http://h", b"{}", {"Content-Type": "application/json"}).status == 404
+    assert live.ask("GET", "/http://h/health").status == 404
 
 
 def answer_to(live: Any, head: str, body: bytes = b"") -> bytes:

@@ -157,6 +157,7 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
     train(out=tmp_path / "whole", settings=settings, **COMPUTING)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints")
+    (tmp_path / "stopped" / "model.safetensors").unlink()
     shutil.rmtree(first)
     train(out=tmp_path / "stopped", resume=True, **COMPUTING)
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
@@ -284,6 +285,7 @@ def test_vectors_that_learn_go_on_without_their_file(
     for name, step in (("stopped", 2), ("hardly-begun", 0)):
         shutil.copytree(tmp_path / "whole", tmp_path / name)
         forget_after(tmp_path / name, step)
+    (tmp_path / "hardly-begun" / "model.safetensors").unlink()
     glove.unlink()
     expected = (tmp_path / "whole" / "model.safetensors").read_bytes()
     for name in ("stopped", "hardly-begun"):

@@ -491,6 +491,10 @@ def test_a_trained_model_is_not_replaced_by_a_run_that_starts_again(
     ):
         train(out=folder, resume=True, device="cpu", threads=1)
     assert (folder / "model.safetensors").read_bytes() == trained
+    settings = (folder / "settings.toml").read_bytes()
+    with pytest.raises(TransduceError, match=r"holds a trained model"):
+        train(out=folder, resume=True, settings={"training.steps": 9}, device="cpu", threads=1)
+    assert (folder / "settings.toml").read_bytes() == settings
     (folder / "model.safetensors").unlink()
     result = train(out=folder, resume=True, device="cpu", threads=1)
     assert result is not None

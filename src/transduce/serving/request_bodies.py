@@ -277,6 +277,7 @@ def as_list(texts: str | Sequence[str]) -> list[str]:
 
 # An oversized body is read and discarded up to this size, so that the client gets to read the refusal.
 _MAX_DRAINED_BYTES = 64 << 20
+_MAX_MEMBERS = 64  # each is inflated by an object of its own
 _IDLE_SECONDS = 1.0  # a client that sends nothing for so long seems to wait for the answer
 # zlib's `wbits`: 16 + 15 for a gzip header; 15 for a zlib header, which HTTP calls `deflate`.
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -384,6 +385,7 @@ class Inflater(Decoder):
     def __init__(self, name: str) -> None:
         self.name = name
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
+        self._num_members = 1
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:
         """Return at most `max_bytes` decompressed bytes of a chunk; the rest of it is not decompressed.
@@ -397,6 +399,9 @@ class Inflater(Decoder):
             decoded = self._zlib.decompress(chunk, max_bytes)
             while self.name != "deflate" and self._zlib.unused_data and len(decoded) < max_bytes:
                 following = self._zlib.unused_data  # RFC 1952: a file of gzip may have several members
+                self._num_members += 1
+                if self._num_members > _MAX_MEMBERS:
+                    raise RequestError(400, f"The request's body may have at most {_MAX_MEMBERS} members of gzip.")
                 self._zlib = zlib.decompressobj(_WINDOW_BITS[self.name])
                 decoded += self._zlib.decompress(following, max_bytes - len(decoded))
             return decoded

@@ -86,7 +86,7 @@ _PREFLIGHT = {
 
 
 # A request may name the whole URL, as for a proxy (RFC 9112, 3.2.2).
-_ORIGIN = re.compile(r"https?://[^/]*", re.IGNORECASE)
+_ORIGIN = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
 
 
 class ResponseMiddleware:

@@ -104,16 +104,10 @@ class _Number(NamedTuple):
 
         For a time, these are only the minutes, because hours may be in 12-hour format.
         """
-        parts = re.findall(r"\d+", self.plain)
         if self.kind is None and self.values and ":" not in self.plain:
             return [self.plain]
-        return (
-            parts[1:]
-            if self.kind == "clock"
-            else [self.plain]
-            if self.kind is None and self.values and ":" not in self.plain
-            else parts
-        )
+        parts = re.findall(r"\d+", self.plain)
+        return parts[1:] if self.kind == "clock" else parts
 
     @property
     def is_small(self) -> bool:
@@ -455,7 +449,7 @@ class _Found:
         if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []
         if number.kind in ("date", "day"):
-            is_found = self._has_date(number) if number.kind == "date" else self._has(number.parts[0])
+            is_found = self._has_date(number) if number.kind == "date" else self._has_day(*number.parts[:2])
             return [] if is_found else [number.text]
         is_plain = number.kind is None and not number.is_scaled
         if self._has_fraction(number) or self._has_decade(number) or (is_plain and self._has(number.plain)):
@@ -505,6 +499,15 @@ class _Found:
         decade = number.plain[-2:]
         is_decade = _DECADE.match(number.after) is not None and len(number.plain) == 4 and decade[-1] == "0"
         return is_decade and (decade in self._plain or Decimal(decade) in self._in_words())
+
+    def _has_day(self, day: str, month: str) -> bool:
+        """Return whether the translation has a day of a month without a year, and names no other month or day."""
+        months = _months(self._text)
+        if not months or self._days & {int(month)}:
+            return self._has(day)
+        is_unseen = int(day) <= _SMALL_NUMBER and not self._days  # a word that is not known may be the day
+        has_day = int(day) in self._days or Decimal(day) in self._in_words() or is_unseen
+        return int(month) in months and has_day
 
     def _has_date(self, date: _Number) -> bool:
         """Return whether the translation has a date, as far as can be seen: its year, and no other day or month."""

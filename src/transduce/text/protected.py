@@ -52,11 +52,11 @@ _LATER_LETTER = (
 )
 _LATER_WORD = rf"{_LATER_LETTER}{{1,100}}+"
 _URL_PART = rf"[{_NAME}\-.~:/?#\[\]@!$&'()*+,;=%]"
-# A name in such a script begins behind a sign, as nothing shows where it begins in 请打开资料.docx.
+# In such a script a name is in quotation marks or behind a path's separator, as nothing shows where it begins in
+# 请打开资料.docx. Korean has spaces between words.
 _LATER_NAME = (
-    rf"(?:(?<=[\"'“‘„«‹「『《〈（(【\[/\\:：])(?={_LATER_LETTER})(?:{_LATER_LETTER}|[{_NAME}-]){{1,100}}+"
-    rf"|(?<=[\s,，、;；])(?:{_LATER_LETTER}|\d|[_-]){{1,100}}+|(?<![^\s])[\uac00-\ud7a3][\uac00-\ud7a3\d_-]{{0,100}}+"
-    rf"|\A(?:{_LATER_LETTER}|\d|[_-]){{1,100}}+(?=\.\w{{1,10}}+\s*+\Z))"
+    rf"(?:(?:(?<=[/\\])|(?<=[\"'“‘„«‹「『《〈])(?=[^\"'”’“»›」』》〉\s]{{1,200}}+[\"'”’“»›」』》〉]))(?=[{_NAME}-]{{0,20}}+{_LATER_LETTER})"
+    rf"(?:{_LATER_LETTER}|[{_NAME}-]){{1,100}}+|(?<![^\s])[\uac00-\ud7a3][\uac00-\ud7a3\d_-]{{0,100}}+)"
 )
 # Letters of such scripts belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path with ASCII parts:
 # https://zh.wikipedia.org/wiki/北京, but not https://example.com/看看.

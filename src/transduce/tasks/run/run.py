@@ -344,7 +344,9 @@ class Run:
             self.display.say(
                 "Standard input is not read again: the run continues with the text that was there when it started."
             )
-        if state is not None:
+        if state is None:
+            refuse_to_replace_model(self.request.out, stored.training.save_every)
+        else:
             check_edits(state.settings, stored, self.request.out, self.display.say)
         self.kind = kind_of(settings.task.kind)
         self.has_checkpoint = state is not None
@@ -707,7 +709,7 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
             f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
         )
     if not restored:
-        refuse_to_replace_model(run.request.out, resolved.training.save_every)
+        refuse_to_replace_model(run.request.out, None)
     if restored and trainer.steps is not None and trainer.step >= trainer.steps:
         run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
         return True

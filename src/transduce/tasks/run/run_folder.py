@@ -316,7 +316,7 @@ def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
 
     Args:
         folder: the run's folder, in which no checkpoint is intact.
-        save_every: number of steps between two checkpoints of the run; None: unknown, as the clock decides it.
+        save_every: number of steps between two checkpoints, up to now; None: unknown, such as if the clock decides it.
 
     Raises:
         TransduceError: the folder holds the model of a run that had a checkpoint.
