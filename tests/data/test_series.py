@@ -1,7 +1,9 @@
 """Test tables of time series, their scale, and their windows."""
 
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -85,6 +87,15 @@ def test_a_column_that_is_not_there_is_refused(write_lines: WriteLines) -> None:
         (["2024-01-01", "2024-02-01", "2024-03-01", "2024-04-01"], None),
         (["2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00", "2024-03-31T02:00Z"], None),
         (["1", "2", "9"], None),
+        (["2024-03-28", "2024-03-29", "2024-04-01", "2024-04-02"], None),  # without a weekend
+        (["2024-03-26", "2024-03-27", "2024-03-28", "2024-04-02"], None),  # Easter
+        (["2024-03-01", "2024-03-04", "2024-03-05", "2024-03-06", "2024-03-14"], ":6: .* in the usual step, here and"),
+        (["2024-03-30T00:00+01:00", "2024-03-31T00:00+01:00", "2024-04-01T00:00+02:00"], None),
+        (["2024-03-31 00:00", "2024-03-31 01:00", "2024-03-31 03:00", "2024-03-31 04:00"], None),
+        (["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 02:00", "2024-10-27 03:00"], None),
+        (["2024-10-27 02:00", "2024-10-27 02:30", "2024-10-27 02:00", "2024-10-27 02:30"], None),
+        (["2024-03-31 00:00", "2024-03-31 01:00", "2024-03-31 04:00", "2024-03-31 05:00"], ":4: .* the usual step"),
+        (["2024-03-26 00:00", "2024-03-26 01:00", "2024-03-26 03:00", "2024-03-26 04:00"], ":4: .* the usual step"),
         (["Monday", "Tuesday", "Monday"], None),
         (["2024-01-01", "2024-01-02T00:00Z", "2024-01-02"], None),
         (["2024-01-01"], None),
@@ -102,6 +113,20 @@ def test_times_that_are_not_in_equal_steps_are_reported(
     path = write_lines("table.csv", ["when,load", *(f"{time},{number}" for number, time in enumerate(times))])
     warning = read_table(path, ["load"]).time_warning
     assert (warning is None) if message is None else re.search(message, warning or "")
+
+
+def test_a_year_of_days_or_hours_has_no_warning_but_an_hour_lost_each_week_has(write_lines: WriteLines) -> None:
+    def warning(times: Sequence[datetime]) -> str | None:
+        lines = [f"{time.isoformat()},{number}" for number, time in enumerate(times)]
+        return read_table(write_lines("table.csv", ["when,load", *lines]), ["load"]).time_warning
+
+    hours = [datetime(2023, 1, 1) + timedelta(hours=number) for number in range(24 * 365)]
+    local = [time for time in hours if time != datetime(2023, 3, 26, 2)]
+    assert warning(sorted([*local, datetime(2023, 10, 29, 2)])) is None
+    assert "make the steps equal" in (warning([time for time in hours if (time.weekday(), time.hour) != (6, 2)]) or "")
+    assert "keep one line for each time" in (warning(sorted([*hours, datetime(2023, 6, 1)])) or "")
+    assert warning([time for time in hours[::24] if time.weekday() not in (4, 5)]) is None
+    assert warning([time for time in hours[::24] if time.month != 5 or time.day != 3]) is not None
 
 
 # --- the scale ---
@@ -186,6 +211,15 @@ def test_points_that_repeat_are_not_taken_for_learned_ones() -> None:
     assert find_learned(values[:600], learned).all()
     assert not find_learned(values[600:], learned).any()
     assert not learned_points([np.zeros((50, 1))])[0].digests
+
+
+def test_learned_points_are_fast_with_many_zeros() -> None:
+    values = np.random.Generator(np.random.Philox(8)).normal(size=(100_000, 1))
+    values[np.arange(100_000) % 24 < 12] = 0.0
+    start = time.perf_counter()
+    digests = learned_points([values])[0].digests
+    assert time.perf_counter() - start < 1.0
+    assert digests
 
 
 # --- windows ---

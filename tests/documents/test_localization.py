@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from transduce.commands.translate_document import _plural_notes
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.translate import translate_upload
@@ -386,6 +387,33 @@ def test_the_singular_is_the_plural_form_of_the_number_1(forms: str, singular: i
     assert re.findall(r'msgstr\[\d\] "(.*)"', result) == expected
     document = read_document("a.po", catalog(forms).encode(), DocumentSettings(), Limits())
     assert document.same_plurals == (count > 2)
+    assert document.guesses_singular == ("import" in forms)
+
+
+def test_the_rule_of_plurals_ends_with_its_line() -> None:
+    text = catalog('nplurals=2; plural=(n == 1)\\n"\n"X-Generator: (tool)')
+    assert re.findall(r'msgstr\[\d\] "(.*)"', translated(text, "a.po")) == ["many files!", "a file!"]
+
+
+@pytest.mark.parametrize(
+    ("forms", "is_guess"),
+    [
+        ("nplurals=2; plural=n = 1;", True),
+        ("nplurals=2; plural=5;", True),
+        ("nplurals=2;", True),
+        ('nplurals=2; plural=\\n"\n"X-Generator: 0', True),
+        ("nplurals=1;", False),
+        ("nplurals=1; plural=0;", False),
+    ],
+)
+def test_a_rule_of_plurals_that_is_not_valid_is_reported(forms: str, is_guess: bool) -> None:
+    def guesses(text: str) -> bool:
+        document = read_document("a.po", text.encode(), DocumentSettings(), Limits())
+        assert any("`msgstr[0]` is assumed" in note for note in _plural_notes(document)) is document.guesses_singular
+        return document.guesses_singular
+
+    assert guesses(catalog(forms)) is is_guess
+    assert not guesses(catalog(forms).partition("msgid_plural")[0] + 'msgstr ""\n')
 
 
 TEMPLATE = """# A TITLE.

@@ -108,6 +108,44 @@ def test_noise_has_no_season(phi: float) -> None:
             assert find_season(smooth_noise(phi, seed, size)[:, None]) == 1
 
 
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.7, 0.9, 0.98, 1.0])
+@pytest.mark.parametrize("size", [30, 36, 48, 60, 600, 3_000])
+def test_short_and_long_noise_has_hardly_ever_a_season(phi: float, size: int) -> None:
+    assert sum(find_season(smooth_noise(phi, seed, size)[:, None]) > 1 for seed in range(20)) <= 1
+
+
+def test_a_clear_season_is_found_in_a_short_series() -> None:
+    for seed in range(10):
+        for size in (36, 37, 42, 48):
+            time = np.arange(size)
+            monthly = 0.5 * time + 10.0 * np.sin(2.0 * np.pi * time / 12.0) + noise_of(seed, size)
+            assert find_season(monthly[:, None]) == 12
+        for size in (21, 22, 24):
+            weekly = np.array([10.0, 11.0, 10.0, 12.0, 13.0, 4.0, 2.0])[np.arange(size) % 7]
+            assert find_season((weekly + 0.5 * noise_of(seed, size))[:, None]) == 7
+
+
+def test_the_season_is_exact() -> None:
+    time = np.arange(200)
+    for seed in range(20):
+        assert find_season((np.sin(2.0 * np.pi * time / 12.0) + 0.5 * noise_of(seed, 200))[:, None]) == 12
+    wave = np.sin(2.0 * np.pi * np.arange(300_000) / 1_440.0)
+    for seed in range(2):
+        assert find_season((wave + noise_of(seed, 300_000))[:, None]) == 1_440
+
+
+def test_points_of_different_stretches_are_not_compared() -> None:
+    for seed in range(5):
+        level = smooth_noise(1.0, seed, 300)
+        similar = [(level + 0.1 * noise_of(10 + number, 300))[:, None] for number in range(4)]
+        assert find_season(*similar) == 1
+        waves = [
+            np.sin(2.0 * np.pi * (np.arange(size) + shift) / 12.0) + 0.5 * noise_of(20 + seed, size)
+            for size, shift in ((90, 0), (5, 2), (70, 7), (1, 3))
+        ]
+        assert find_season(*(wave[:, None] for wave in waves)) == 12
+
+
 def test_series_without_a_season_have_season_length_one() -> None:
     time = np.arange(300.0)
     for values in (np.full(50, 3.0), time, time**2, np.sqrt(time), np.array([1.0, 2.0]), np.array([1.0])):
@@ -133,4 +171,4 @@ def test_autocorrelation_equals_the_sum_of_products() -> None:
         ).mean()
         for lag in range(61)
     ]
-    assert _autocorrelation(values, 60) == pytest.approx(np.array(expected), abs=1e-12)
+    assert _autocorrelation([values], 60) == pytest.approx(np.array(expected), abs=1e-12)

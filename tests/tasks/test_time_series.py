@@ -15,11 +15,12 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.commands.tasks import add_forecast_arguments, score_table
-from transduce.data.series import Numbers, read_table
+from transduce.data.series import Numbers, SeriesSettings, read_table
 from transduce.errors import TransduceError
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.model_folder.read import read_any_model_folder
-from transduce.tasks.kinds.time_series import TimeSeriesKind
+from transduce.tasks.kinds.time_series import TimeSeriesKind, prepare_series
+from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.training.checkpoint import load_newest
@@ -204,6 +205,31 @@ def test_a_season_that_no_dev_file_has_is_not_compared_with(table: Path, tmp_pat
     settings = SETTINGS | {"task.series.past": 8, "task.series.season": None, "training.steps": 1}
     train(out=tmp_path / "m", source=table, dev_source=dev, settings=settings, device="cpu", threads=1)
     assert json.loads((tmp_path / "m" / "dev_score.json").read_text("utf-8"))["season"] == 1
+
+
+def test_no_point_to_forecast_in_the_dev_part_is_trained_on(tmp_path: Path) -> None:
+    paths = [tmp_path / "long.csv", tmp_path / "short.csv"]
+    for path, size in zip(paths, (600, 20), strict=True):
+        rows = "".join(
+            f"{value:.9f}\n" for value in np.sin(np.arange(size) * 2.0 * np.pi / 24.0) + 1e-3 * wave(size)[:, 1]
+        )
+        path.write_text("load\n" + rows, "utf-8")
+    data = DataSettings(source=tuple(map(str, paths)))
+    corpus = prepare_series(data, SeriesSettings(past=4, horizon=2), tmp_path / "run")
+    assert corpus.season == 1  # the short file has no whole season
+    futures = corpus.dev.cut(np.arange(len(corpus.dev)))[1].ravel()
+    held_out = [read_table(path).values[-count:, 0] for path, count in zip(paths, (60, 2), strict=True)]
+    np.testing.assert_array_equal(futures, np.concatenate(held_out))
+
+
+def test_the_season_of_several_files_is_not_their_length(tmp_path: Path) -> None:
+    level = np.cumsum(np.random.Generator(np.random.Philox(5)).normal(size=200))
+    paths = [tmp_path / f"{name}.csv" for name in "abcd"]
+    for number, path in enumerate(paths):
+        path.write_text("load\n" + "".join(f"{value + 0.1 * number}\n" for value in level), "utf-8")
+    data = DataSettings(source=tuple(map(str, paths)))
+    corpus = prepare_series(data, SeriesSettings(past=8, horizon=2), tmp_path / "run")
+    assert corpus.season == 1
 
 
 def test_times_out_of_order_are_reported(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,6 +241,11 @@ def _plural_notes(document: Document) -> Iterator[str]:
             f"Plural forms of {count_noun(document.same_plurals, 'text')}: all but the form of the number 1 "
             "are the translation of one text. Check them."
         )
+    if document.guesses_singular:
+        yield (
+            "The header of the catalog has no valid rule for plural forms (`plural=`): `msgstr[0]` is assumed to be "
+            "the form of the number 1. Check these entries, or correct the header and translate again."
+        )
     if document.lacks_plural_rule:
         yield (
             "The header of the catalog has no plural forms, and those of the target language are not known: run "

@@ -129,7 +129,10 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
 
 
 MAX_VALUE = 1e100
-_MONTH = 28 * 86_400  # seconds
+_HOUR, _DAY, _MONTH = 3_600, 86_400, 28 * 86_400  # seconds
+# Without lines for weekends, the points before and after a weekend and holidays are at most so many days apart.
+_WEEKEND_AND_HOLIDAYS = 5
+_SUNDAY, _CLOCK_CHANGES = 6, 2  # the day on which clocks change, and how often a year
 
 
 class Table(NamedTuple):
@@ -175,7 +178,8 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
 def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]]) -> str | None:
     """Return a warning if a column of dates or times goes back, repeats or has unequal steps, else None.
 
-    A column with anything else than ISO dates or times gets no warning.
+    A column with anything else than ISO dates or times gets no warning. Days without weekends, months of unequal
+    length, and local times around changes of summer time count as equal steps.
 
     Args:
         path: the table, for the message.
@@ -188,21 +192,53 @@ def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]])
     except (ValueError, TypeError):  # no times, or with and without time zone
         return None
     usual = Counter(steps).most_common(1)[0][0] if steps else 0.0
-    # Months, quarters and years are not equally long.
-    longest = usual if usual < _MONTH else 1.11 * usual
-    shortest = usual if usual < _MONTH else usual / 1.11
-    for fault, is_faulty in (
-        ("is earlier than on the line before", [step < 0.0 for step in steps]),
-        ("is the same as on the line before", [step == 0.0 for step in steps]),
-        ("does not follow in the usual step", [not shortest <= step <= longest for step in steps]),
+    if usual == _DAY and _has_free_days(times):
+        shortest, longest = usual - _HOUR, _WEEKEND_AND_HOLIDAYS * usual + _HOUR
+    elif usual >= _MONTH:  # months, quarters and years are not equally long
+        shortest, longest = usual / 1.11, 1.11 * usual
+    else:
+        change = _HOUR if usual >= _DAY else 0
+        shortest, longest = usual - change, usual + change
+    # A change of summer time makes local times an hour more or less.
+    changes = {
+        number
+        for number, step in enumerate(steps)
+        if abs(step - usual) == _HOUR and any(map(_may_change_clocks, times[number : number + 2]))
+    }
+    if max(Counter(times[number].year for number in changes).values(), default=0) > _CLOCK_CHANGES:
+        changes = set()
+    compared = [usual if number in changes else step for number, step in enumerate(steps)]
+    for fault, remedy, is_faulty in (
+        ("is earlier than on the line before", "sort the lines", [step < 0.0 for step in compared]),
+        (
+            "is the same as on the line before",
+            "keep one line for each time, with a column for each series",
+            [step == 0.0 for step in compared],
+        ),
+        (
+            "does not follow in the usual step",
+            "make the steps equal, for example by filling gaps, or divide the table into several files there",
+            [not shortest <= step <= longest for step in compared],
+        ),
     ):
         if any(is_faulty):
             line, cell = cells[1 + is_faulty.index(True)]
             return (
                 f"{path}:{line}: the lines of a table are points in equal steps of time, but `{name}` {cell.strip()} "
-                f"{fault}, here and in {sum(is_faulty) - 1:,} other lines: sort the lines and fill the gaps."
+                f"{fault}, here and in {sum(is_faulty) - 1:,} other lines: {remedy}."
             )
     return None
+
+
+def _has_free_days(times: Sequence[datetime]) -> bool:
+    """Return whether daily points leave out weekends: no Sunday occurs or, in over two weeks, some other weekday."""
+    weekdays = {time.weekday() for time in times}
+    return _SUNDAY not in weekdays or (len(times) > 14 and len(weekdays) < 7)
+
+
+def _may_change_clocks(time: datetime) -> bool:
+    """Return whether summer time may begin or end then: in the night to a Sunday, in spring or autumn."""
+    return time.weekday() == _SUNDAY and time.hour < 5 and time.month in (3, 4, 9, 10, 11)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -330,8 +366,10 @@ def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[n
 
 
 def _occurs_once(block: Numbers, stretch: Numbers) -> bool:
-    starts = np.flatnonzero((stretch == block[0]).all(axis=1))
-    return sum(np.array_equal(stretch[start : start + len(block)], block) for start in starts) == 1
+    starts = np.flatnonzero((stretch[: len(stretch) - len(block) + 1] == block[0]).all(axis=1))
+    for offset in range(1, len(block)):
+        starts = starts[(stretch[starts + offset] == block[offset]).all(axis=1)]
+    return len(starts) == 1
 
 
 def _digest(points: Numbers) -> str:

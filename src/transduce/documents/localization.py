@@ -32,7 +32,7 @@ _CONTINUATION = re.compile(r'\s*(?P<string>".*")\s*')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CHARSET = re.compile(rb"Content-Type:[^\"]*?charset=([\w.:-]+)", re.IGNORECASE)
-_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)(?:\s*;\s*plural\s*=\s*([^;]*))?")
+_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)(?:\s*;\s*plural\s*=([^;\n]*))?")
 # The plural forms of languages in a catalog's header, by the numbers of CLDR's rules.
 _EAST_SLAVIC = "n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2"
 _PLURAL_FORMS = {
@@ -102,7 +102,7 @@ def read_po(source: Source) -> Document:
     filled, edits = _filled_header(file, header, source.settings.target_language)
     counted = _PLURALS.search(filled)
     plurals = int(counted[1]) if counted else 2
-    singular = _singular_form(counted[2] if counted else None)
+    singular = _singular_form(counted[2], plurals) if counted else 0
     chosen = [
         entry
         for entry in entries
@@ -111,15 +111,19 @@ def read_po(source: Source) -> Document:
     if counted is not None and plurals <= _MAX_PLURALS:
         for entry in chosen:
             _add_forms(entry, plurals, file.newline)
-    open_strings = [_open_strings(entry, plurals, singular, source.settings) for entry in chosen]
+    open_strings = [_open_strings(entry, plurals, singular or 0, source.settings) for entry in chosen]
     edits += [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
     kept = sum(
         entry.is_fuzzy and len(strings) < len(entry.translations)
         for entry, strings in zip(chosen, open_strings, strict=True)
     )
     same = sum(len(entry.ids) > 1 and len(strings) > 2 for entry, strings in zip(chosen, open_strings, strict=True))
+    has_plurals = any(len(entry.ids) > 1 and strings for entry, strings in zip(chosen, open_strings, strict=True))
     return file.document(edits)._replace(
-        kept_fuzzy=kept, same_plurals=same, lacks_plural_rule=bool(chosen) and "nplurals=INTEGER" in filled
+        kept_fuzzy=kept,
+        same_plurals=same,
+        lacks_plural_rule=bool(chosen) and "nplurals=INTEGER" in filled,
+        guesses_singular=has_plurals and singular is None,
     )
 
 
@@ -155,12 +159,15 @@ def _filled_header(file: TextFile, header: _Entry | None, language: str | None) 
     return text, [*edits, Edit(start, end, [], lambda _: written, is_in_place=False)]
 
 
-def _singular_form(expression: str | None) -> int:
-    """Return the plural form of the number 1, by the expression in a catalog's header; 0 if that is not valid."""
-    try:
-        return int(c2py(expression.strip())(1)) if expression else 0
-    except (ValueError, OverflowError, ZeroDivisionError, RecursionError):
+def _singular_form(expression: str | None, plurals: int) -> int | None:
+    """Return the plural form of the number 1, by the expression in a catalog's header; None if that is not valid."""
+    if plurals == 1:
         return 0
+    try:
+        form = int(c2py((expression or "").strip())(1))
+    except (ValueError, OverflowError, ZeroDivisionError, RecursionError):
+        return None
+    return form if form < plurals else None
 
 
 def _add_forms(entry: _Entry, plurals: int, newline: str) -> None:

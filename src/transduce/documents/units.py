@@ -88,6 +88,8 @@ class Document(NamedTuple):
     """The number of entries of a PO file in which several plural forms are translations of the same text."""
     lacks_plural_rule: bool = False
     """True if a PO template has no plural forms, and those of the target language are not known."""
+    guesses_singular: bool = False
+    """True if the header of a PO file has no valid rule for plural forms, and the form of the number 1 is guessed."""
     messages: MessageRecord | None = None
     """What becomes of the document's ICU messages with branches; None: it has none."""
 

@@ -16,6 +16,8 @@ Numbers = NDArray[np.float64]
 
 # A season occurs at least three times. It is a peak of the autocorrelation by so many standard errors of noise.
 _MIN_SEASONS, _MAX_SEASON, _MIN_ERRORS, _MIN_CORRELATION = 3, 20_000, 3.3, 0.1
+# In a short series a clear wave itself makes the noise seem smooth: this autocorrelation, twice, is always enough.
+_CLEAR_CORRELATION = 0.6
 # Before and after a season's peak, the autocorrelation drops at least to this share. Of the peaks that are nearly the
 # highest (by this share of it, or by so many standard errors), the first is the season.
 _DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
@@ -127,49 +129,53 @@ def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
     return past[:, positions]
 
 
-def find_season(values: Numbers) -> int:
+def find_season(*stretches: Numbers) -> int:
     """Return the length of a series' season in points, at least 2, by autocorrelation; 1 if there is none.
 
     A season is a peak of the autocorrelation that stands out from that of noise, with low values before and after it,
-    and it occurs at least three times. A straight line is removed first, so that a trend does not count as a season.
-    If the level wanders, the season is found in the differences of neighboring points. For several series the mean
-    autocorrelation is used.
+    and it occurs at least three times in the longest stretch. A straight line is removed from each stretch first, so
+    that a trend does not count as a season. If the level wanders, the season is found in the differences of
+    neighboring points. For several series the mean autocorrelation is used.
 
     Args:
-        values: the points of C series, (N, C).
+        stretches: the points of C series, (N, C); points are not compared across the borders of stretches.
     """
-    level = _without_line(values)
-    by_level, by_changes = _peak(level), _peak(np.diff(level, axis=0))
+    level = [_without_line(values) for values in stretches if len(values) > 1]
+    by_level, by_changes = _peak(level), _peak([np.diff(values, axis=0) for values in level])
     if min(by_level, by_changes) == 1 or by_level % by_changes:
         return by_level if by_level > 1 else by_changes
     # A wandering level can hide the first of several seasons.
     correlation = _autocorrelation(level, 2 * by_level)
     is_peak = correlation[by_changes] >= max(correlation[by_changes - 1], correlation[by_changes + 1])
     scores = _twice(correlation)
-    return by_changes if is_peak and scores[by_changes] >= _nearly(scores[by_level], len(level)) else by_level
+    count = sum(map(len, level))
+    return by_changes if is_peak and scores[by_changes] >= _nearly(scores[by_level], count) else by_level
 
 
-def _peak(values: Numbers) -> int:
+def _peak(stretches: Sequence[Numbers]) -> int:
     """Return the lag from 2 of the first significant and nearly highest peak of the autocorrelation; 1 if none is.
 
     Args:
-        values: the points of C series without trend, (N, C).
+        stretches: the points of C series without trend, (N, C).
     """
-    count = len(values)
-    longest = min(count // _MIN_SEASONS, _MAX_SEASON)
+    lengths = np.array([len(values) for values in stretches])
+    longest = min(max(lengths, default=0) // _MIN_SEASONS, _MAX_SEASON)
     if longest < 2:
         return 1
-    all_lags = _autocorrelation(values, 2 * longest)
+    everything = _autocorrelation(stretches, int(lengths.max()) - 1)
+    all_lags = everything[: 2 * longest + 3]
     correlation, scores = all_lags[: longest + 1], _twice(all_lags)
     below = np.flatnonzero(correlation <= 0.0)
     if not len(below):
         return 1
     first = int(below[0])
     # The standard error of the autocorrelation of noise that is as smooth as the series (Bartlett 1946).
-    errors = np.sqrt((1.0 + 2.0 * (correlation[1 : first + 1] ** 2).sum()) / (count - np.arange(longest + 1)))
-    low = np.minimum(_DROP * correlation, correlation - _MIN_ERRORS * errors)
+    pairs = np.maximum(lengths[:, None] - np.arange(longest + 1), 0).sum(axis=0)
+    errors = np.sqrt((1.0 + 2.0 * (correlation[1 : first + 1] ** 2).sum()) / pairs)
+    limits = np.minimum(_MIN_ERRORS * errors, _CLEAR_CORRELATION)
+    low = np.minimum(_DROP * correlation, correlation - limits)
     again = all_lags[::2][: longest + 1]
-    enough = np.minimum(correlation, again) > np.maximum(_MIN_CORRELATION, _MIN_ERRORS * errors)
+    enough = np.minimum(correlation, again) > np.maximum(_MIN_CORRELATION, limits)
     drops_before = np.minimum.accumulate(correlation) < low
     lags = first + 1 + np.flatnonzero((enough & drops_before)[first + 1 :])
     if not len(lags):
@@ -178,14 +184,26 @@ def _peak(values: Numbers) -> int:
     lags = lags[after < low[lags]]
     if not len(lags):
         return 1
-    lag = int(lags[correlation[lags] >= _nearly(correlation[lags].max(), count)][0])
+    lag = int(lags[scores[lags] >= _nearly(scores[lags].max(), int(lengths.sum()))][0])
     while True:  # to the top of this peak
         radius = max(1, lag // 8)
         start = max(2, lag - radius)
         top = start + int(scores[start : lag + radius + 1].argmax())
         if top == lag:
-            return lag if lag < longest else 1
+            return _refined(lag, everything[: lengths.max() // 2 + 1]) if lag <= longest else 1
         lag = top
+
+
+def _refined(lag: int, correlation: Numbers) -> int:
+    """Return the season of a peak of the autocorrelation more exactly, by the peaks at 2, 4, 8, … times its lag."""
+    radius, season, times = max(1, lag // 8), float(lag), 2
+    while round(times * season) + radius < len(correlation):
+        start = round(times * season) - radius
+        top = start + int(correlation[start : start + 2 * radius + 1].argmax())
+        if correlation[top] < _DROP * correlation[lag]:
+            break
+        season, times = top / times, 2 * times
+    return round(season)
 
 
 def _twice(correlation: Numbers) -> Numbers:
@@ -216,21 +234,29 @@ def _without_line(values: Numbers) -> Numbers:
     return residual
 
 
-def _autocorrelation(values: Numbers, max_lag: int) -> Numbers:
-    """Return the mean autocorrelation of series without trend, (N, C), at the lags from 0 to `max_lag`.
+def _autocorrelation(stretches: Sequence[Numbers], max_lag: int) -> Numbers:
+    """Return the mean autocorrelation of series without trend at the lags from 0 to `max_lag`.
 
     Each sum of products is divided by the mean energy of the points that it multiplies, so that long lags do not seem
     weaker. Series that are all zeros are left out; without any other, all lags have 0.
+
+    Args:
+        stretches: the points of C series, (N, C); products are not taken across their borders.
+        max_lag: the longest lag.
     """
-    values = values / np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
-    values = values[:, (values != 0.0).any(axis=0)]
-    if not values.size:
+    sizes = np.max([np.abs(values).max(axis=0) for values in stretches], axis=0)
+    used = sizes > 0.0
+    if not used.any():
         return np.zeros(max_lag + 1)
-    count, lags = len(values), np.arange(max_lag + 1)
-    length = 2 * count  # with as many zeros behind the values, no lag wraps around
-    products = np.fft.irfft(np.abs(np.fft.rfft(values, length, axis=0)) ** 2, length, axis=0)[: max_lag + 1]
-    energy = np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), values**2]), axis=0)
-    both = energy[count - lags] + energy[count] - energy[lags]
+    products, both = np.zeros((2, max_lag + 1, int(used.sum())))
+    for stretch in stretches:
+        values = stretch[:, used] / sizes[used]
+        lags = np.arange(min(max_lag + 1, len(values)))
+        length = 2 * len(values)  # with as many zeros behind the values, no lag wraps around
+        spectrum = np.abs(np.fft.rfft(values, length, axis=0)) ** 2
+        products[: len(lags)] += np.fft.irfft(spectrum, length, axis=0)[: len(lags)]
+        energy = np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), values**2]), axis=0)
+        both[: len(lags)] += energy[len(values) - lags] + energy[-1] - energy[lags]
     correlation: Numbers = (2.0 * products / np.maximum(both, np.finfo(np.float64).tiny)).mean(axis=1)
     return correlation
 

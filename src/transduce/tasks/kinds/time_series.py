@@ -156,9 +156,7 @@ def prepare_series(
     for files, stretches, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
         _check_lengths(files, stretches, past + horizon, what, held_out=not data.dev_source)
     points = np.concatenate(training)
-    season = find_season(points) if settings.season is None else settings.season
-    if season > past and not data.dev_source:  # a dev part also begins with the season that its first window repeats
-        dev = [values[max(0, first - season) :] for values, first in zip(read, dev_starts, strict=True)]
+    season = find_season(*training) if settings.season is None else settings.season
     known = min(len(values) - horizon for values in dev) if data.dev_source else min(dev_starts)
     if season > max(past, known):
         if settings.season is not None:
@@ -167,6 +165,8 @@ def prepare_series(
                 "in the dev part: set a shorter season, or use more points."
             )
         season = 1
+    if season > past and not data.dev_source:  # a dev part also begins with the season that its first window repeats
+        dev = [values[max(0, first - season) :] for values, first in zip(read, dev_starts, strict=True)]
     card = _StoredCard(
         columns=columns,
         lengths={"training": [len(values) for values in training], "dev": [len(values) for values in dev]},
