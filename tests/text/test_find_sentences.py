@@ -92,6 +92,44 @@ CASES = [
     ("ru", ["См. рис. 5 и табл. 3.", "Он любит книги и т. д.", "Том ушёл.", "Я ем рис.", "Он вкусный."]),
     ("ru", ["Он родился в 1990 г.", "Уехал в Париж.", "Жил он в XIX в.", "Умер в Москве."]),
     ("tr", ["Sn. Yılmaz Bağdat Cad. Moda Mah. yakınında.", "Örn. Ankara."]),
+    # Names and acronyms that are frequent first words or abbreviations in another language.
+    ("en", ["He met U.S. Sen. John McCain.", "Amartya K. Sen won.", "U.S. Men won.", "Main St. Ben lives there."]),
+    ("en", ["J. Ben Smith met David D. Ben-Gurion.", "James A. Hon was here.", "Prof. T. Az said so."]),
+    ("de", ["Der Politiker D. Ben-Gurion sprach."]),
+    ("tr", ["Saat 5 p.m.", "Ben gittim."]),
+    ("ru", ["Жил там А.", "Потом ушёл."]),
+    ("en", ["I heard it on NPR.", "Bob told me.", "NPR.", "The host was kind.", "He had no resp.", "Bob did."]),
+    ("nl", ["Hij werkt bij de VRT.", "Dat is in Brussel."]),
+    ("fi", ["Tom (vrt. Anna) tuli.", "Kanava on VRT.", "Tom katsoo."]),
+    ("cs", ["Tom resp. Anna přišli."]),
+    ("cs", ["TOM RESP. ANNA PŘIŠLI."]),
+    ("en", ["the bacterium e. coli is small.", "john a. smith met j. a. smith.", "we read o. henry and slept."]),
+    ("de", ["der autor e. müller schrieb es.", "ja."]),
+    ("de", ["von Anna A. van der Berg"]),
+    ("pt", ["não sei o que é.", "tom sabe."]),
+    # Eras and units.
+    (
+        "de",
+        [
+            "Er lebte 44 v. Chr.",
+            "Caesar starb.",
+            "Es war 100 n. Chr.",
+            "Rom war groß.",
+            "Im 19. Jh.",
+            "Paris wurde groß.",
+        ],
+    ),
+    (
+        "de",
+        [
+            "Er kam im 5. Jh. v. Chr. nach Rom.",
+            "Es kostet 5 Mio. Euro oder 3 Tsd. Dollar.",
+            "Das sind Mio.",
+            "Bob ging.",
+        ],
+    ),
+    ("de", ["es kostet 5 mio. euro im 5. jh. nach rom."]),
+    ("en", ["It costs 5 Mio.", "Bob left."]),
     # Ordinals and numbers.
     ("tr", ["II. Abdülhamit öldü.", "I. Murat geldi."]),
     ("ko", ["2024. 5. 3. 서울에서 만났다.", "오늘은 2024. 5. 4.이다.", "좋다."]),
@@ -141,6 +179,23 @@ def test_marks_without_a_space_end_sentences_too() -> None:
     text = "Really?Yes! He came.She left. Use System.Out to print.And go."
     found = [text[start:end] for start, end in find_sentences(text, "en")]
     assert found == ["Really?", "Yes!", "He came.", "She left.", "Use System.Out to print.", "And go."]
+
+
+@pytest.mark.parametrize("text", ["He met U.S. Sen. John McCain.", "D. Ben-Gurion spoke.", "Amartya K. Sen won."])
+def test_first_words_of_other_languages_begin_no_sentence_of_an_unknown_language(text: str) -> None:
+    assert len(find_sentences(text)) == 1
+
+
+def test_dates_have_days_months_and_years() -> None:
+    for text in ("Er kam am 31. 12. 2024 an.", "Es ist der 3. 5. 1999 heute."):
+        assert len(find_sentences(text, "de")) == 1
+    for text in (
+        "Ergebnis: 3. 5. 1000 Leute kamen.",
+        "Versions 1. 2. 3000 are",
+        "Siehe 32. 5. 2000",
+        "Siehe 3. 13. 2000",
+    ):
+        assert len(find_sentences(text, "en")) > 1
 
 
 def test_marks_without_a_space_end_sentences_in_scripts_without_capital_letters_too() -> None:

@@ -6,10 +6,10 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from transduce.text.files import compose, read_lines
 from transduce.text.languages import (
@@ -140,7 +140,7 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
     """
     lines = read_lines(path)
     first = list(islice(lines, _INSPECTED_LINES))
-    rest = _chain(first, lines)
+    rest = chain(first, lines)
     if is_hard_wrapped(first):
         sentences = _wrapped_sentences(first, rest)
         yield from [sentences] if sentences else []
@@ -162,21 +162,14 @@ def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
 
-def _chain(first: Iterable[str], rest: Iterable[str]) -> Iterator[str]:
-    yield from first
-    yield from rest
-
-
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
     document: list[str] = []
-    for line in lines:
+    for line in chain(lines, [""]):
         if line.strip():
             document += split_sentences(" ".join(line.split()))
         elif document:
             yield document
             document = []
-    if document:
-        yield document
 
 
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
@@ -241,7 +234,7 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
             follows, as in contents or verses. 0: all lines are joined.
     """
     paragraph, last = "", ""
-    for line in lines:
+    for line in chain(lines, [""]):
         text = " ".join(line.split())
         if paragraph and (not text or _ends_early(last, text, width)):
             yield paragraph
@@ -251,8 +244,6 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
         else:
             paragraph = text
         last = line.rstrip()
-    if paragraph:
-        yield paragraph
 
 
 def line_separator(before: str, after: str) -> str:
@@ -342,45 +333,50 @@ _NEVER_ENDS = _words(
     """mr mrs messrs mme mlle dr dra drs prof profs sergt dipl med phil sr sra srta srs dña sig sigg sig.ra dott avv dhr
     mevr vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl o.ä
     p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад
-    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j d.gr insb insbes bzgl einschl ehem geb gest exmo exma ilmo
-    dott.ssa prof.ssa sig.na ad_es per_es p.es o.a m.n i.p.v t.o.v i.v.m n.a.v např napr npr tzv tzw resp popř příp
-    mudr judr phdr rndr mvdr t.j św bl.a t.ex f.eks d.v.s m.a.o jf jfr s.k t.o.m fr.o.m p.g.a esim vrt ún ifj özv
-    bkz doç piem pvz δρ κ κος καθ βλ δηλ σελ λ.χ डॉ डा प्रो पं ড ডা মো т.к т.н т.о напр доц просп пер пл наб вул
-    англ греч бул"""
+    m.e m.a.w i.allg i.ü u.u z.t z.zt v v.a o.g i.h.v d.ä d.j d.gr dott.ssa prof.ssa sig.na ad_es per_es p.es o.a m.n
+    i.p.v t.o.v i.v.m n.a.v t.j bl.a t.ex f.eks d.v.s m.a.o s.k t.o.m fr.o.m p.g.a δρ κ κος καθ βλ δηλ σελ λ.χ
+    डॉ डा प्रो पं ড ডা মো т.к т.н т.о"""
 )
 # Titles that are also words or units if they begin with a small letter.
 _TITLES = _words(
     """ms mm mgr rev hon capt col gen lieut lt sgt maj gov pres sen rep hr fr frl ing mag mw ste insp supt cmdr adm
     mt"""
 )
-# Abbreviations that are words in other languages.
+# Abbreviations that are words or acronyms in other languages.
 _OF_LANGUAGE = {
-    "cs": _words("ul sv doc tř nábř"),
-    "sk": _words("ul sv doc"),
-    "pl": _words("ul al pl os ks hab doc m.in"),
+    "de": _words("insb insbes bzgl einschl ehem geb gest resp"),
+    "nl": _words("resp"),
+    "pt": _words("exmo exma ilmo"),
+    "pl": _words("ul al pl os ks hab doc m.in tzw św"),
     "et": _words("nt"),
-    "fi": _words("ks"),
-    "hu": _words("pl kb ill ld"),
-    "tr": _words("sn cad mah sok apt örn"),
-    "da": _words("dvs fx"),
-    "no": _words("dvs"),
-    "nb": _words("dvs"),
-    "sv": _words("dvs"),
+    "fi": _words("ks esim vrt"),
+    "hu": _words("pl kb ill ld ifj özv"),
+    "tr": _words("sn cad mah sok apt örn bkz doç"),
+    "lt": _words("pvz"),
+    "lv": _words("piem"),
+    "sv": _words("dvs jfr resp"),
     "vi": _words("tp ths ts pgs gs bs"),
     "id": _words("jl bpk"),
-    **dict.fromkeys(("hr", "sr", "bs", "sl"), _words("ul sv")),
+    **dict.fromkeys(
+        ("cs", "sk"), _words("ul sv doc tř nábř např napr tzv resp popř příp príp ún mudr judr phdr rndr mvdr")
+    ),
+    **dict.fromkeys(("da", "no", "nb", "nn"), _words("dvs fx jf jfr")),
+    **dict.fromkeys(("hr", "sr", "bs", "sl"), _words("ul sv npr tzv")),
+    **dict.fromkeys(("ru", "uk", "be", "bg"), _words("напр доц просп пер пл наб вул англ греч бул")),
 }
 # Ends of lists, eras and units, which end a sentence before a capital letter.
 _LIST_ENDS = _words(
     """etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п др пр н.э тыс млн млрд руб коп u.v.m osv o.s.v m.m m.fl atd apod
     stb jne vb κλπ κ.λπ κτλ κ.ά dll dsb dst n.e p.n.e n.l př.n.l e.kr f.kr a.c tys mld zł u.ä
-    ee.uu ff.aa rr.hh jj.oo cc.aa ق.م ب.م ه.ش"""
+    ee.uu ff.aa rr.hh jj.oo cc.aa v.chr n.chr jh ق.م ب.م ه.ش"""
 )
 # Abbreviations that may end a sentence: they do before a word that often begins one.
 _MAY_END = _words(
     """al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft a.m p.m a.d b.c u.s u.k u.n ph.d m.a b.a d.c
-    u.s.a v.chr n.chr гр обл π.χ μ.χ jh mio mrd tsd a.u.b e.v"""
+    u.s.a гр обл π.χ μ.χ a.u.b e.v"""
 )
+# German abbreviations of units, before which a number stands.
+_GERMAN_UNIT = re.compile(r"\d\s(?:mio|mrd|tsd)$", re.IGNORECASE)
 # Years and centuries, which may end a sentence. Without a number, the first three stand before names of places.
 _BEFORE_PLACE = _words("г р м")
 _DATED = _BEFORE_PLACE | _words("гг в вв рр r w")
@@ -401,6 +397,13 @@ _MONTHS = re.compile(
     r"june|juli|july|august|september|o[kc]tober|november|de[zc]ember",
     re.IGNORECASE,
 )
+# Abbreviations that surely end a long sentence before a capitalized word, except the name of an office, unit or time.
+_SURE_ENDS, _MIN_SURE_WORDS = _words("a.m p.m u.s u.k u.n u.s.a"), 5
+_SURE_START = re.compile(
+    rf"(?!(?i:{_MONTHS.pattern})|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Eastern|Central|Pacific|Mountain|Greenwich|Army"
+    r"|Navy|Marine|Senat|Congress|President|House|Constitution|Government|Treasury|Embassy|Ambassador|Secretary|Dollar"
+    r"|Steel|Open|Supreme)[A-Z][\w’']*\s[a-z]"
+)
 # Only German writes nouns after ordinals with capital letters: "am 2. Tag", "der 1. und 2. Weltkrieg".
 _BEFORE_ORDINAL = re.compile(
     r"(?:^|\s)(?:d(?:er|ie|as|en|em|es)|[aiv][mn]|vom|zu[mr]|beim|ins|(?:[mdsk]?ein|ihr|unser|euer|jed|dies|jen|erst)"
@@ -411,7 +414,8 @@ _ORDINAL_LANGUAGES = ("de", "lb", "nds")
 # Languages with a full stop after the number of a king: "II. Abdülhamit".
 _ROMAN_LANGUAGES = (*_ORDINAL_LANGUAGES, "tr", "az", "hu", "cs", "sk", "hr", "sr", "bs", "sl", "da", "no", "nb", "et")
 # Dates with spaces: "2024. 5. 3.", "3. 5. 2024"
-_DATE = re.compile(r"(?<!\d)(?:\d{4}\.\s?\d{1,2}\.\s?\d{1,2}\.|\d{1,2}\.\s?\d{1,2}\.\s?\d{4}(?!\d))")
+_DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"(?:1[4-9]|2[01])\d\d"
+_DATE = re.compile(rf"(?<!\d)(?:{_YEAR}\.\s?{_MONTH}\.\s?{_DAY}\.|{_DAY}\.\s?{_MONTH}\.\s?{_YEAR}(?!\d))")
 # Frequent first words of sentences.
 _STARTERS = _words(
     """the a an i he she it we they you this that these those there here my your his her our their but and so if when
@@ -420,10 +424,22 @@ _STARTERS = _words(
     am an auf mit für nach nun jetzt dann ja nein mein meine sein seine ihre kein keine nicht man dies diese dieser
     le la les un une je tu il elle nous vous ils elles on ce cette c'est mais et ou si quand que qui dans j'ai
     el los las una unos yo tú él ella nosotros ellos es pero y cuando no lo gli uno io lui lei noi e ma o os
-    het een ik jij hij zij wij en maar niet det jag vi hon men och jeg hun eu isso depois ela eles
-    он она они оно мы вы я ты это потом затем но а и если когда там тут теперь после в на по він вона вони ми це потім
-    potem potom to ona bu ben sen biz sonra ama ve az ez én és ő se hän minä ο η το αυτός αυτή μετά και αλλά"""
+    het een ik jij hij zij wij en maar niet"""
 )
+# Those that are names in other languages: "Sen. McCain", "D. Ben-Gurion".
+_STARTERS_OF_LANGUAGE = {
+    "pt": _words("eu isso depois ela eles"),
+    "pl": _words("potem to ona"),
+    "tr": _words("bu ben sen biz sonra ama ve"),
+    "hu": _words("az ez én és ő"),
+    "fi": _words("se hän minä"),
+    "el": _words("ο η το αυτός αυτή μετά και αλλά"),
+    "ru": _words("он она они оно мы вы я ты это потом затем но а и если когда там тут теперь после в на"),
+    "uk": _words("він вона вони ми ви я ти це потім але а і якщо коли там тут тепер після в на"),
+    "sv": _words("det jag vi hon men och"),
+    **dict.fromkeys(("da", "no", "nb", "nn"), _words("det jeg vi hun men og")),
+    **dict.fromkeys(("cs", "sk"), _words("potom to ona")),
+}
 _SAYS = re.compile(
     r"(?:[\w.’'-]+\s){1,3}(?:said|says|asked|cried|shouted|replied|answered|exclaimed|whispered|yelled|added)\b"
 )
@@ -441,7 +457,7 @@ _LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«
 _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
 _CAPITAL_WORDS = ("I", "Я", "É", "È", "Ő")  # at the start of a sentence
 _UNCASED_INITIAL = re.compile("[\u05d0-\u05ea\u0621-\u064a]")
-_VOWEL = re.compile("[aeiouyаеёиіоуыэюяαεηιουω]")
+_SMALL_WORDS = tuple("éèøöőåяє")  # at the end of a sentence, also in a text without capital letters
 # Urdu names of Latin letters, between which ۔ ends no sentence: ایم۔اے (M.A.)
 _URDU_LETTERS = _words("اے بی سی ڈی ای ایف جی ایچ آئی جے کے ایل ایم این او پی کیو آر ایس ٹی یو وی ڈبلیو ایکس وائی زیڈ")
 _ROMAN = re.compile(r"(?=[IVX]+\b)X{0,3}(?:IX|IV|V?I{0,3})\b")
@@ -453,7 +469,7 @@ _LETTERED_ITEM = re.compile(r"[(（]?[^\W\d_][)）]\s")
 _BEFORE_LETTER = _words("buchst buchstabe lit lett let ziff abschn anm fall satz punkt option variante")
 _REACH = 60
 """Number of characters inspected on each side of a punctuation mark."""
-_ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _DATED | _BEFORE_NUMBER | _words("им")
+_ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _DATED | _BEFORE_NUMBER | _words("им mio mrd tsd")
 
 
 def _dotted(abbreviations: Iterable[str]) -> re.Pattern[str]:
@@ -465,8 +481,7 @@ def _dotted(abbreviations: Iterable[str]) -> re.Pattern[str]:
 
 
 _DOTTED = _dotted(_NEVER_ENDS | _LIST_ENDS | _MAY_END)
-_MIN_DOTS_WORD = 4
-_MIN_CJK_ELLIPSIS = 4
+_MIN_DOTS_WORD = _MIN_CJK_ELLIPSIS = 4
 _MIN_DATED_WORDS = 4  # a sentence that ends with a year has more words than "В 1990 г."
 
 
@@ -478,7 +493,7 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
 
     Args:
         text: a text, usually one line.
-        language: code of its language, which decides on ordinals such as "5. Mai"; None: unknown.
+        language: code of its language, which decides on ordinals ("5. Mai"), abbreviations and names; None: unknown.
         protected: spans in which no sentence ends, in order and disjoint.
     """
     return _find_spans(_SentenceFinder(text, language), protected)
@@ -504,12 +519,8 @@ def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> li
         elif span.end > span.start:
             spans[-1] = Span(spans[-1].start, span.end)
         start = stop
-    return _with_first_marks(text, [span for span in spans if span.end > span.start])
-
-
-def _with_first_marks(text: str, spans: list[Span]) -> list[Span]:
-    """Return the spans of a text's sentences; a first one of punctuation only is merged with the second."""
-    if len(spans) > 1 and not any(map(is_word_character, text[slice(*spans[0])])):
+    spans = [span for span in spans if span.end > span.start]
+    if len(spans) > 1 and not any(map(is_word_character, text[slice(*spans[0])])):  # a first one of punctuation only
         return [Span(spans[0].start, spans[1].end), *spans[2:]]
     return spans
 
@@ -531,19 +542,45 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
     return 0
 
 
+class _Mark(NamedTuple):
+    """A punctuation mark that may end a sentence.
+
+    Attributes:
+        match: the mark, found by `candidates` of the finder.
+        start: the offset where the sentence begins.
+        before: the end of the sentence, before the mark.
+        following: the text after the mark and the quotes that open it.
+        abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
+        is_starter: True if the word after the mark often begins sentences.
+    """
+
+    match: re.Match[str]
+    start: int
+    before: str
+    following: str
+    abbreviation: str | None
+    is_starter: bool
+
+
 class _SentenceFinder:
     """A classifier of a text's punctuation marks, which decides for each whether it ends a sentence."""
 
-    def __init__(self, text: str, language: str | None, *, before_small: bool = False) -> None:
-        """Create a classifier; with `before_small`, every mark before a small letter ends a sentence, too."""
-        code = None if language is None else short_code(language)
+    def __init__(self, text: str, language: str | None, *, before_small: bool = False, sure: bool = False) -> None:
+        """Create a classifier; with `before_small`, every mark before a small letter ends a sentence, too.
+
+        With `sure`, so do abbreviations such as "p.m." that a second sentence surely follows.
+        """
+        code = "" if language is None else short_code(language)
         self.text = text
         self.before_small = before_small
-        self.has_ordinals = code is None or code in _ORDINAL_LANGUAGES
-        self.has_roman = code is None or code in _ROMAN_LANGUAGES
-        self.is_roman_first = code in _ROMAN_LANGUAGES
-        self.own_abbreviations = _OF_LANGUAGE.get(code or "", frozenset())
-        is_greek = ";" in text and (code in GREEK or (code is None and main_script(text) == "Greek"))
+        self.sure = sure
+        self.is_unknown = not code
+        self.is_german = code in _ORDINAL_LANGUAGES
+        self.has_roman = code in _ROMAN_LANGUAGES
+        self.own_abbreviations = _OF_LANGUAGE.get(code, frozenset())
+        self.own_starters = _STARTERS_OF_LANGUAGE.get(code, frozenset())
+        self.is_capital = text.isupper()
+        is_greek = ";" in text and (code in GREEK or (not code and main_script(text) == "Greek"))
         self.candidates = _GREEK_CANDIDATE if is_greek else _CANDIDATE
         self._dotted = dict(_dotted_abbreviations(text))
 
@@ -556,22 +593,24 @@ class _SentenceFinder:
         following = after.lstrip(_OPENING + "”’»„‚‹›\u05f4")
         word = _NEXT_WORD.match(following)
         is_initial = word is not None and len(word[0]) == 1 and following[1:2] == "."
-        is_starter = word is not None and not is_initial and word[0].lower().replace("’", "'") in _STARTERS
+        small = "" if word is None or is_initial else word[0].lower().replace("’", "'")
+        is_starter = small in _STARTERS or small in self.own_starters
         if match["joined"] is not None:
             return _joined_ends(match["joined"], before, following, is_starter=is_starter)
         is_stop = match["spaced"] == "."
         abbreviation = self._dotted.get(match.start()) if is_stop else None
         if abbreviation == "":
             return False
+        mark = _Mark(match, start, before, following, abbreviation, is_starter)
         if _is_small(following) and not following.startswith(("i ", "i'm ")):
-            return self._ends_before_small(match, start, before, following, abbreviation)
+            return self._ends_before_small(mark)
         if match["closers"] and _SAYS.match(after):
             return False
         if not match["spaced"].endswith("."):
             return True
         if not is_stop or match["closers"].strip("'’"):
             return bool(before.strip()) or is_stop
-        return self._stop_ends(before, start, following, abbreviation, is_starter=is_starter)
+        return self._stop_ends(mark)
 
     def _is_wide_end(self, match: re.Match[str], before: str, after: str) -> bool:
         marks = match["wide"]
@@ -582,78 +621,59 @@ class _SentenceFinder:
         least = _MIN_CJK_ELLIPSIS - bool(_LAST_CJK.search(before))
         return min(_count_cjk(before), _count_cjk(after)) >= least
 
-    def _ends_before_small(
-        self, match: re.Match[str], start: int, before: str, following: str, abbreviation: str | None
-    ) -> bool:
-        """Return whether a mark before a small letter ends a sentence, as in texts without capital letters.
-
-        Args:
-            match: the mark, found by `_CANDIDATE`.
-            start: the offset where the sentence begins.
-            before: the end of the sentence, before the mark.
-            following: the text after the mark.
-            abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
-        """
+    def _ends_before_small(self, mark: _Mark) -> bool:
+        """Return whether a mark before a small letter ends a sentence, as in texts without capital letters."""
+        match, before, following = mark.match, mark.before, mark.following
         if (match["closers"] or match["spaced"].startswith(("..", "…"))) and not self.before_small:
             return False
         is_item = _LETTERED_ITEM.match(self.text[match.end() : match.end() + _REACH].lstrip()) is not None
-        first = self.text[start : start + _REACH].lstrip(_OPENING + " \t")[:1]
+        first = self.text[mark.start : mark.start + _REACH].lstrip(_OPENING + " \t")[:1]
         words = before.split()
         last = words[-1].lower() if words else ""
-        is_known = abbreviation is not None or last in _ABBREVIATIONS or last in self.own_abbreviations
+        is_known = mark.abbreviation is not None or last in _ABBREVIATIONS or last in self.own_abbreviations
         if is_known or "." in last or last.isdigit():
             return False
         if self.before_small:
             return True
-        is_vowel = _VOWEL.match(unicodedata.normalize("NFD", last)) is not None and before.strip() != last
-        is_word = len(last) > 1 or (is_vowel and following[1:2].isalpha())
+        is_word = len(last) > 1 or (before.endswith(_SMALL_WORDS) and len(words) > 1 and following[1:2].isalpha())
         if (_is_small(first) or (is_item and last not in _BEFORE_LETTER)) and is_word:
             return True
         is_long = min(len(words), len(following.split())) >= _MIN_WORDS
         return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
 
-    def _stop_ends(
-        self, before: str, start: int, following: str, abbreviation: str | None, *, is_starter: bool
-    ) -> bool:
-        """Return whether a full stop before a capital letter, a digit or a mark ends a sentence.
-
-        Args:
-            before: the end of the sentence, before the full stop.
-            start: the offset where the sentence begins.
-            following: the text after the full stop.
-            abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
-            is_starter: True if the word after it often begins sentences.
-        """
+    def _stop_ends(self, mark: _Mark) -> bool:
+        """Return whether a full stop before a capital letter, a digit or a mark ends a sentence."""
+        before, following = mark.before, mark.following
         last = _LAST.search(f"{before}.")
         if last is None:
             return True
         word = last[1]
-        small = abbreviation or ("" if _are_initials(word) else word.lower())
+        small = mark.abbreviation or ("" if _are_initials(word) else word.lower())
         is_title = small in _TITLES and word[0].isupper()
-        is_letter = len(word) == 1 and word.isupper()
-        if is_title or (not is_letter and (small in _NEVER_ENDS or small in self.own_abbreviations)):
+        is_own = small in self.own_abbreviations and (self.is_capital or not word.isupper())  # no acronym
+        if is_title or is_own or (small in _NEVER_ENDS and not (len(word) == 1 and word.isupper())):
             return False
-        if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not is_starter:
+        if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not mark.is_starter:
             return False
         if word.isdigit():
-            return self._number_ends(word, start, before, following, is_starter=is_starter)
-        if small in _LIST_ENDS or small in _MAY_END:
-            return small in _LIST_ENDS or is_starter
-        return is_starter or self._word_ends(word, before)
+            return self._number_ends(word, mark)
+        if small in _LIST_ENDS or mark.is_starter:
+            return True
+        if small in _MAY_END:
+            is_long = len(before.split()) >= _MIN_SURE_WORDS
+            return self.sure and small in _SURE_ENDS and is_long and _SURE_START.match(following) is not None
+        return self._word_ends(word, before)
 
     def _word_ends(self, word: str, before: str) -> bool:
-        """Return whether a sentence ends after a word that is no listed abbreviation, and its full stop.
-
-        Args:
-            word: the word, without the full stop.
-            before: the end of the sentence, before the full stop.
-        """
+        """Return whether a sentence ends after a word that is no listed abbreviation; `before` ends with the word."""
+        if self.is_german and _GERMAN_UNIT.search(before):
+            return False
         if word in _DATED:
             words = before.split()
             if len(words) > 1 and (words[-2][-1].isdigit() or _ROMAN.fullmatch(words[-2])):
                 return len(words) >= _MIN_DATED_WORDS
             return word not in _BEFORE_PLACE
-        if (self.has_roman if len(word) > 1 else self.is_roman_first) and _ROMAN.fullmatch(word):
+        if (self.has_roman or (self.is_unknown and len(word) > 1)) and _ROMAN.fullmatch(word):
             return False
         if word == "им":
             return _NAMED_AFTER.search(before) is None
@@ -662,25 +682,14 @@ class _SentenceFinder:
             return word in _CAPITAL_WORDS or not (is_initial or word.islower())  # "a. The first item"
         return word == "I" or not is_initial or not _INITIALS.fullmatch(word)
 
-    def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
-        """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item.
-
-        Args:
-            number: the digits before the full stop.
-            start: the offset where the sentence begins.
-            before: the end of the sentence, before the full stop.
-            following: the text after the full stop.
-            is_starter: True if the word after it often begins sentences.
-        """
+    def _number_ends(self, number: str, mark: _Mark) -> bool:
+        """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item."""
         if len(number) > 3:
             return True
-        is_first = self.text[start : start + _REACH].lstrip().startswith(f"{number}.") and not before.strip(
-            " " + number
-        )
-        if is_first or (_MONTHS.match(following) and len(number) <= 2):
+        if mark.before.strip() == number or (_MONTHS.match(mark.following) and len(number) <= 2):
             return False
-        is_ordinal = _BEFORE_ORDINAL.search(before.removesuffix(number)) is not None
-        return is_starter or not self.has_ordinals or not is_ordinal
+        is_ordinal = _BEFORE_ORDINAL.search(mark.before.removesuffix(number)) is not None
+        return mark.is_starter or not (is_ordinal and (self.is_german or self.is_unknown))
 
 
 def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
@@ -729,10 +738,8 @@ def _count_cjk(text: str) -> int:
 # Detection of translations that have fewer sentences than their source.
 
 
-_AFTER_CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
-_ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
-_ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
-_NOT_SENTENCE_ENDS = (_AFTER_CLOSING, _ELLIPSIS, _ORDINAL)
+# Quotations, ellipses and ordinals ("am 5. Mai").
+_DOUBTFUL_END = re.compile(r"""(?:["'”’»）)」』\]]|\.{2,}|…|(?:^|\s)\d+\.)\s*$""")
 # Punctuation that a translator may use instead of the end of a source sentence.
 _POSSIBLE_ENDS = re.compile("[;；:：—–]")
 # Thai, Lao and Tibetan have no punctuation that only ends sentences.
@@ -770,10 +777,10 @@ def find_lost_sentences(
 
 def _min_sentences(text: str, language: str | None) -> int:
     count = start = 0
-    for span in find_sentences(text, language):
+    for span in _find_spans(_SentenceFinder(text, language, sure=True)):
         sentence = text[start : span.end]
         following = text[span.end : span.end + _REACH].lstrip().lstrip(_OPENING)
-        is_sure = not _is_small(following) and not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
+        is_sure = not _is_small(following) and _DOUBTFUL_END.search(sentence) is None
         if not following or is_sure:
             count += _is_long(sentence)
             start = span.end
@@ -787,6 +794,5 @@ def _max_sentences(text: str, language: str | None) -> int:
 
 
 def _is_long(sentence: str) -> bool:
-    unspaced = sum(map(is_unspaced_character, sentence))
     words = [word for word in sentence.split() if any(map(is_word_character, word))]
-    return unspaced >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS
+    return _count_cjk(sentence) >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS
