@@ -429,6 +429,13 @@ def test_wrong_values_are_missing_even_with_the_same_digits(source: str, target:
         ("12,34,567 रुपये", "1,234,567 rupees"),
         ("in the 1960s", "in den Sechzigern"),
         ("25:21", "25-21"),
+        ("Er ist 1,80 m groß.", "He is 180 cm tall."),
+        ("He is 180 centimeters tall.", "Er ist 1,80m groß."),
+        ("1,5 kg Mehl", "1500 g of flour"),
+        ("身高1.80米", "180 cm tall"),
+        ("2 km", "2000 m"),
+        ("250 ml", "0,25 l"),
+        ("1500 г", "1.5 кг"),
     ],
 )
 def test_equal_values_are_found_in_other_notations_and_words(source: str, target: str) -> None:
@@ -455,6 +462,12 @@ def test_a_day_needs_its_month_and_long_numbers_are_compared(source: str, target
     ("source", "target", "missing"),
     [
         ("Kapitel 1", "Chapter 11.", ["1"]),
+        ("1,80 m", "175 cm", ["1,80"]),
+        ("2 km", "200 m", ["2"]),
+        ("2 kg", "2000 m", ["2"]),
+        ("3 m²", "300 cm²", ["3"]),
+        ("1500 m/s", "1.5 km/h", ["1500"]),
+        ("1500 mal", "1.5 kal", ["1500"]),
         ("Kapitel 1", "Chapter 1.", []),
         ("Kapitel 1", "Chapter one.", []),
         ("3 von 5", "3 of 7", ["5"]),
@@ -484,7 +497,7 @@ def test_a_small_number_that_became_another_is_missing(source: str, target: str,
 
 
 @pytest.mark.parametrize(
-    "unit", ["77 a ", "-77 b ", "12 345 ", "万", "hundred ", "24.12.2023 ", "12:30 ", "1 million "]
+    "unit", ["77 a ", "-77 b ", "12 345 ", "万", "hundred ", "24.12.2023 ", "12:30 ", "1 million ", "7 km "]
 )
 def test_time_is_linear_in_the_numbers_of_a_text(unit: str) -> None:
     times = []

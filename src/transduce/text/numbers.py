@@ -70,6 +70,28 @@ _SCALE = re.compile(
     + ")(?![米克瓦卡赫]|[^\\W\\d_\u0e00-\u0eff\u3040-\u9fff\uac00-\ud7af])",  # 千克 is a kilogram
     re.IGNORECASE,
 )
+# Metric units behind a number, as powers of ten of the meter, gram and liter. Areas and speeds are left out.
+_UNITS = {
+    "length": {
+        -3: "mm|毫米|мм|mill?im[eèé]t\\w*",
+        -2: "cm|厘米|公分|см|[cz]ent[ií]m[eèé]t\\w*",
+        0: "m|米|м|m[eèé]t(?:er|re|ro)\\w*|метр\\w*",
+        3: "km|公里|千米|км|(?:k|qu|ch)il[oóô]m[eèé]t\\w*",
+    },
+    "mass": {
+        -3: "mg|毫克|мг|mill?igram\\w*",
+        0: "g|克(?!拉)|г|gram\\w*",
+        3: "kg|公斤|千克|кг|kilos?|(?:k|qu|ch)ilogram\\w*",
+        6: "t|吨|т|tonn?e[ns]?",
+    },
+    "volume": {-3: "ml|毫升|мл|mill?ilit\\w*", -2: "cl", -1: "dl", 0: "l|升|л|lit(?:er|re|ro)\\w*"},
+}
+_UNIT = re.compile(
+    rf"[ {_SPACES}-]?(?:"
+    + "|".join(f"(?P<{name}_{power + 3}>{words})" for name, table in _UNITS.items() for power, words in table.items())
+    + ")(?![²³/^]|[^\\W_\u3040-\u9fff\uac00-\ud7af])",
+    re.IGNORECASE,
+)
 
 
 class _Number(NamedTuple):
@@ -86,12 +108,19 @@ class _Number(NamedTuple):
     before: str
     """Up to six characters before the number, which may end with a minus."""
     after: str
-    """Up to eight characters after the number."""
+    """Up to sixteen characters after the number."""
 
     @property
     def is_scaled(self) -> bool:
         """True if a word or character multiplies the number, as in 3万 (30,000)."""
         return len(self.text) > len(self.plain)
+
+    @property
+    def quantities(self) -> set[tuple[str, Decimal]]:
+        """The possible lengths in meters, masses in grams and volumes in liters, each with the name of the kind."""
+        unit = _UNIT.match(self.text[len(self.plain) :] + self.after) or _UNIT.match(self.after)
+        name, _, power = ((unit and unit.lastgroup) or "").partition("_")
+        return {(name, value.scaleb(int(power) - 3)) for value in self.values} if unit else set()
 
     @property
     def may_change(self) -> bool:
@@ -166,8 +195,10 @@ class _Number(NamedTuple):
         """Return whether another plain number may be a right translation of this one, which has other digits.
 
         This is so if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
-        (2, 2.5).
+        (2, 2.5), or they are the same in another unit (2 km, 2000 m).
         """
+        if not self.quantities.isdisjoint(other.quantities):
+            return True
         both = sorted((self.value, other.value))
         is_hour = self.plain.isdecimal() and other.plain.isdecimal() and both[1] <= _HOURS and both[1] - both[0] == 12
         return is_hour or self.is_same(other) or both[0] == both[1].to_integral_value(ROUND_FLOOR)
@@ -221,7 +252,7 @@ def _numbers(text: str) -> list[_Number]:
             numbers.pop()
             values = {former.value + value for value in values}
             start -= len(former.text)
-        before, after = text[max(0, start - 6) : start], text[stop : stop + 8]
+        before, after = text[max(0, start - 6) : start], text[stop : stop + 16]
         numbers.append(_Number(text[start:stop], match[0], kind, frozenset(values), before, after))
         end = stop
     return numbers
@@ -390,8 +421,8 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
     Values are compared, whatever the notation: 1.234,50 and 1,234.50, 3万 and 30,000, 40 and forty. If a sign is
     ambiguous, as in 1.234, each reading counts. Numbers up to twenty, often written as words, count only if the
     translation has another number in digits instead, which is not the same in another notation or unit; with
-    `changed_small` false, not even then. Dates and times may be written in another notation. A negative number whose
-    translation has lost the minus counts.
+    `changed_small` false, not even then. Metric units are converted: 1.80 m is 180 cm. Dates and times may be written
+    in another notation. A negative number whose translation has lost the minus counts.
     """
     numbers = _numbers(source)
     if not numbers:
@@ -429,6 +460,7 @@ class _Found:
         self._values = {value for number in numbers for value in number.values}
         self._has_dates = any(number.kind == "date" for number in numbers)
         self._has_clocks = any(number.is_sure_clock for number in numbers)
+        self._quantities = {quantity for number in numbers for quantity in number.quantities}
         self._days = {int(number.value) for number in numbers if 0 < number.value <= _MOST_DAYS}
         self._by_key: dict[tuple[object, ...], list[_Number]] = {}
         unique = {
@@ -452,6 +484,8 @@ class _Found:
             is_found = self._has_date(number) if number.kind == "date" else self._has_day(*number.parts[:2])
             return [] if is_found else [number.text]
         is_plain = number.kind is None and not number.is_scaled
+        if not number.quantities.isdisjoint(self._quantities):
+            return []
         if self._has_fraction(number) or self._has_decade(number) or (is_plain and self._has(number.plain)):
             return []
         similar = number.is_sure_clock and self._has_clocks
