@@ -297,7 +297,7 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             ["train", "--out", "{folder}/m", "--source", "{folder}，{folder}", "--target", "x"],
             "多个文件之间请用空格分隔：",
         ),
-        (["translate", __file__, "{folder}"], "test_ui_language.py 是文件：请先写模型的文件夹，再写文本。"),
+        (["translate", __file__, "{folder}"], "test_ui_language.py 是文件：请写模型的文件夹，要读的文本写在它后面。"),
         (["doctor", __file__], "test_ui_language.py 是 .py 文件。"),
         (["translate", "{folder}/none"], "none 不存在：请指定模型的文件夹。"),
         (["generate", "{folder}"], "模型文件夹里应有 config.json，但"),

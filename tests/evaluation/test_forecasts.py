@@ -65,10 +65,11 @@ def test_a_report_says_how_many_points_were_learned_from() -> None:
         assert "learned" not in str(report)
 
 
-def test_a_report_knows_whether_there_was_anything_to_improve_on() -> None:
-    points = np.zeros((1, 2, 1))
-    assert not score_forecasts(points, points, points, names="x", season=1).compares
-    assert score_forecasts(points, points + 1.0, points, names="x", season=1).compares
+def test_a_report_knows_whether_a_model_is_no_better_than_repeating() -> None:
+    zeros = np.zeros((1, 2, 1))
+    for actual, forecast, is_weak in ((0, 0, False), (0, 1, True), (1, 0, True), (1, 1, False)):
+        report = score_forecasts(zeros, zeros + actual, zeros + forecast, names="x", season=1)
+        assert report.is_weak == is_weak, (actual, forecast)
 
 
 def noise_of(seed: int, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:

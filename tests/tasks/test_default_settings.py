@@ -91,7 +91,7 @@ def test_a_short_time_budget_selects_a_smaller_preset(
     )
     assert chosen.value == preset
     assert chosen.reason.startswith("many pairs")
-    assert (f"{minutes:g} minutes" in chosen.reason) == (preset != "big")
+    assert (f"{minutes:g} min " in chosen.reason) == (preset != "big")
 
 
 def test_an_unlimited_time_budget_keeps_the_preset_of_the_corpus() -> None:

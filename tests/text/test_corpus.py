@@ -78,7 +78,7 @@ def test_marks_and_carriage_returns_are_removed_and_counted(write_bytes: Write) 
     notes = LineNotes()
     path = write_bytes("windows.txt", "\ufeffa\r\n\ufeffb\r\nc\rd\n".encode())
     assert list(read_lines(path, notes)) == ["a", "\ufeffb", "c\rd"]
-    assert notes == LineNotes(carriage_returns=2, byte_order_marks=1)
+    assert notes == LineNotes(carriage_returns=2, byte_order_marks=1, line_end="\r\n")
 
 
 def test_several_files_are_paired_in_their_order(write_bytes: Write) -> None:

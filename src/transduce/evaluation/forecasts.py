@@ -62,9 +62,9 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the forecast points that the model was trained on, which makes the errors too low; None: unknown."""
 
     @property
-    def compares(self) -> bool:
-        """True if a baseline has an error in any series; False if repeating predicts all of them exactly."""
-        return any(_best(errors, "mean_absolute")[1] > 0.0 for errors in self.series.values())
+    def is_weak(self) -> bool:
+        """True if the model has errors, and not fewer than repeating the last season or value, which may have none."""
+        return self.skill <= 0.0 and any(errors.mean_absolute > 0.0 for errors in self.series.values())
 
     def __str__(self) -> str:
         lines = [

@@ -506,7 +506,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             self.card(corpus, resolved, step, report, folder=placement.folder),
             report,
             weakness="The forecasts are not better than repeating the last season or the last value."
-            if report.skill <= 0.0 and report.compares
+            if report.is_weak
             else None,
         )
 
