@@ -1,5 +1,6 @@
 """Test `transduce translate` on large files (shards, workers, resuming after a kill) and its search options."""
 
+import argparse
 import io
 import os
 import shutil
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from transduce.commands.main import build_parser, main
-from transduce.commands.translate import make_job
+from transduce.commands.translate import identity, make_job
 from transduce.errors import TransduceError
 from transduce.inference import bulk_files
 from transduce.inference.bulk_files import Job
@@ -441,3 +443,15 @@ def test_a_wrong_glossary_is_reported_before_anything_is_written(
         assert main(["translate", str(trained), str(file), *options]) == 2
         assert message in capsys.readouterr().err
         assert list(tmp_path.glob("out.en*")) == []
+
+
+def test_an_interruption_of_a_version_with_another_idle_penalty_is_resumed() -> None:
+    options = argparse.Namespace(
+        phrases=None, source_language=None, target_language=None, tag=None, datastore=None, shard=None, precision="auto"
+    )
+    job = Job(search=SearchSettings(beam_size=4))
+    earlier = msgspec.json.encode(([], job, None, "auto", None, (None, None), [], None))
+    earlier = earlier.replace(b'"diversity_penalty":1.0', b'"diversity_penalty":0.5')
+    assert identity(options, [], job) == earlier
+    groups = Job(search=SearchSettings(beam_size=4, diverse_groups=2))
+    assert b'"diversity_penalty":1.0' in identity(options, [], groups)

@@ -195,9 +195,16 @@ def test_copies_are_a_batch_apart() -> None:
 
 def test_without_copies_batches_are_those_of_a_plan_that_does_not_spread() -> None:
     mixture = Mixture((None, None), (2_000.0, 10_000.0))
-    for number in range(0, 40, 7):
-        one, other = (plan(mixture, spread_copies=each).batch(0, number) for each in (True, False))
+    spread, together = (plan(mixture, spread_copies=each) for each in (True, False))
+    for number in range(0, 134, 7):
+        one, other = (each.batch(0, number) for each in (spread, together))
+        assert np.array_equal(one.indices, other.indices)
         assert np.array_equal(one.source, other.source)
+    assert spread._windows == together._windows
+    numbers = [
+        np.concatenate([np.arange(*each) for each in spread._window_ranges(window)]) for window in spread._windows
+    ]
+    assert not any(map(spread._spreads, numbers))
 
 
 def test_without_shares_batches_are_those_of_a_plan_of_one_corpus() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from transduce.data.series import (
     SeriesPlan,
@@ -211,6 +212,33 @@ def test_points_that_repeat_are_not_taken_for_learned_ones() -> None:
     assert find_learned(values[:600], learned).all()
     assert not find_learned(values[600:], learned).any()
     assert not learned_points([np.zeros((50, 1))])[0].digests
+
+
+@pytest.mark.parametrize("mean", [0.5, 1.0, None])
+@pytest.mark.parametrize("points", [60, 200, 500])
+def test_small_counts_that_match_by_chance_are_not_learned(mean: float | None, points: int) -> None:
+    def draw(seed: int, size: int) -> NDArray[np.float64]:
+        generator = np.random.Generator(np.random.Philox(seed))
+        drawn = generator.integers(0, 2, (size, 1)) if mean is None else generator.poisson(mean, (size, 1))
+        return drawn.astype(np.float64)
+
+    for seed in range(3):
+        training, other = draw(seed, points), draw(seed + 100, 988)
+        learned = learned_points([training])
+        assert find_learned(training, learned).all()
+        assert not find_learned(other, learned).any()
+        found = find_learned(np.concatenate([training, other]), learned)
+        assert found[:points].all()
+        assert not found[points:].any()
+
+
+def test_a_single_digest_is_not_enough() -> None:
+    values = np.random.Generator(np.random.Philox(1)).normal(size=(100, 1))
+    (learned,) = learned_points([values])
+    assert find_learned(values, [learned]).all()
+    for count, expected in ((1, False), (2, False), (12, True)):  # the first two share points
+        digests = dict(list(learned.digests.items())[:count])
+        assert find_learned(values, [msgspec.structs.replace(learned, digests=digests)]).all() == expected
 
 
 def test_learned_points_are_fast_with_many_zeros() -> None:

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop, schedule
-from transduce.training.checkpoint import Environment, average_weights, load_checkpoint, load_newest
+from transduce.training.checkpoint import FORMAT_VERSION, Environment, average_weights, load_checkpoint, load_newest
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
 from transduce.training.interruption import Interruption
@@ -604,6 +604,34 @@ def test_a_value_of_another_measure_is_not_compared_on_resume(tmp_path: Path, ma
     result = resumed.trainer.run()
     assert script.kept == [6]
     assert (result.best_step, result.best_value) == (6, -1.5)
+
+
+@pytest.mark.parametrize(("version", "best_step"), [(3, 8), (FORMAT_VERSION, 2)])
+def test_a_skill_against_another_baseline_is_not_compared_on_resume(
+    tmp_path: Path, make_settings: Make, version: int, best_step: int
+) -> None:
+    shorter, settings = (make_settings(steps=steps, validate_every=2, best_by="skill", patience=3) for steps in (4, 8))
+    Setup(tmp_path, shorter, validate=skills([0.9, 0.8])).trainer.run()
+    checkpoint, _ = load_newest(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.state.validations_without_better == 1
+    resumed = Setup(tmp_path, settings, validate=skills([0.3, 0.4]))
+    resumed.trainer.resume_from(
+        msgspec.structs.replace(checkpoint, state=msgspec.structs.replace(checkpoint.state, format_version=version))
+    )
+    result = resumed.trainer.run()
+    assert (result.reason, result.best_step) == ("finished" if version == 3 else "no improvement", best_step)
+
+
+def skills(values: list[float]) -> Callable[[Mapping[str, Tensor], int], ValidationEvent]:
+    """Return a validator that reads skills from a list; the loss falls with the skill."""
+    left = iter(values)
+
+    def validate(_: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        skill = next(left)
+        return ValidationEvent(step=step, loss=1 - skill, perplexity=math.exp(1 - skill), scores={"skill": skill})
+
+    return validate
 
 
 def test_a_run_that_ended_for_want_of_improvement_does_no_step_more(tmp_path: Path, make_settings: Make) -> None:

@@ -664,7 +664,7 @@ def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.N
     windows = np.arange(len(series))
     past, actual = series.known(windows), series.cut(windows)[1]
     forecast = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
-    count = int(learned[series.target_rows()].sum()) if any(each.digests for each in card.learned) else None
+    count = int(learned[series.target_rows()].sum()) if any(len(each.digests) > 1 for each in card.learned) else None
     return score_forecasts(past, actual, forecast.values, names=card.columns, season=season, learned=count)
 
 

@@ -437,6 +437,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
         job: what applies to each line.
     """
     from transduce.inference.decoding import read_max_source_tokens
+    from transduce.search.settings import EARLIER_DEFAULTS
 
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
@@ -445,7 +446,12 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
     languages = (options.source_language, options.target_language, *([options.tag] if options.tag else []))
     longest = [read_max_source_tokens(Path(folder)) for folder in folders]
     datastore = file_sha256(Path(options.datastore)) if options.datastore else None
-    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, datastore))
+    stored = msgspec.to_builtins(job)
+    if job.search.diverse_groups == 1:
+        stored["search"] |= EARLIER_DEFAULTS  # without effect, so that interruptions of earlier versions are resumed
+    return msgspec.json.encode(
+        (models, stored, options.shard, options.precision, phrases, languages, longest, datastore)
+    )
 
 
 def _digests(folder: Path) -> list[str]:

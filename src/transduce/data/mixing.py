@@ -290,9 +290,9 @@ class MixedPlan(BatchPlan):
         """Return the source and target lengths of a window's pairs in the order from which its batches are cut."""
         ranges = self._window_ranges(window)
         source, target = self._corpus.read_range_lengths(ranges)
-        if not self._spread_copies:
-            return in_length_order(source, target)
         numbers = np.concatenate([np.arange(*each) for each in ranges])
+        if not self._spreads(numbers):
+            return in_length_order(source, target)  # faster than an order of the pairs
         order = self._order(source, target, numbers, (_WINDOW_TIES, index))
         return source[order], target[order]
 
@@ -308,9 +308,13 @@ class MixedPlan(BatchPlan):
         self, source_lengths: Lengths, target_lengths: Lengths, numbers: Indices, ties_key: tuple[int, ...]
     ) -> Indices:
         order = super()._order(source_lengths, target_lengths, numbers, ties_key)
-        if not self._spread_copies:
+        if not self._spreads(numbers):
             return order
         return spread_copies(order, numbers, cut_batches(source_lengths[order], target_lengths[order], *self._limits))
+
+    def _spreads(self, numbers: Indices) -> bool:
+        """Return whether copies are spread, and pairs with these indices in the corpus contain any."""
+        return self._spread_copies and len(np.unique(numbers)) < len(numbers)
 
     def _window_ranges(self, window: _Window) -> list[PairRange]:
         """Return the pairs of a window, corpus after corpus, as ranges (start, stop) of consecutive pairs."""

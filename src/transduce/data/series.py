@@ -9,7 +9,7 @@ import csv
 import hashlib
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -354,14 +354,25 @@ def learned_points(stretches: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
 def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[np.bool_]:
     """Return which points of a table, (N, C), belong to stretches that a model was trained on, as (N,) booleans.
 
-    A stretch is recognized by any eight points of which it has a digest.
+    A stretch is recognized by most of the digests of its points in the table. A single digest is too few, because eight
+    small counts also occur by chance.
     """
-    known = {digest: (offset, each.points) for each in learned for digest, offset in each.digests.items()}
-    found = np.zeros(len(values), dtype=bool)
+    starts: dict[str, list[int]] = {digest: [] for each in learned for digest in each.digests}
     for start in range(len(values) - _BLOCK + 1):
-        if place := known.get(_digest(values[start : start + _BLOCK])):
-            first = start - place[0]
-            found[max(0, first) : max(0, first + place[1])] = True
+        if (digest := _digest(values[start : start + _BLOCK])) in starts:
+            starts[digest].append(start)
+    found = np.zeros(len(values), dtype=bool)
+    for each in learned:
+        matches = defaultdict[int, list[int]](list)  # offsets of digests that match, by where the stretch would begin
+        for digest, offset in each.digests.items():
+            for start in starts[digest]:
+                matches[start - offset].append(offset)
+        offsets = np.sort(list(each.digests.values()))
+        for first, matching in matches.items():
+            begin, end = np.searchsorted(offsets, (-first, len(values) - _BLOCK - first + 1))
+            # Two blocks that overlap are little more evidence than one.
+            if 2 * len(matching) > end - begin and max(matching) - min(matching) >= _BLOCK:
+                found[max(0, first) : first + each.points] = True
     return found
 
 

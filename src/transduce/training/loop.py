@@ -244,8 +244,10 @@ class Trainer:
                 self.time_use, overhead_seconds=self.time_use.overhead_seconds + state.overhead_seconds
             )
             self.plan.restore(state.time_plan)
-        # A best value of another metric cannot be compared: the next validation becomes the best so far.
+        # A best value of another metric cannot be compared: the next validation becomes the best so far. The same holds
+        # for the skill in a checkpoint of a format below 4, which may be measured against another baseline.
         same = state.best_by in (None, self.settings.best_by)
+        same = same and not (self.settings.best_by == "skill" and state.format_version < 4)
         self._best_model.best = Best(
             step=state.best_step,
             value=state.best_value if same else None,
