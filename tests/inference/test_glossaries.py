@@ -132,6 +132,7 @@ def test_case_and_marks_of_a_sentence_that_is_one_term(
         ("Hund?", "หมา", "de-th", "หมา?"),
         ("Hund?", "perro", "de-es", "¿Perro?"),
         ("Hund!!", "perro", "de-es", "¡¡Perro!!"),
+        ("Hund?!", "perro", "de-es", "¡¿Perro?!"),
         ("Hund.", "perro", "de-es", "Perro."),
         ("¿Hund?", "dog", "es-en", "Dog?"),
         ("Hund;", "dog", "el-en", "Dog?"),

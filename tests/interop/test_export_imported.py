@@ -180,14 +180,14 @@ def test_symbols_that_fine_tuning_adds_are_exported(
     run = tmp_path / "run"
     text = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
     steps = ["--steps", "2", "--set", "training.batch_tokens=300", "--device", "cpu", "--threads", "1"]
-    symbols = ["--user-symbols", "<X>", "zzq"]
+    symbols = ["--user-symbols", "<X>", "zzq", "tokenizer_class"]  # the last is also in its settings
     assert main(["train", "--init-from", str(bart), *text, "--out", str(run), *symbols, *steps]) == 0
     if copied:  # as the message asks for if the run has no such file
         shutil.copyfile(bart / "tokenizer.json", run / "tokenizer.json")
     transduce.export(run, tmp_path / "out", to="huggingface", sources=LINES, threads=1)
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "out")
     own = transduce.load(run, task="translation", device="cpu", threads=1).tokenizer.source
-    lines = [*LINES, "I<X> zzq <X>", "zzqq"]
+    lines = [*LINES, "I<X> zzq <X>", "zzqq", "a tokenizer_class"]
     assert theirs(lines)["input_ids"] == [own.with_special_tokens(ids) for ids in own.encode_batch(lines)]
     assert own.id("<X>") in theirs(lines)["input_ids"][3]
     (run / "tokenizer.json").unlink()

@@ -66,6 +66,21 @@ def test_the_first_word_may_hold_spaces_and_numbers(first: str, tmp_path: Path) 
     assert vector_width(path) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 3\nchapter 1 0.1 0.2 0.3\n", ["chapter 1"]),
+        ("2 3\nchapter 1 0.1 0.2 0.3\nchapter 2 1 0.2 0.3\n", ["chapter 1", "chapter 2"]),
+        ("3 3\na 1 2 3\nv 1.5 0.1 0.2 0.3\nv 2.5 0.1 0.2 0.3\n", ["a", "v 1.5", "v 2.5"]),
+    ],
+)
+def test_a_header_shows_where_a_word_that_ends_with_numbers_ends(text: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "vectors").write_text(text, "utf-8")
+    found = dict(read_word_vectors(tmp_path / "vectors"))
+    assert list(found) == words
+    assert found[words[-1]].tolist()[1:] == pytest.approx([0.2, 0.3])
+
+
 @pytest.mark.parametrize("line_feeds", [False, True])
 def test_binary_word2vec_files_are_read(line_feeds: bool, tmp_path: Path) -> None:
     path = tmp_path / "vectors.bin"
@@ -128,6 +143,7 @@ def test_rescaled_vectors_have_the_mean_norm_of_the_replaced_rows(small_tokenize
         (b"tea 1 2 3\nmilk 1 2 3\nice\t1 2 3\n", r"line 3: spaces must separate"),
         (b"1 3\ntea 1 2 3\nmilk 4 5 6\n", r"must hold 1 vectors of 3 numbers by its first line, but has 2"),
         (b"2 3\ntea 1 2 3 4\nmilk 4 5 6 7\n", r"line 1: the vectors have 3 numbers by this line, but 4 on the next"),
+        (b"1 3\ntea 1 .2 .3 .4 .5\n", r"line 1: the vectors have 3 numbers by this line, but 5 on the next"),
         (b"2 4\ntea 1 2 3\nmilk 4 5 6\n", r"line 1: the vectors have 4 numbers by this line, but 3 on the next"),
         (b"a .1 .2 .3\nb .1 .2 .3 .4\nc .1 .2 .3\n", r"line 2: a line must hold a word and 3 numbers, but begins"),
         (b"a 1 2 3\nb -1.5e-3 1 2 3\nc 1 2 3\n", r"line 2: a line must hold a word and 3 numbers, but begins"),

@@ -318,8 +318,10 @@ def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]
         capitalized = capitalize(target, language) if is_capitalized and target == target.lower() else target
         written = target if vocabulary.unknown_characters(capitalized) else capitalized
         end = _marks_like(marks, written, language)
-        opening = _OPENING.get(end[:1], "") if language is not None and short_code(language) == "es" else ""
-        marked = f"{opening * len(end)}{written}{end}"
+        is_spanish = language is not None and short_code(language) == "es"
+        # Marks that end a sentence are either all in `_OPENING` or none is.
+        opening = "".join(_OPENING.get(mark, "") for mark in reversed(end)) if is_spanish else ""
+        marked = f"{opening}{written}{end}"
         targets.append(written + marks.translate(_NARROW_MARKS) if vocabulary.unknown_characters(marked) else marked)
     return list(dict.fromkeys(targets))
 

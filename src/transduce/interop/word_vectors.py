@@ -272,12 +272,23 @@ def _numbers_at_end(line: bytes) -> int:
     return count
 
 
+def _is_numbered_word(line: bytes, width: int) -> bool:
+    """Return whether a line with more than `width` numbers looks like a word that ends with whole numbers.
+
+    So it does if these have no decimal point, but numbers behind them have one.
+    """
+    word, *numbers = line.rstrip().rsplit(b" ", width)
+    extra = word.split(b" ")[1:][width - _numbers_at_end(line) :]
+    return b"." in b"".join(numbers) and _numbers_at_end(line) > width and b"." not in b"".join(extra)
+
+
 def _read_text(
     first: bytes, file: IO[bytes], path: Path, shape: tuple[int, int] | None = None
 ) -> Iterator[tuple[str, Vector]]:
     """Yield each word with its vector, float32, from lines of text with a word and the numbers of its vector.
 
-    A word may contain spaces, as some of GloVe's do. The first lines show the vectors' width.
+    A word may contain spaces, as some of GloVe's do. The header states the vectors' width, or else the first lines show
+    it.
 
     Args:
         first: the first line with a vector.
@@ -298,8 +309,11 @@ def _read_text(
     if 2 * damaged > len(sample):
         raise not_utf8(path, f"{damaged} of the first {len(sample)} lines are not")
     # A word may end with a number, and a line may be damaged, so the most frequent count is the width.
-    widths = [_numbers_at_end(line) for line in sample if line.strip() and b"\t" not in line]
+    sample_lines = [line for line in sample if line.strip() and b"\t" not in line]
+    widths = [_numbers_at_end(line) for line in sample_lines]
     width = max(widths, key=lambda each: (widths.count(each), each), default=0)
+    if shape is not None and (shape[1] in widths or all(_is_numbered_word(line, shape[1]) for line in sample_lines)):
+        width = shape[1]
     if shape is not None and 0 < width != shape[1]:
         raise TransduceError(
             f"{path}, line 1: the vectors have {shape[1]:,} numbers by this line, but {width:,} on the next lines: "
@@ -313,7 +327,7 @@ def _read_text(
             continue  # refused below unless it is at the end
         if found != number - first_line:
             raise TransduceError(f"{path}, line {number - 1:,}: a line must hold a word and numbers, but is empty.")
-        yield _word_of_line(line, width, f"{path}, line {number:,}")
+        yield _word_of_line(line, width, f"{path}, line {number:,}", is_stated=shape is not None)
         found += 1
     if shape is not None and found < shape[0]:
         raise _truncated(path, shape, found)
@@ -321,8 +335,10 @@ def _read_text(
         raise _too_long(path, shape, f"{found:,}")
 
 
-def _word_of_line(line: bytes, width: int, location: str) -> tuple[str, Vector]:
+def _word_of_line(line: bytes, width: int, location: str, *, is_stated: bool) -> tuple[str, Vector]:
     """Return the word of a line, and its vector of `width` numbers, float32.
+
+    Without a header that states the width (`is_stated`), a word must not end with a number such as 1.5.
 
     Raises:
         TransduceError: the line holds anything else; `location` is the file and line.
@@ -337,8 +353,7 @@ def _word_of_line(line: bytes, width: int, location: str) -> tuple[str, Vector]:
             vector = np.array([float(number) for number in numbers], np.float32)
     except ValueError:
         vector = np.zeros(0, np.float32)
-    # Words may end with whole numbers, but not with numbers such as those of a vector.
-    too_many = re.search(rb" [-+]?\d*\.\d+(e[-+]?\d+)?$", word)
+    too_many = not is_stated and re.search(rb" [-+]?\d*\.\d+(e[-+]?\d+)?$", word)
     if width < 1 or len(vector) != width or too_many:
         raise TransduceError(
             f"{location}: a line must hold a word and {max(1, width)} numbers, but begins "

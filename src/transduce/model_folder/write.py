@@ -96,13 +96,14 @@ def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) 
     if "tokenizer.json" not in files:
         return dict(files)
     try:
-        content, *others = (
-            msgspec.json.decode(files[name], type=dict[str, Any])
-            for name in ("tokenizer.json", _TOKENIZER_SETTINGS, *_TABLES)
-            if name in files
+        content, settings, named, numbered = (
+            msgspec.json.decode(files.get(name, b"{}"), type=dict[str, Any])
+            for name in ("tokenizer.json", _TOKENIZER_SETTINGS, "special_tokens_map.json", "added_tokens.json")
         )
         added = list(content["added_tokens"])
-        known = {token["content"] for token in added} | set(_strings(others))
+        tokens = [value for name, value in settings.items() if name.endswith(("_token", "_special_tokens"))]
+        decoded = list(settings.get("added_tokens_decoder", {}).values())
+        known = {*numbered, *_texts([added, decoded, named, tokens])}
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise TransduceError(f"The files of the model's tokenizer cannot be read: {error!r}.") from error
     record = tokenizer.record.source
@@ -117,13 +118,15 @@ def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) 
     return dict(files) | {"tokenizer.json": json_bytes(content | {"added_tokens": added})}
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value at any depth, including the keys of objects."""
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of tokens: strings, or objects with a `content`, in lists or objects at any depth."""
     if isinstance(value, str):
         yield value
+    elif isinstance(value, dict) and "content" in value:
+        yield value["content"]
     elif isinstance(value, dict | list):
-        for inner in [*value, *(value.values() if isinstance(value, dict) else ())]:
-            yield from _strings(inner)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def carry_original_tokenizer(

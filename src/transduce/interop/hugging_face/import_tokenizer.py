@@ -314,10 +314,13 @@ def _surroundings(
                 f"{len(before)} and {len(after)} ({shown}): make it one that does, such as BertProcessing."
             )
     elif kind == "decoder":
-        if after and parts.after is not None:
+        # A text is continued, so that the end symbol or a BERT class's [SEP] after it is left out.
+        is_bert = _class_name(files, model.model_type) in _BERT_CLASSES
+        if after not in ((), (special["eos_id"],)) and not is_bert and files.read("tokenizer.json") is not None:
             raise TransduceError(
-                f"{path}: the `post_processor` of a language model must put nothing after a text, which is continued, "
-                f"but puts {shown_names([names.get(id, str(id)) for id in after])} there: remove it."
+                f"{path}: the `post_processor` of a language model must put nothing but the end symbol after a text, "
+                f"which is continued, but puts {shown_names([names.get(id, str(id)) for id in after])} there: remove "
+                "it."
             )
         after = (special["eos_id"],)
     elif tags:
