@@ -297,8 +297,8 @@ def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: 
         TransduceError: a setting of the model, its vocabulary or its task was changed.
     """
     old, new = (dict(dotted_settings(each)) for each in (before, msgspec.json.decode(msgspec.json.encode(stored))))
-    for name in old.keys() & new.keys() - {"training.time_plan"}:
-        if old[name] == new[name]:
+    for name in old:
+        if name == "training.time_plan" or name not in new or old[name] == new[name]:
             continue
         if name == "task.kind" or (name.startswith(("model.", "tokenizer.")) and "dropout" not in name):
             raise TransduceError(
