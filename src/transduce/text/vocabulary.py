@@ -518,7 +518,7 @@ class SpecialTokens(NamedTuple):
     """The id of [MASK], which replaces a token to predict."""
 
     def frame(self, ids: Sequence[int], length: int) -> list[int]:
-        """Return a list of [CLS], a text's ids and [SEP]; the ids are cut at the end so that `length` suffices."""
+        """Return a list of [CLS], a text's ids and [SEP], with the text cut at its end to `length` ids in total."""
         return [self.cls, *ids[: length - 2], self.sep]
 
 
