@@ -123,9 +123,7 @@ class Linear(NamedTuple):
 
 
 def linear_weights(module: nn.Linear) -> Linear:
-    """Return a PyTorch linear layer's detached weight and bias (None without one) as `Linear`; they share its
-    memory.
-    """
+    """Return a PyTorch linear layer's detached weight and bias (None without one) as `Linear`, sharing its memory."""
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 

@@ -376,9 +376,7 @@ class OnnxModel(ExportedModel):
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """Run the encoder's graph on sources' token ids; return its outputs, the decoder's inputs, as arrays by
-        name.
-        """
+        """Run the encoder's graph on sources' token ids; return its outputs (for the decoder) as arrays by name."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def empty_caches(self, sentences: int) -> Arrays:

@@ -170,8 +170,9 @@ class Graph:
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """Add an ONNX operator that computes a value's size along an axis; return the name of this int64 vector
-        (1,).
+        """Add an ONNX operator that computes a value's size along an axis, and return the name of its result.
+
+        The result is an int64 vector of one number.
         """
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
