@@ -130,6 +130,8 @@ def probe(
     of_words = not isinstance(labels[0], str)
     words, targets, states, names = list[list[str]](), list[list[str]](), list[Tensor](), tuple[str, ...]()
     for number, (text, given) in enumerate(zip(texts, labels, strict=True), 1):
+        if not split_words(text):
+            raise TransduceError(f"A text to probe has words, but text {number} is empty: leave it out with its label.")
         words_of, states_of, names = _word_states(reader, text)  # (layers, words, D)
         if of_words and len(given) != len(words_of):
             raise TransduceError(
@@ -206,8 +208,6 @@ def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[
         vocabulary = reader.vocabulary if isinstance(reader, Generator) else reader.tokenizer.source  # type: ignore[union-attr]
     text = vocabulary.normalize(text)
     ids, spans = vocabulary.encode(text), split_words(text)
-    if not spans:
-        raise TransduceError("A text to probe has words, but one is empty: leave it out.")
     shared = torch.from_numpy(overlap(spans, token_spans(vocabulary.token_texts(ids), text))).float()  # (words, tokens)
     first = len(vocabulary.before) if isinstance(reader, Translator | Parser) else 1
     if isinstance(reader, Generator):

@@ -217,14 +217,14 @@ def _duplicates(text: CorpusText) -> Finding:
         if pair in seen and pair[0].strip():
             duplicates.append(number)
         seen.add(pair)
-    message = "{count} ({share}) repeat an earlier pair: `data.filters.drop_duplicates` leaves them out"
+    message = "{count} ({share}) equal to an earlier pair: `data.filters.drop_duplicates` leaves them out"
     return _pair_finding(text, "duplicates", duplicates, message, 0.1)
 
 
 def _copies(text: CorpusText) -> Finding:
     lines = enumerate(zip(text.source.lines, text.target.lines, strict=False))
     copies = [number for number, (a, b) in lines if a.strip() == b.strip() and a.strip()]
-    message = "{count} ({share}) have a target equal to the source; training leaves them out because they teach copying"
+    message = "{count} ({share}) with a target equal to the source; training leaves them out because they teach copying"
     return _pair_finding(text, "copies", copies, message, 0.02)
 
 
@@ -254,7 +254,7 @@ def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
         for number, pair in enumerate(zip(text.source.lines, text.target.lines, strict=False))
         if tuple(map(normalized_line, pair)) in test_pairs
     ]
-    message = "{count} of the training text are in the test set: they make its score meaningless, so remove them"
+    message = "{count} of the training text also in the test set: they make its score meaningless, so remove them"
     return [*findings, _pair_finding(text, "test pairs", pairs, message, 0.0)]
 
 
