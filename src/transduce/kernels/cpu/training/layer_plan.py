@@ -308,7 +308,7 @@ class _PlannedSublayer:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of a feed-forward network's first layer, activation and dropout, into `self.inner`."""
+        """Append the kernel calls of a feed-forward network up to its activation and dropout, into `self.inner`."""
         shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
         if shape.is_relu:
             self.inner = self.kept.allocate(inner_bytes)
