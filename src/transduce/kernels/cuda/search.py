@@ -451,7 +451,7 @@ class _Snapshot:
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The live hypotheses of all sentences: lengths (B,), tokens (B, W, t) and log-probabilities (B, W, t)."""
+        """The live hypotheses of all sentences: lengths (B,), tokens and log-probabilities, both (B, W, t)."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._tokens))
         width = self._tokens.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -459,7 +459,7 @@ class _Snapshot:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The finished hypotheses of all sentences: lengths (B, N), tokens (B, N, t) and log-probabilities (B, N, t)."""
+        """The finished hypotheses of all sentences: lengths (B, N), tokens and log-probabilities, both (B, N, t)."""
         lengths, beams, bits = np.moveaxis(
             self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
         )
