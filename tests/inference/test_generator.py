@@ -245,10 +245,15 @@ def test_a_seed_without_sampling_is_refused(generator: Generator) -> None:
         generator("abc", search=GREEDY, seed=3)
 
 
-def test_repr_of_a_generator_and_its_continuations_is_one_line(generator: Generator) -> None:
+def test_repr_of_a_generator_and_its_continuations_is_one_line(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert repr(generator) == "Generator(text, decoder, 2 layers × 64, fp32, cpu)"
     found = generator("abc", search=GREEDY).continuations[0]
     assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"
+    one_layer = msgspec.structs.replace(generator.model.config, num_decoder_layers=1)
+    monkeypatch.setattr(generator.model, "config", one_layer)
+    assert repr(generator) == "Generator(text, decoder, 1 layer × 64, fp32, cpu)"
 
 
 def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Generator, tokenizer: Tokenizer) -> None:

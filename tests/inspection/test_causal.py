@@ -408,6 +408,8 @@ def test_probing_with_too_few_or_unequal_labels_is_refused(build: Callable[..., 
         probe(reader, texts, [["x"] * 5, *[["y"] * 4] * (len(texts) - 1)])
     with pytest.raises(TransduceError, match="all are `x`"):
         probe(reader, texts, ["x"] * len(texts))
+    with pytest.raises(TransduceError, match="text 3 is empty"):
+        probe(reader, [*texts[:2], " ", *texts[3:]], ["x", "y"] * (len(texts) // 2) + ["x"] * (len(texts) % 2))
 
 
 def test_a_table_names_parts_in_the_language_of_messages_and_leaves_tokens() -> None:

@@ -434,5 +434,6 @@ def summary(name: str, model: AnyModel, *parts: str) -> str:
     config = model.config
     one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     layers = one_side.get(config.kind, f"{config.num_encoder_layers} + {config.num_decoder_layers}")
+    noun = "layer" if layers == 1 else "layers"
     first, *others = parts
-    return f"{name}({', '.join([first, config.kind, f'{layers} layers × {config.d_model}', *others])})"
+    return f"{name}({', '.join([first, config.kind, f'{layers} {noun} × {config.d_model}', *others])})"
