@@ -42,7 +42,7 @@ projection, whose errors change the chosen token. `layer` is any other linear la
 class MakeLinear(Protocol):
     """A function that makes a linear module, (…, D) to (…, O), from a float32 matrix (O, D) and a bias (O,) or None.
 
-    Its third argument says what the layer is used for (a `LinearUse`).
+    The third argument says what the layer is used for (a `LinearUse`).
     """
 
     def __call__(self, weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module: ...

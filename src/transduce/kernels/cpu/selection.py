@@ -93,11 +93,11 @@ class RuleArguments(NamedTuple):
     """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
 
     never: Any
-    """Address of token ids, int64, that no hypothesis may contain, and whose probability is set to 0."""
+    """Address of ids, int64, of tokens that may not occur, and whose probability is set to 0 in the log-sum-exp too."""
     never_count: Any
     """The number of token ids in `never`."""
     forbidden: Any
-    """Address of token ids, int64, that no hypothesis may contain; the log-sum-exp has them if `renormalizes` is 0."""
+    """Address of ids, int64, of tokens that may not occur; the log-sum-exp counts them unless `renormalizes` is 1."""
     forbidden_count: Any
     """The number of token ids in `forbidden`."""
     renormalizes: Any
@@ -146,7 +146,7 @@ class RuleArguments(NamedTuple):
     longest: Any
     """Address of each sentence's greatest number of tokens, int64 (B,)."""
     tokens: Any
-    """Address of the hypotheses' tokens so far, int32 (B × W, capacity)."""
+    """Address of the hypotheses' tokens so far, int32 (B × W, `capacity`)."""
     capacity: Any
     """The number of elements from one hypothesis' tokens to those of the next hypothesis."""
     length: Any
@@ -265,9 +265,9 @@ def _row_stride(logits: Tensor) -> int:
 
 
 def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
-    """Allocate four tensors for selected continuations, each (batch, count).
+    """Return four uninitialized tensors for selected continuations, each (batch, count).
 
-    They are parents and tokens, int64, and the tokens' log-probabilities and totals, float32.
+    The tensors are parents and tokens, int64, and the tokens' log-probabilities and totals, float32.
     """
     parents, tokens = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
     token_scores, totals = logits.new_empty(2, batch, count).unbind(0)

@@ -81,7 +81,10 @@ class _Head(NamedTuple):
     filled: Value
     """The sentence's number of tokens L, rounded up to whole blocks of keys, each of two vectors."""
     transposed: Value
-    """Pointer to the sentence's keys for one head, transposed in blocks of two vectors, (filled / block, K, block)."""
+    """Pointer to the sentence's keys for one head, transposed in blocks of two vectors of keys.
+
+    The shape is (blocks, K, keys of a block).
+    """
     values: Value
     """Pointer to the sentence's values for one head, copied without gaps, (L, K)."""
     weights: Value

@@ -131,8 +131,8 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
 
-    It yields an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the
-    count of the emitter `w`.
+    Yield an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the count
+    of the emitter `w`.
     """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
@@ -178,7 +178,7 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
 def emit_row_addition(k: KernelBuilder) -> None:
     """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x.
 
-    It adds the embeddings of token types.
+    The function adds the embeddings of token types.
     """
     with k.function("add_rows", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, *more):
         table, numbers, *share = more
@@ -305,7 +305,7 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
     """Return three IR values for `ModelEmitter.attend`, by which a row attends only to its own source or prompt.
 
-    These are first token, number of tokens, and list stride (0: unused).
+    The values are the first token, the number of tokens, and the list stride (0: unused).
     """
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
@@ -477,7 +477,7 @@ def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
 def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]:
     """Return a pair of position encoding tables: those of the kernel `read` and those of `step`.
 
-    Both are the same object if the model has one stack of layers.
+    If the model has one stack of layers, the pair has the same object twice.
     """
     if isinstance(model, PrepackedDecoder | PrepackedEncoder):
         tables = _tables(model.embedding, model.positions, model.config)

@@ -82,7 +82,7 @@ class SearchArguments(NamedTuple):
     beam_size: Any
     """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
-    """The number of best hypotheses that must be certain before a sentence is done.
+    """The number of best hypotheses that live ones can no longer displace when a sentence is done.
 
     0: a sentence is done once it has a finished hypothesis, as in greedy search.
     """
@@ -365,7 +365,8 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
     """Return the condition (an IR value) to continue a sentence, as in Hugging Face's `generate`.
 
-    It is that of `search.beam.GenerateSearch`. `best` is the total log-probability of the best live hypothesis.
+    The condition is that of `search.beam.GenerateSearch`. `best` is the total log-probability of the best live
+    hypothesis.
     """
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
