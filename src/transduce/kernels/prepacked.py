@@ -186,7 +186,7 @@ PREPACKABLE = table(
 InferenceModel = Transformer | Decoder | Encoder
 """The union of the model classes whose weights can be prepacked: `Transformer`, `Decoder` and `Encoder`."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
-"""The union of the model classes with prepacked weights."""
+"""The union of the model classes with prepacked weights, those with names that begin with `Prepacked`."""
 _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,

@@ -497,7 +497,7 @@ class MaskedSublayer(NamedTuple):
 
     sublayer: Sublayer
     mask: object
-    """The mask of attention; None for a feed-forward network."""
+    """The mask of the sub-layer's attention, in a form that kernels take; None for a feed-forward network."""
 
     @property
     def attention(self) -> MultiHeadAttention | None:

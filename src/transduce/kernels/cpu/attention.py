@@ -48,9 +48,9 @@ class AttentionArguments(NamedTuple):
     values: Any
     """Address of the first head's values; a position has (key/value heads) × K contiguous elements."""
     query_stride: Any
-    """The stride from one query to the next, in elements."""
+    """The number of elements from the queries of one position to those of the next position, at least H × K."""
     key_stride: Any
-    """The stride from one key to the next, and also from one value to the next, in elements."""
+    """The number of elements from the keys of one position to those of the next position, and also for values."""
     batch: Any
     """The number of sentences B in the batch."""
     heads: Any
@@ -175,7 +175,7 @@ class HeadScratch(NamedTuple):
     queries: Value
     """Pointer to queries times the attention scale, K elements each.
 
-    There are those of one group in the forward pass, and those of up to `QUERIES_AT_ONCE` in the backward pass.
+    The forward pass stores one group of queries, the backward pass up to `QUERIES_AT_ONCE` queries.
     """
     context_gradient: Value
     """Pointer to the gradient of the attention outputs of up to `QUERIES_AT_ONCE` queries, K elements each."""
@@ -193,7 +193,7 @@ class QueryGroup(NamedTuple):
     size: int
     """The number of queries in the group."""
     scratch_first: Value
-    """The index, among the queries whose data is in the scratch space, of the group's first query."""
+    """The index of the group's first query among the queries that are in scratch space (an IR value)."""
 
 
 class HeadAddresses:

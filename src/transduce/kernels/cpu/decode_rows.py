@@ -167,12 +167,12 @@ class HeadShape(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """The number of elements of a row's queries: H × K."""
+        """The number of elements of one row's (token's) queries in all heads: H × K."""
         return self.number * self.width
 
     @property
     def keys(self) -> int:
-        """The number of elements of a position's keys, and of its values: G × K."""
+        """The number of elements of one position's keys in all heads, and of its values: G × K."""
         return self.shared * self.width
 
 

@@ -45,13 +45,13 @@ class DropoutArguments(NamedTuple):
     """
 
     x: Any
-    """Address of the input, float32 or bfloat16."""
+    """Address of the array to which dropout is applied, float32 or bfloat16."""
     residual: Any
-    """Address of the array that is added to the dropped-out input; 0: none. The address may be that of x or of `out`."""
+    """Address of an array that is added to the dropped-out input; 0: none. It may be that of x or of `out`."""
     out: Any
-    """Address of the output."""
+    """Address of the output, of the input's size and dtype."""
     count: Any
-    """The number of elements, a multiple of the vector length."""
+    """The number of elements of the input and of the output, a multiple of the vector length."""
     seed: Any
     """A 64-bit seed, from which the mask of dropped elements follows."""
     drop_256ths: Any
@@ -111,7 +111,7 @@ class SoftmaxArguments(NamedTuple):
 
 
 class ColumnSumArguments(NamedTuple):
-    """Arguments of the kernel `sum_columns`: sums over a matrix's rows of elements whose gate, if any, is positive."""
+    """Arguments of the kernel `sum_columns`, which computes column sums; only elements with a positive gate count."""
 
     source: Any
     """Address of the matrix whose rows are summed, (N, D)."""
@@ -131,7 +131,7 @@ class AddArguments(NamedTuple):
     """Arguments of the kernel `add`, which computes total += part element by element, in float32."""
 
     total: Any
-    """Address of the float32 array that is added to, (count,)."""
+    """Address of the float32 array, (count,), to which `part` is added in place."""
     part: Any
     """Address of the array to add, float32 or bfloat16 (count,)."""
     count: Any
@@ -548,7 +548,7 @@ class ScatterArguments(NamedTuple):
     total: Any
     """Address of the matrix to whose rows others are added, float32 (V, D), such as an embedding's gradient."""
     ids: Any
-    """Address of the index in `total` of each row to add, int64 (N,)."""
+    """Address of int64 (N,): for each row of `part`, the index of the row of `total` to which it is added."""
     part: Any
     """Address of the rows to add, (N, D), float32 or bfloat16."""
     rows: Any

@@ -62,20 +62,20 @@ class Caches:
     """The key/value caches of a recorded decoding step, for self-attention and cross-attention."""
 
     past: Tensor
-    """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
+    """A tensor of the keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
     memory: Tensor
-    """Keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
+    """A tensor of the keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
     length: Tensor
-    """The number of cached positions in `past`, int64 (1,)."""
+    """A tensor with the number of cached positions in `past`, int64 (1,)."""
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The positions in `past` to which hypotheses attend, an `AttendedPositions`; subclasses define the property."""
+        """The positions in `past` to which hypotheses attend, an `AttendedPositions` that subclasses define."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions to which hypotheses attend, an `AttendedPositions`; subclasses define the property."""
+        """The source positions to which hypotheses attend, an `AttendedPositions` that subclasses define."""
         raise NotImplementedError
 
 
@@ -199,7 +199,7 @@ class RecordedStep(Caches):
     def attended_past(self) -> AttendedPositions:
         """The cached target positions to which each hypothesis attends, an `AttendedPositions`.
 
-        With a mask, they are those of the hypothesis' own past; without a mask, all.
+        With a mask, hypotheses attend to their own past; without a mask, to all cached positions.
         """
         return AttendedPositions(self.allowed)
 

@@ -81,7 +81,7 @@ class TextLayout(NamedTuple):
     starts: Tensor
     """For each text, the index of its first token, counted from the start of its chunk, int64."""
     lengths: Tensor
-    """The number of tokens of each text, int64."""
+    """The number of tokens of each text, a tensor, int64."""
     chunks: Tensor
     """The chunks of texts that are computed together, int64 (chunks, 4): the four fields of each `Chunk`."""
     chunk_rows: int
@@ -403,7 +403,7 @@ class CompiledModel:
     """
 
     step: CompiledKernel
-    """The kernel of a decoding step; encoder-only models have none."""
+    """The `CompiledKernel` of a decoding step; encoder-only models have no such attribute."""
     step_multiplications: int
     """The number of multiplications of `step` for each row (hypothesis), without attention, to choose threads by."""
 
@@ -439,7 +439,7 @@ class CompiledModel:
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         kernels = compile_kernels(k, tuple(emitters))
         self.read: CompiledKernel = kernels["read"]
-        """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
+        """The `CompiledKernel` that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
         """The number of multiplications of `read` for each row (token), without attention, to choose threads by."""
         if "step" in kernels:

@@ -76,7 +76,7 @@ class StepArguments(NamedTuple):
     entries: Any
     """The capacity of the key/value cache in entries (tokens)."""
     rotary_angles: Any
-    """Address of cosines and sines of rotary embeddings by position, (positions, K)."""
+    """Address of a table with the rotary embedding's cosines and sines of each position, float32 (positions, K)."""
     relative_bias: Any
     """Address of the relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any

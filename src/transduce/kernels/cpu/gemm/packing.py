@@ -303,13 +303,13 @@ class PanelArguments(NamedTuple):
     left: Value
     """Pointer to the rows of the left operand that belong to the first tile."""
     tile_bytes: Value
-    """Bytes from the left operand's rows of one tile to those of the next tile."""
+    """The distance in bytes from the left operand's rows of one tile to those of the next tile."""
     part_bytes: Value
-    """Bytes from one 16-row part of a tile (a tile register) to the next."""
+    """The distance in bytes from one 16-row part of a tile (a tile register) to the next part."""
     row_bytes: Value
-    """Bytes from one row of the left operand to the next."""
+    """The distance in bytes from one row of the left operand to the next row."""
     step_bytes: Value
-    """Bytes from 16 pairs of a row of the left operand to the row's next 16 pairs."""
+    """The distance in bytes from 16 pairs of a row of the left operand to the row's next 16 pairs."""
     panel: Value
     """Pointer to the packed panel, a block of columns of the right operand."""
     depth: Value

@@ -106,9 +106,9 @@ class GemmEmitter:
     """
 
     layout: GemmLayout = AVX512_LAYOUT
-    """The block sizes of the GEMM, which depend on registers and caches."""
+    """The `GemmLayout` (block sizes) of the GEMM, which depends on registers and caches."""
     packer: type[Packer] = Packer
-    """The class that packs operands in the order in which this GEMM reads them."""
+    """The class, a `Packer`, that emits the packing of operands in the order in which the GEMM reads them."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
@@ -498,15 +498,15 @@ class _Block(NamedTuple):
     """
 
     rows: Value
-    """Pointer to the packed rows of the left operand."""
+    """Pointer to the packed rows of the left operand that belong to the block."""
     waiting: Value
     """Pointer to the block's float32 partial sums, to which the next range of pairs is added."""
     tiles: TileRange
-    """The range of row tiles of the result that the block covers."""
+    """The `TileRange` of those row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
     """The half-open range of columns of the result that the block covers, whole panels."""
     span: PairRange
-    """The range of element pairs, along the summed dimension, that are added now."""
+    """The `PairRange` of those element pairs, along the summed dimension, that are added now."""
     begins: Value
     """1 if `span` has the first pairs of the summed dimension, so that there are no partial sums yet; else 0."""
     ends: Value

@@ -54,7 +54,7 @@ class ForwardArguments(NamedTuple):
     out: Any
     """Address of the layer's output, (N, O), which is written."""
     positions: Any
-    """The number of positions N, which are rows of the input."""
+    """The number of positions N, the rows of the input and of the output."""
     inputs: Any
     """The number of inputs I of the layer."""
     outputs: Any
@@ -95,7 +95,7 @@ class BackwardArguments(NamedTuple):
     bias_gradient_sum: Any
     """Address of float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """The number of positions N, which are rows of the input."""
+    """The number of positions N, the rows of the input and of the output."""
     inputs: Any
     """The number of inputs I of the layer."""
     outputs: Any

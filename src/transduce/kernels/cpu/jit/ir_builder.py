@@ -98,7 +98,7 @@ class KernelBuilder:
         self.build.call(self.module.get_global(name), values)
 
     def call_address(self, address: Value, *values: Value) -> None:
-        """Emit a call of a void function by its 64-bit address."""
+        """Emit a call of the void function at a 64-bit address, with the arguments `values`."""
         kind = ir.FunctionType(VOID, [value.type for value in values])
         self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
 

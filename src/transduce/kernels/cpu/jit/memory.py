@@ -331,7 +331,7 @@ class MemoryOffset(NamedTuple):
     """A memory address as an offset from a base address, which is known only when the recorded kernel calls run."""
 
     base: int
-    """The index of the base address among those passed to `CompiledSteps.run`."""
+    """The index of the offset's base address in the sequence of addresses that `CompiledSteps.run` takes."""
     bytes: int = 0
     """The offset from the base address in bytes."""
 
@@ -384,7 +384,7 @@ class StepList:
         self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
-        """Return the kernel calls as `CompiledSteps`, which can be run."""
+        """Return the kernel calls that were added as `CompiledSteps`, which can be run."""
         return CompiledSteps(self._table, self._arguments)
 
 

@@ -192,15 +192,15 @@ class _Matrix(NamedTuple):
     slot: SublayerBase
     """The index of the weight in `SublayerBase`; the bias has this index plus 2."""
     start: int
-    """The first row of the range."""
+    """The first row of the range, an index into the linear layer's weight."""
     stop: int
-    """The row after the last row of the range."""
+    """The row after the last row of the range, an index into the linear layer's weight."""
     inputs: int
-    """The number of inputs I of the linear layer, which is the weight's number of columns."""
+    """The number of inputs I of the linear layer, which is its weight's number of columns."""
 
     @property
     def outputs(self) -> int:
-        """The number of outputs O, which is the number of rows in the range."""
+        """The number of outputs O that the range of rows computes, which is its number of rows."""
         return self.stop - self.start
 
 

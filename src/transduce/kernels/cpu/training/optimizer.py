@@ -80,7 +80,7 @@ class MomentumArguments(NamedTuple):
     momentum: Any
     """Address of the momentum, which is updated."""
     out: Any
-    """Address of the direction of the update, as output, float32 or bfloat16."""
+    """Address of the output, the direction of the update, float32 or bfloat16."""
     is_bfloat16: Any
     """Not 0 if `out` is bfloat16; 0 if it is float32."""
     count: Any
@@ -401,7 +401,7 @@ class OrthogonalizeEmitter:
     """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices in place by odd polynomials (Muon)."""
 
     names = ("orthogonalize",)
-    """The name of the emitted kernel, in a tuple."""
+    """The name, in a tuple, of the kernel that `write` emits."""
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
