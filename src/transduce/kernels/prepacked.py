@@ -180,7 +180,7 @@ PREPACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The components and options that a model may have if `prepack` is to lay out its weights for inference kernels."""
+"""The `Table` of components and options that a model may have if `prepack` is to lay out its weights."""
 
 
 InferenceModel = Transformer | Decoder | Encoder

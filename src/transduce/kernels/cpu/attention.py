@@ -540,7 +540,10 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Do nothing around the code of a thread's heads; the subclass for AMX sets up its registers here."""
+        """Emit nothing around a thread's code, which is emitted in the body of `with`.
+
+        The subclass for AMX sets up and releases tile registers here.
+        """
         yield
 
 

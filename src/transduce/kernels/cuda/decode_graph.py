@@ -417,7 +417,7 @@ TRITON = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The components and options of models that `GpuState` computes."""
+"""The `Table` of components and options that a model may have for `GpuState`."""
 
 
 def why_not_triton(model: nn.Module) -> str | None:

@@ -343,7 +343,7 @@ COMPILED = table(
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The components and options of models with prepacked weights that a `CompiledModel` computes."""
+"""The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -351,15 +351,15 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The components and options of models for whose inference copy a `CompiledModel` can be compiled.
+"""The `Table` of components and options that a model may have so that its inference copy can be compiled.
 
-An inference copy has prepacked weights.
+An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
 ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
-"""The components and options of encoder-only models with prepacked weights that a `CompiledModel` computes."""
+"""The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
-"""The components and options of encoder-only models for whose inference copy a `CompiledModel` can be compiled."""
+"""The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:

@@ -224,8 +224,8 @@ class GradientSums(NamedTuple):
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
     """Return whether `multiply` and `linear_backward` support an input x (N, I) and a weight (O, I).
 
-    x and the weight need the same dtype, and sizes that `supports_gemm_sizes` accepts. The weight may be rows of
-    another.
+    x and the weight need the same dtype, and sizes that `supports_gemm_sizes` accepts. The weight may be a slice of
+    rows.
     """
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 

@@ -255,7 +255,7 @@ class _PlannedSublayer:
         self.bytes = self.rows * layer.width * self.item_bytes
         self.keeps_norm_output = self.bytes < _LARGE
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
-        """False if the sub-layer's output, a large post-norm, is recomputed in the backward pass, not saved."""
+        """False if the sub-layer's output, that of a large post-norm, is recomputed in the backward pass, not saved."""
         self.input_of: _PlannedSublayer | None = None
         """The preceding sub-layer if the backward pass must compute that sub-layer's output again; else None."""
         self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
