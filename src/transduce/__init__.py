@@ -320,7 +320,7 @@ _NAMES = {
     "training.lora": ("LowRankSettings", "add_lora=adapt", "merge_lora=merge"),
     "ui_language_choice": ("set_ui_language",),
 }
-"""The public names of each module; behind `=` is the module's own name where that differs."""
+"""A dict from each module to its public names; behind `=` is the module's own name where that differs."""
 _DEFINED_IN = {
     name.partition("=")[0]: (f"transduce.{module}", name.rpartition("=")[2])
     for module, names in _NAMES.items()

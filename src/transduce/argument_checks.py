@@ -113,7 +113,9 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
 
 
 def as_shard(value: str | tuple[int, int]) -> tuple[int, int]:
-    """Return the number of a shard (one of several equal shares), from 1, and their count, also for a text: "2/4".
+    """Return the number of a shard, from 1, and the count of shards, from a pair or a text such as "2/4".
+
+    A shard is one of several equal shares of a corpus.
 
     Raises:
         TransduceError: the argument is not a shard.

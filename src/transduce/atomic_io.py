@@ -50,7 +50,7 @@ def create_partial(path: Path, *, mode: int = 0o666) -> Path:
 
 
 def json_bytes(content: Any, *, indent: int = 2) -> bytes:
-    """Return a value as the content of a JSON file: indented, in UTF-8, with a line feed at the end."""
+    """Return a value as the bytes of a JSON file: indented, in UTF-8, with a line feed at the end."""
     return msgspec.json.format(msgspec.json.encode(content), indent=indent) + b"\n"
 
 
@@ -61,7 +61,7 @@ def write_json(path: Path, content: Any, *, indent: int = 2) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears at its path, or replaces the file there, once the `with` block succeeds.
+    """Open a binary file that appears at its path, or replaces the file there, once the `with` block succeeds.
 
     Devices, pipes and symbolic links are written to directly.
 
@@ -74,7 +74,10 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[BinaryIO]:
-    """Open a file that is written under the name `partial_of(path)`, and renamed once the `with` block succeeds."""
+    """Open a binary file under the name `partial_of(path)`, and rename it to `path` once the `with` block succeeds.
+
+    If the block fails, the file is removed. Devices, pipes and symbolic links are written to directly.
+    """
     if path.is_symlink() or is_special_file(path):
         with path.open("wb") as file:
             yield file
@@ -91,7 +94,7 @@ def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[Binary
 
 @contextmanager
 def name_path_in_errors(path: Path | str) -> Iterator[None]:
-    """Add the path being written to each OSError of the `with` block that has no file name, for its message."""
+    """In a `with` block, add the path being written to each OSError that has no file name, for the error's message."""
     try:
         yield
     except OSError as error:
@@ -135,10 +138,10 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def exclusive_lock(lock_file: Path) -> Iterator[None]:
-    """Hold a lock file for this process while the context runs, and remove the file afterwards.
+    """Hold a lock file for this process during a `with` block, and remove the file afterwards.
 
     The operating system releases the lock when the process ends, even if it is killed; a lock file that stays behind
-    then blocks nobody. On a file system that supports no locks, the context runs without one.
+    then blocks nobody. On a file system that supports no locks, the block runs without one.
 
     Raises:
         BlockingIOError: another process, or another context of this process, holds the lock.
@@ -164,7 +167,9 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_output(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder while this process writes it; there is none in a folder that does not exist.
+    """Hold the lock of a file or folder during a `with` block, while this process writes it.
+
+    There is no lock in a parent folder that does not exist, or for a device or pipe.
 
     Raises:
         TransduceError: another process, or another thread of this process, holds the lock.

@@ -52,18 +52,17 @@ class RenamedWarning(DeprecationWarning):
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that an old name is used; the warning points to the caller of the function that warns."""
+    """Warn that an old name is used; the warning points to the line that called this function's caller."""
     message = f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}."
     warnings.warn(message, RenamedWarning, stacklevel=3)
 
 
 @contextmanager
 def renamed_warnings_on_stderr() -> Iterator[None]:
-    """Print warnings about renamed names, untrained directions and idle settings as lines on standard error.
+    """In a `with` block, print some warnings as lines on standard error, which Python would partly hide.
 
-    Python would hide the first ones. A warning about an idle setting is printed once.
-
-    If several processes train together, only the first prints.
+    These are warnings about renamed names, untrained directions and idle settings. A warning about an idle setting is
+    printed once. If several processes train together, only the first prints.
     """
     with warnings.catch_warnings():
         shown, categories = set[str](), (RenamedWarning, UntrainedDirectionWarning, IdleSettingWarning)
@@ -99,7 +98,7 @@ def current_command(command: str) -> str:
 
 
 def current_options(arguments: Sequence[str], options: Container[str]) -> list[str]:
-    """Return command-line arguments with renamed options under their current names, with a warning for each.
+    """Return a list of command-line arguments with renamed options under their current names, with a warning for each.
 
     Args:
         arguments: the arguments of a command.
@@ -126,9 +125,10 @@ def current_setting(name: str) -> str:
 
 
 def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
-    """Return nested tables of settings with renamed settings under their current names.
+    """Return a copy of nested tables of settings, with renamed settings under their current names.
 
-    A value that is set under both names keeps the current one. If `warn` is set, each old name gives a warning.
+    If a setting is set under both names, the value of the current name stays. If `warn` is set, each old name gives a
+    warning.
     """
     current = _copied(content)
     for old, new in SETTINGS.items():

@@ -31,11 +31,11 @@ class TransduceError(ValueError):
 
 
 MAX_SHOWN = 8
-"""Names of a list that a message shows."""
+"""The maximum number of names of a list that a message shows."""
 
 
 def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
-    """Return a list as text of a message: "a, b, … (+37)" with the first names and the number of the others.
+    """Return a list of names as text for a message: "a, b, … (+37)", the first names and the number of the others.
 
     An empty list is "none".
     """
@@ -51,12 +51,12 @@ _DASHES = "-－‐‑‒–—―−"
 
 
 def half_width(text: str) -> str:
-    """Return a text whose full-width letters, digits, marks and spaces, and curly quotes, are replaced by ASCII."""
+    """Return a text with ASCII in place of full-width letters, digits, punctuation, spaces and curly quotes."""
     return text.translate(_HALF_WIDTH)
 
 
 def with_half_width_hint(message: str, wrong: str) -> str:
-    """Return an error message, which also says what to type if the wrong text has full-width characters."""
+    """Return an error message, extended by what to type if the wrong text has full-width characters."""
     wide = "".join(dict.fromkeys(letter for letter in wrong if ord(letter) in _HALF_WIDTH))
     narrow = half_width(wide)
     return f"{message} Type the half-width `{narrow}` for the full-width `{wide}`." if wide else message
@@ -75,7 +75,7 @@ def near_name(name: str, names: Iterable[str]) -> str | None:
 
 
 def option_with_other_dashes(argument: str) -> str | None:
-    """Return the option that an argument with dashes other than ASCII ones stands for: --out for —out; else None."""
+    """Return the option that an argument with other than ASCII dashes stands for, such as --out for —out; else None."""
     name = argument.lstrip(_DASHES)
     dashes = argument[: len(argument) - len(name)]
     return f"--{half_width(name).partition('=')[0]}" if dashes.strip("-") else None
@@ -101,7 +101,10 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f]")
 
 
 def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
-    """Return what a user can do about an error of writing a file: raise the limit on its size, or the other remedy."""
+    """Return what a user can do about an error of writing a file, as a clause for a message.
+
+    If the system's limit on a file's size was reached, the clause says to raise it; otherwise it is `otherwise`.
+    """
     is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
     return "raise the limit on the size of a file (`ulimit -f`)" if is_limit else otherwise
 

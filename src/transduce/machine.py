@@ -48,9 +48,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """Number of compute threads."""
     amx: bool
-    """AMX tiles for bfloat16 matrix multiplication, 5 to 8 times as fast as float32."""
+    """True if the processor has AMX tiles for bfloat16 matrix multiplication, 5 to 8 times as fast as float32."""
     avx512_bf16: bool
-    """AVX-512 dot products in bfloat16, about twice as fast as float32.
+    """True if the processor has AVX-512 dot products in bfloat16, about twice as fast as float32.
 
     False on a processor with AMX that is disabled: there, these instructions are slower than float32
     (docs/log/training_speed.md).
@@ -174,9 +174,9 @@ def _has_avx512_bf16() -> bool:
 
 
 def openmp_threads() -> int | None:
-    """Return $OMP_NUM_THREADS (the first number of a list).
+    """Return the number of threads in $OMP_NUM_THREADS (the first number of a list).
 
-    The result is None if it is no positive number, or under torchrun, which sets it to 1.
+    The result is None if the variable is no positive number, or under torchrun, which sets it to 1.
     """
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) and "TORCHELASTIC_RUN_ID" not in os.environ else None
@@ -202,9 +202,9 @@ def peak_memory() -> int | None:
 
 
 def _cgroup_limit(root: Path) -> int | None:
-    """Return the cores that a cgroup (version 2 or 1) at a path allows, rounded up.
+    """Return the number of cores, rounded up, that a cgroup (version 2 or 1) at a path allows.
 
-    The result is None if it sets no limit or cannot be read.
+    The result is None if the cgroup sets no limit or cannot be read.
     """
     try:
         if (root / "cpu.max").exists():
@@ -266,9 +266,10 @@ _GROUP_FILES = (
 
 
 def _available(root: Path, *, address_space: bool) -> int | None:
-    """Return the memory that the files of Linux below `root` and the limit of the address space leave to this process.
+    """Return the bytes of memory that are left to this process, by Linux's files below `root`; None without any.
 
-    The result is None where there are none of these, as on Windows.
+    Figures are the machine's available memory, the limits of control groups and, with `address_space`, the limit of the
+    address space; the result is the lowest. On Windows there is none.
     """
     found = []
     try:
@@ -292,7 +293,10 @@ def _available(root: Path, *, address_space: bool) -> int | None:
 
 
 def _memory_groups(root: Path, groups: str) -> list[Path]:
-    """Return the folders of this process's control group and of all groups that contain it, where these exist."""
+    """Return a list of the folders of this process's memory control group and of all groups that contain it.
+
+    The files of a group are looked up there; a folder need not exist.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:

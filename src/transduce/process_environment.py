@@ -45,7 +45,7 @@ _PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def module_command(name: str) -> list[str]:
-    """Return the start of a command line that runs a Python module: `python -P -m NAME`.
+    """Return a list of the first words of a command that runs a Python module: `python -P -m NAME`.
 
     The option -P keeps Python from importing modules of the current folder.
     """
@@ -53,7 +53,7 @@ def module_command(name: str) -> list[str]:
 
 
 def child_environment(*, stops_with_parent: bool = False) -> dict[str, str]:
-    """Return the environment for a Python subprocess in which this package is found before any other of its name.
+    """Return a dict of environment variables for a Python subprocess, in which this package is found first.
 
     With `stops_with_parent`, a `transduce` command in the subprocess ends when this process has ended, even by SIGKILL.
     """
@@ -67,9 +67,10 @@ _SECONDS_BETWEEN_CHECKS = 1.0
 
 
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its parent ends, if the environment asks for it: training then saves.
+    """Send SIGTERM to this process when its parent, which a thread watches, has ended: training then saves.
 
-    Where the system does not replace the parent of such a process (Windows), it goes on.
+    Nothing happens unless the environment asks for it (`child_environment`). Where the system does not replace the
+    parent of such a process (Windows), the process goes on.
     """
     parent = os.environ.pop(_PARENT, "")
     if not parent.isdigit():
@@ -98,7 +99,7 @@ class Ranks(NamedTuple):
 
 
 def launched_ranks() -> Ranks:
-    """Return the ranks of this process that `torchrun` has set in its environment; without others, it is the first.
+    """Return the `Ranks` of this process that `torchrun` has set in its environment; a single process has rank 0 of 1.
 
     Raises:
         TransduceError: the environment is incomplete.
@@ -202,7 +203,7 @@ def release_library(name: str) -> None:
 
 @cache
 def _unwritten(name: str, ranges: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return the (start, end) addresses of a library's read-only mappings of which the process has written no page.
+    """Return a list of the (start, end) addresses of a library's read-only mappings without a page that was written.
 
     Nothing can be written to them later, so they are looked up once: that takes tens of milliseconds in a process with
     many mappings.

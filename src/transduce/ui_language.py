@@ -90,7 +90,7 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
-    """Return rows of cells as lines with aligned columns of a terminal.
+    """Return rows of cells as a list of lines with aligned columns of a terminal.
 
     The first `left` columns are aligned left, and the others right; None: all are aligned left.
     """
@@ -121,7 +121,7 @@ _UNIT = re.compile(rf"\s*[{_OPENING_MARKS}]*(?:[^\s\u2e80-\u9fff\uff00-\uffef]+|
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Divide a text into lines of at most `width` columns of a terminal.
+    """Return a list of the lines into which a text is divided, each of at most `width` columns of a terminal.
 
     Words longer than that stay whole. Chinese and Japanese are divided between characters, but not before closing or
     after opening punctuation.
@@ -148,10 +148,10 @@ class Template(NamedTuple):
     translation: str
 
     def fields(self, text: str) -> Iterator[dict[str, str]]:
-        """Match a text against the fixed parts, and yield what stands between them as fields by name.
+        """Match a text against the template's fixed parts, and yield each match as a dict from field names to texts.
 
-        A fixed part between two fields may occur more than once in the text, so that there are several matches; at
-        most 16 are yielded, the one with the shortest first fields first. The field `n` is always a number.
+        A fixed part between two fields may occur more than once in the text, so that there are several matches; at most
+        16 are yielded, the one with the shortest first fields first. The field `n` is always a number.
         """
         first, *middle, last = self.parts
         end = len(text) - len(last)
@@ -163,7 +163,10 @@ class Template(NamedTuple):
                 yield fields
 
     def is_case_of(self, other: "Template") -> bool:
-        """Return whether the other template matches each text that this one matches: this one is more specific."""
+        """Return whether this template is more specific: another template matches each text that this one matches.
+
+        Two templates with equal fixed parts are no case of each other.
+        """
         return self.parts != other.parts and any(other.fields(_ANY.join(self.parts)))
 
 
@@ -172,7 +175,7 @@ _MAX_MATCHES = 16
 
 
 def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterator[list[str]]:
-    """Yield the ways to divide `text[start:end]` at these parts, in their order, as the strings between them."""
+    """Yield the ways to divide `text[start:end]` at these parts, in order, as lists of the strings between them."""
     last = end  # the last place at which the first part leaves the others theirs
     for part in reversed(parts):
         last = text.rfind(part, start, last)
@@ -188,7 +191,7 @@ def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterato
 
 
 def parse_template(text: str, translation: str) -> Template:
-    """Return the template of a message with fields in braces, where two braces stand for one."""
+    """Return the `Template` of a message with fields in braces, where two braces stand for one."""
     from string import Formatter  # as the imports in other functions here: `transduce --help` in English needs none
 
     parts, names = [""], []
@@ -247,7 +250,7 @@ class Catalog:
         return min(found, key=lambda each: sum(letter.isascii() and letter.isalpha() for letter in each), default=None)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
-        """Return whether a text that matches a template, with these fields, does so not only by chance.
+        """Return whether a text matches a template, with these fields, not only by chance.
 
         A template of one line matches only one line. A field that the translation leaves out must be an ending or a
         word, such as "s" or "has". In a template with few letters, fields must be short or translated themselves.
@@ -266,7 +269,7 @@ class Catalog:
         )
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return the fields that the translation repeats in English.
+        """Return a dict, by name, of the fields that the translation repeats in English.
 
         Either the translation's template does not ask for their translation, or the catalog has none.
         """
@@ -305,7 +308,10 @@ def _joined(before: str, after: str) -> str:
 
 
 def read_translations(language: str) -> dict[str, str]:
-    """Return the translations in the catalog of a language by the English messages, without empty ones."""
+    """Return a dict from English messages to their translations, read from the catalog of a language.
+
+    Empty translations are left out.
+    """
     import json
 
     content = (CATALOGS / language / "LC_MESSAGES" / "transduce.po").read_text("utf-8")

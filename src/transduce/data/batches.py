@@ -33,7 +33,7 @@ Lengths = NDArray[np.int32]
 
 
 def permutation(size: int, *key: int) -> Indices:
-    """Return a random order of ``range(size)`` that depends only on the key.
+    """Return a random order of ``range(size)`` as an array of indices, (size,), that depends only on the key.
 
     The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The order is that of raw bits of a
     counter-based generator (Philox), which numpy keeps stable across versions.
@@ -43,7 +43,7 @@ def permutation(size: int, *key: int) -> Indices:
 
 
 class Blocks:
-    """An assignment of the corpus's pairs to blocks, the units that a plan reads and sorts by length.
+    """A random division of a corpus's pairs into blocks; a plan of batches reads and sorts one block at a time.
 
     A block has at least ``BLOCK_PAIRS`` pairs, and a smaller corpus is one block.
     """
@@ -55,7 +55,7 @@ class Blocks:
         self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
 
     def ranges(self, block: int) -> list[PairRange]:
-        """Return a block's pairs as ranges (start, stop) of consecutive pairs, in ascending order."""
+        """Return the pairs of a block as a list of ranges (start, stop) of consecutive pairs, in ascending order."""
         chunks = np.sort(self._chunks[block])
         breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
         return [
@@ -65,13 +65,13 @@ class Blocks:
 
 
 def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices) -> Indices:
-    """Return the indices of the pairs in an order in which neighbors have similar lengths.
+    """Return the indices of pairs, (pairs,), in an order in which neighbors have similar lengths.
 
     Pairs with equal lengths on both sides are ordered by their numbers in ``ties``, (pairs,).
 
-    Pairs are sorted by the length of their longer side. Within one such length the order leads from a long source
-    with a short target, over equal lengths, to a short source with a long target; within the next length it runs in
-    reverse. So neighbors never differ by much, and a batch that spans two lengths has little padding.
+    Pairs are sorted by the length of their longer side. Within one such length the order leads from a long source with
+    a short target, over equal lengths, to a short source with a long target; within the next length it runs in reverse.
+    So neighbors never differ by much, and a batch that spans two lengths has little padding.
     """
     longer = np.maximum(source_lengths, target_lengths)
     difference = target_lengths - source_lengths
@@ -79,9 +79,10 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the source and target lengths of pairs in the order of ``length_order``, to count batches without the ids.
+    """Return a pair of arrays: the source lengths, and the target lengths, of pairs sorted as by ``length_order``.
 
-    Sorting only the lengths is far faster, because pairs of equal lengths need no order among themselves.
+    With the lengths alone, batches can be counted. Sorting only the lengths is far faster, because pairs of equal
+    lengths need no order among themselves.
     """
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
@@ -132,7 +133,8 @@ class Batch:
     target: NDArray[np.int64]
     """Target ids, (B, T), padded at the right."""
     indices: Indices
-    """The pairs' indices in the corpus, (B,); empty for a stand-in without targets, and -1 in an artificial batch."""
+    """The pairs' indices in the corpus, (B,); empty in a batch for a process that has none of the pairs, which the loss
+    ignores; -1 in an artificial batch."""
     source_tokens: int
     """The number of source ids without padding, end symbols included."""
     target_tokens: int
@@ -141,7 +143,7 @@ class Batch:
     """The weight of each pair in the loss, (B,); None: 1."""
 
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
-        """Return a copy whose longest source and longest target are longer by a number of tokens.
+        """Return a copy of the batch whose longest source and longest target are longer by a number of tokens.
 
         The other sentences get padding. Such a batch serves to test whether memory suffices for slightly longer
         sentences.
@@ -177,26 +179,26 @@ class Corpus(Protocol):
         """The padding id of target sentences."""
 
     def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
-        """Return the source and the target lengths of the pairs in several ranges (start, stop), concatenated.
+        """Return two arrays: the source and the target lengths of the pairs in ranges (start, stop), concatenated.
 
         Lengths are in tokens and include the end symbol.
         """
 
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the source ids and the target ids of the pairs in several ranges (start, stop), concatenated."""
+        """Return two `EncodedSentences`: the sources and the targets of the pairs in ranges (start, stop), joined."""
 
     def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
-        """Return the weights in the loss of the pairs in several ranges (start, stop), in the order of the ranges.
+        """Return an array of the loss weights of the pairs in several ranges (start, stop), in the order of the ranges.
 
         The result is None if the corpus has no weights.
         """
 
 
 class _Block(NamedTuple):
-    """A block of pairs as planned for one epoch, from which batches are cut.
+    """A block of a corpus's pairs, read and planned for one epoch, from which batches are cut.
 
-    It has the pairs' indices in the corpus, ids and weights, their order by length (`order`), where batches begin in it
-    (`starts`), and the random order of these batches.
+    A block has the pairs' indices in the corpus, their ids and weights, their order by length (`order`), the positions
+    in this order at which batches begin (`starts`), and the random order of the batches.
     """
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
@@ -226,7 +228,10 @@ class Plan(Protocol[AnyBatch_co]):
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return B rows of ids as one array (B, longest) padded at the right, and the number of ids without padding."""
+    """Return a pair: B lists of token ids as one array (B, longest) padded at the right, and the ids without padding.
+
+    The second element is the number of ids that are not padding.
+    """
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
@@ -234,7 +239,7 @@ def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tupl
 
 
 class BatchPlan:
-    """A plan of the batches of all epochs, which returns any of them on request.
+    """A plan of the batches of all epochs, which returns any batch on request.
 
     For a batch, only the block of pairs that contains it is read and sorted.
 
@@ -321,7 +326,7 @@ class BatchPlan:
     def _plan_ranges(
         self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
     ) -> _Block:
-        """Read the pairs of several ranges (start, stop), sort them by length and cut them into batches.
+        """Return a `_Block`: the pairs of several ranges (start, stop), sorted by length and cut into batches.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
@@ -339,9 +344,9 @@ class BatchPlan:
         numbers: Indices,
         ties_key: tuple[int, ...],
     ) -> Indices:
-        """Return the order by length of pairs, whose indices in the corpus are `numbers`, from which batches are cut.
+        """Return the pairs' order by length, from which batches are cut: indices into the arrays of lengths.
 
-        The key seeds the random order of equally long pairs.
+        `numbers` are the pairs' indices in the corpus. The key seeds the random order of equally long pairs.
         """
         return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
 
@@ -355,11 +360,11 @@ class BatchPlan:
 
 
 def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Batch]:
-    """Return one or two artificial batches as large as a ``BatchPlan``'s largest, to test whether memory suffices.
+    """Return a list of one or two artificial batches as large as a ``BatchPlan``'s largest, to test the memory.
 
     The activations that a Transformer keeps for its gradients grow with the padded tokens (sub-layers) and with the
-    products of lengths (attention). One batch is largest by the first measure and one by the second; often they are
-    the same. Shapes are equal in all epochs. The ids are arbitrary.
+    products of lengths (attention). One batch is largest by the first measure and one by the second; often they are the
+    same. Shapes are equal in all epochs. The ids are arbitrary.
     """
     blocks = Blocks(corpus.pairs, seed)
     ranges = (blocks.ranges(number) for number in range(blocks.count))
@@ -368,7 +373,10 @@ def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Bat
 
 
 def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *, batch_tokens: int) -> list[Batch]:
-    """Return one or two artificial batches as large as the largest that are cut from sorted pairs.
+    """Return a list of one or two artificial batches as large as the largest that are cut from sorted pairs.
+
+    One batch is the largest by padded tokens, the other by attention scores; a single batch if both have the same
+    shape.
 
     Args:
         corpus: the corpus of the pairs, whose padding ids the batches have.
@@ -388,9 +396,10 @@ def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *,
 
 
 def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indices]:
-    """Return two sizes of each batch, by name, (batches,): its padded tokens of both sides, and its attention scores.
+    """Return two measures of each batch's size, (batches,), as a dict: `tokens` and `scores`.
 
-    The scores are those of encoder, decoder and cross-attention for one head.
+    `tokens` are the padded tokens of both sides, and `scores` the attention scores of encoder, decoder and
+    cross-attention for one head.
 
     Args:
         source: the source lengths of all pairs, in the order of the batches.
@@ -403,9 +412,9 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id.
+    """Return an artificial batch of sentences with these source and target lengths, (B,), filled with one arbitrary id.
 
-    It is tried before training, to test whether memory suffices.
+    The batch is tried before training, to test whether memory suffices.
     """
     source_ids, target_ids = (
         np.where(np.arange(lengths.max()) < lengths[:, None], non_padding_id(pad), pad).astype(np.int64)
@@ -475,16 +484,16 @@ class LabeledTexts:
         return LabeledBatch(ids, labels, numbers, tokens, len(numbers), weights=weights)
 
     def in_order(self, rows: int, pad_id: int) -> list[LabeledBatch]:
-        """Return batches of `rows` texts (the last may have fewer) that contain every text once, sorted by length.
+        """Return a list of batches for validation, which contain every text once, sorted by length.
 
-        They are for validation.
+        A batch has `rows` texts; the last one may have fewer.
         """
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
 
 
 NO_LABEL = -1
-"""The label of tokens that the loss of a tagger ignores: all but the first token of each word."""
+"""The label of tokens that the loss of a tagger ignores: all tokens but the first one of each word."""
 
 
 class WordTokens(NamedTuple):
@@ -493,7 +502,7 @@ class WordTokens(NamedTuple):
     sentence: int
     """Index of the sentence among all sentences of the corpus."""
     first_word: int
-    """Index of the first of these words in the sentence."""
+    """Index in the sentence of the first word whose tokens these are."""
     ids: list[int]
     """Token ids of the words, including special tokens of the encoder."""
     positions: list[int]
@@ -534,7 +543,7 @@ class TaggedTexts(LabeledTexts):
 
 
 class LabeledPlan:
-    """A plan of the batches of labeled texts of all epochs, which returns any of them on request.
+    """A plan of the batches of labeled texts of all epochs, which returns any batch on request.
 
     An epoch contains every text once.
     """
@@ -579,12 +588,12 @@ class LabeledPlan:
         return replace(stand_in, target=stand_in.target[:0], indices=own_rows, target_tokens=0, weights=weights)
 
     def largest_batches(self) -> LabeledBatch:
-        """Return a batch of the longest texts, as many as a batch has, which needs the most memory of all batches."""
+        """Return one batch of the longest texts, as many as a batch has, which needs the most memory of all batches."""
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
     def _batches_of_epoch(self, epoch: int) -> list[Indices]:
-        """Return the indices of the texts in each batch of an epoch.
+        """Return a list of the batches of an epoch, each an array with the indices of its texts.
 
         A batch has texts of similar length, and the batches are in random order.
         """

@@ -39,7 +39,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A source sentence that may be held out, with the first pair of the corpus that has this source.
+    """A source sentence that may be held out for the dev set, with the first pair of the corpus that has this source.
 
     `key` is the hash of the source's letters and digits (`source_keys`), by which sources are chosen.
     """
@@ -50,7 +50,7 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     block: int
     """The index of the first pair's block (a range of lines of a file) in the corpus."""
     row: int
-    """The row of the first pair in its block, counted from 0."""
+    """The index of the first pair within its block, counted from 0."""
     kept: bool
     """True if the lengths in tokens of the first pair pass the filters, so that it can be a dev pair."""
     failed: int = 0
@@ -103,7 +103,7 @@ class HoldOut:
             self._held[key].failed += not kept[index]
 
     def candidates(self) -> list[Candidate]:
-        """Return the sources with the lowest hash keys so far, sorted by key."""
+        """Return a list of the dev-set candidates so far, the sources with the lowest hash keys, sorted by key."""
         return [self._held[key] for key in sorted(self._held)]
 
     def _limit(self) -> int:
@@ -121,9 +121,9 @@ class HoldOut:
 
 
 def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
-    """Merge the dev-set candidates of all parts of a corpus into one for each source, sorted by hash key.
+    """Merge the dev-set candidates of all parts of a corpus; return a list sorted by hash key.
 
-    The merged candidate has the first pair of its source, and counts the failed pairs of all parts.
+    Each source has one candidate, which has the source's first pair, and counts the failed pairs of all parts.
     """
     joined: dict[int, Candidate] = {}
     for candidate in (candidate for part in parts for candidate in part):
@@ -139,7 +139,7 @@ def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
 def choose_held_out(
     candidates: list[Candidate], settings: HoldOutSettings, keys: Keys, offered: int
 ) -> list[Candidate]:
-    """Return the sources to hold out, chosen from candidates in the order of their hash keys.
+    """Return a list of the candidates (sources) to hold out for the dev set, chosen in the order of their hash keys.
 
     At least one source always remains for training. If sources occur many times, fewer are held out, and those that
     would drop too many pairs are skipped, but at least one is held out if more than one source exists.
@@ -167,10 +167,11 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates that can be held out without dropping many other pairs, at most `count`.
+    """Return a list of the first candidates that can be held out without dropping many other pairs, at most `count`.
 
     A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
-    candidate alone exceeds this limit, the one that drops the fewest pairs is returned.
+    candidate alone exceeds this limit, the one that drops the fewest pairs is returned. Without candidates, the list is
+    empty.
     """
     if not candidates:
         return []
@@ -186,7 +187,7 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
 
 
 def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
-    """Return the number of distinct sources in the corpus, exact if there are fewer than `count` candidates.
+    """Return the number of distinct sources in the corpus: exact if fewer than `count` candidates were kept.
 
     Otherwise the number is estimated from how dense the lowest hash keys are.
     """
@@ -196,7 +197,10 @@ def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
 
 
 def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """Return whether each hash key is that of a held-out candidate, as a mask (keys,); `held` must be sorted by key."""
+    """Return a boolean mask, (keys,), that is True at hash keys of held-out candidates.
+
+    `held` must be sorted by key.
+    """
     is_held = np.zeros(len(keys), bool)
     if held:
         low = np.flatnonzero(keys <= held[-1].key)
@@ -205,7 +209,7 @@ def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
 
 
 def source_keys(sources: Sequence[str]) -> Keys:
-    """Return a 64-bit hash of each source's letters, combining marks and digits, ignoring case.
+    """Return a 64-bit hash of each source's letters, combining marks and digits, ignoring case: uint64, (sources,).
 
     So sources that differ only in spaces, punctuation or composition (Unicode NFC) have one key. A source without
     letters and digits is hashed as it is.

@@ -32,7 +32,7 @@ class EncodedSentences(NamedTuple):
         return np.diff(self.offsets).astype(np.int32)
 
     def padded(self, rows: NDArray[np.int64], pad_id: int) -> tuple[NDArray[np.int64], int]:
-        """Return the sentences with these indices as one array (B, S), and the number of their ids without padding.
+        """Return the sentences with these indices as one int64 array (B, S), and the number of ids without padding.
 
         Args:
             rows: the indices of B sentences; S is the longest of their lengths.
@@ -47,7 +47,7 @@ class EncodedSentences(NamedTuple):
         return array, int(lengths.sum())
 
     def select(self, chosen: NDArray[np.bool_]) -> "EncodedSentences":
-        """Return the sentences for which the mask ``chosen`` (N,) is true, concatenated."""
+        """Return an `EncodedSentences` of the sentences for which the mask ``chosen`` (N,) is true."""
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)
@@ -98,7 +98,7 @@ class SideWriter:
         self._sentences_by_length = np.zeros(1, np.int64)
 
     def append(self, sentences: EncodedSentences) -> None:
-        """Append sentences, whose ids include the end symbol, to the two files and to the counts of the card."""
+        """Append sentences, whose ids include the end symbol, to the side's two files and to the counts of its card."""
         self._ids.write(np.ascontiguousarray(sentences.ids, self._dtype).data)
         self._offsets.write(np.ascontiguousarray(self._tokens + sentences.offsets[1:], _OFFSET).data)
         self._tokens += int(sentences.offsets[-1])
@@ -147,11 +147,11 @@ class SideReader:
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
     def read(self, start: int, stop: int) -> EncodedSentences:
-        """Return the sentences with indices from `start` to `stop` (exclusive) as token ids."""
+        """Return the sentences with indices from `start` to `stop` (exclusive) as `EncodedSentences` (token ids)."""
         return self.read_ranges([(start, stop)])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> EncodedSentences:
-        """Return the sentences of several ranges (start, stop) of consecutive sentences, concatenated."""
+        """Return the sentences of several ranges (start, stop) of consecutive sentences as one `EncodedSentences`."""
         offsets, lengths = self._read_offsets(ranges)
         ends = np.cumsum([stop - start + 1 for start, stop in ranges])
         starts = ends - [stop - start + 1 for start, stop in ranges]
@@ -159,11 +159,14 @@ class SideReader:
         return EncodedSentences(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_range_lengths(self, ranges: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Return the lengths, end symbols included, of the sentences of several ranges (start, stop), concatenated."""
+        """Return an array of the lengths of the sentences in several ranges (start, stop), concatenated.
+
+        Lengths are in tokens and include the end symbol.
+        """
         return self._read_offsets(ranges)[1].astype(np.int32)
 
     def verify(self) -> None:
-        """Check the files' contents against their digests.
+        """Check the contents of the side's two files against their digests.
 
         Raises:
             TransduceError: a content differs from what was written.
@@ -172,9 +175,9 @@ class SideReader:
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, ranges: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the boundary offsets of each range of sentences, concatenated, and the lengths of all these sentences.
+        """Return two arrays: the boundary offsets of each range of sentences, and the lengths of all sentences.
 
-        A range of n sentences has n + 1 offsets.
+        Both are concatenated over the ranges. A range of n sentences has n + 1 offsets.
         """
         starts, stops = ([each[side] for each in ranges] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
@@ -182,7 +185,7 @@ class SideReader:
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Return the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i, concatenated.
+        """Return one array of the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i.
 
         Raises:
             TransduceError: the file became shorter or was written again since this reader was made.

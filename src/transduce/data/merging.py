@@ -42,7 +42,7 @@ Chosen = NDArray[np.bool_]
 def merge_parts(
     parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> CorpusCard:
-    """Write the corpus that prepared parts make up into a folder, and return its card, which the caller must write.
+    """Merge prepared parts into one corpus, write it into a folder, and return its card, which the caller must write.
 
     ``report_progress`` is called from time to time with the number of pairs written.
 
@@ -97,7 +97,7 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
 def _shared_properties(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
     """Yield the properties that two parts of a corpus must share, each as a name and the values of both parts.
 
-    The name is for messages.
+    The name is for the message if the values differ.
     """
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
@@ -113,9 +113,9 @@ def _shown(one: object, other: object) -> str:
 
 
 class _Segment(NamedTuple):
-    """The kept pairs of one block (a range of lines of a file): their range within a part, and the first one's index.
+    """The pairs of one block (a range of lines of a file) that the filters kept, with their range within a part.
 
-    The index is that among the pairs that the filters kept in all parts.
+    `first` is the index of the segment's first pair among the kept pairs of all parts.
     """
 
     block: TakenBlock
@@ -126,7 +126,7 @@ class _Segment(NamedTuple):
 
 
 class _Merging:
-    """A merge in progress of the pairs that the filters kept in all parts, with a flag for each that stays."""
+    """A merge in progress of the pairs that the filters kept in all parts, with a flag for each pair that stays."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -189,7 +189,7 @@ class _Merging:
         )
 
     def _final_columns(self) -> dict[Column, NDArray[Any]]:
-        """Return by name the arrays that are stored with the corpus, with a number for each remaining pair.
+        """Return the arrays that are stored with the corpus, a dict by name, with a number for each remaining pair.
 
         "weights" are those in the loss. "documents" has 1 where a pair continues the document of the pair before it,
         else 0. Each exists only if the files have such data.
@@ -210,11 +210,11 @@ class _Merging:
         return columns
 
     def _held_out_of(self, file: int) -> list[Candidate]:
-        """Return the held-out pairs that come from the file with this index in the corpus."""
+        """Return a list of the held-out pairs that come from the file with this index in the corpus."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 
     def _pairs_of_files(self) -> list[int]:
-        """Return the number of pairs of each source file that remain in the corpus."""
+        """Return a list with the number of pairs of each source file that remain in the corpus."""
         counts = [0 for _ in self._request.files.source]
         for segment in self._segments:
             stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
@@ -231,7 +231,7 @@ class _Merging:
         self._drop(DUPLICATE, repeats)
 
     def _hold_out(self) -> None:
-        """Move the dev pairs out of the corpus, and drop all other pairs with their sources.
+        """Move the dev pairs out of the corpus, and drop the other pairs that have the source of a dev pair.
 
         Pairs with back-translated sources are never held out, but are dropped if their target is the target of a
         held-out pair.
@@ -254,7 +254,7 @@ class _Merging:
         self._drop(HELD_OUT, taken)
 
     def _held_target_digests(self, tokenizer: Tokenizer) -> NDArray[np.uint64]:
-        """Return a hash of the token ids of each held-out target, to find equal ones in the corpus."""
+        """Return an array with a hash of the token ids of each held-out target, to find equal targets in the corpus."""
         sentences = [tokenizer.target.with_special_tokens(tokenizer.target.encode(held.target)) for held in self._held]
         if not sentences:
             return np.zeros(0, np.uint64)
@@ -262,7 +262,7 @@ class _Merging:
         return EncodedSentences(np.concatenate([np.array(ids) for ids in sentences]), offsets).digests()
 
     def _are_back_translated(self) -> Chosen:
-        """Return for each pair whether its source is a back-translation."""
+        """Return a boolean mask over the kept pairs, (pairs,), True where the source is a back-translation."""
         files = set(self._request.files.back_translated)
         lengths = [segment.stop - segment.start for segment in self._segments]
         return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
@@ -275,11 +275,11 @@ class _Merging:
 
     @cached_property
     def _rows(self) -> NDArray[np.unsignedinteger]:
-        """The row index of each kept pair within its block."""
+        """The row index of each kept pair within its block, an array (pairs,)."""
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[Any]:
-        """Return a column (a number for each kept pair, such as its hash) of all parts, in the corpus's order."""
+        """Return a column: an array with a number for each kept pair, such as its hash, in the corpus's order."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 
@@ -314,7 +314,7 @@ class _Merging:
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
-    """Yield the pairs that each block of all parts contributes, in the order of the blocks in the corpus."""
+    """Yield a `_Segment` (the kept pairs) for each block of all parts, in the order of the blocks in the corpus."""
     segments = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
     first = 0
     for block, part, start, stop in sorted(segments, key=lambda it: it[0].number):
@@ -323,7 +323,7 @@ def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
 
 
 def _sum_reports(parts: Sequence[Part]) -> FilterReport:
-    """Return one report of what all parts read and dropped, with the place of the first dropped pair by reason."""
+    """Return one report of what all parts read and dropped, with the first dropped pair's place by reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()
     first: dict[str, tuple[tuple[int, int], bool]] = {}

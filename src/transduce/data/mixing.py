@@ -35,9 +35,8 @@ from transduce.errors import TransduceError
 
 
 Schedule = tuple[tuple[float, float], ...]
-"""The share of a corpus in the batches as points (fraction of the run from 0 to 1, share), in ascending order of the
-fractions; between points the share is linear.
-"""
+"""The type of a corpus's share of the batches over a run: points (fraction of the run from 0 to 1, share) in ascending
+order of the fractions; between points the share is linear."""
 
 
 def share_at(schedule: Schedule, fraction: float) -> float:
@@ -56,17 +55,19 @@ def share_at(schedule: Schedule, fraction: float) -> float:
 
 
 class Mixture(NamedTuple):
-    """The shares of corpora over a run: some are set, and the others divide the rest in proportion to their weights."""
+    """The shares of the batches that corpora take over a run.
+
+    Some shares are set, and the other corpora divide the rest in proportion to their weights.
+    """
 
     schedules: tuple[Schedule | None, ...]
-    """The share of each corpus over the run, as points (fraction of the run, share); None: a part of what the others
-    leave.
-    """
+    """For each corpus, its share of the batches over the run, as points (fraction of the run, share); None: the corpus
+    takes a part of what the others leave."""
     weights: tuple[float, ...]
-    """The weight of each corpus without a share, such as its number of pairs."""
+    """A weight for each corpus, such as its number of pairs; only those of corpora without a set share count."""
 
     def shares(self, fraction: float) -> list[float]:
-        """Return the share of each corpus at a fraction of the run; they sum to 1.
+        """Return a list with each corpus's share of the batches at a fraction of the run; the shares sum to 1.
 
         Raises:
             TransduceError: the shares sum to more than 1, or to 0 without a corpus that takes the rest.
@@ -99,7 +100,7 @@ class Mixture(NamedTuple):
                 self.shares(max(0.0, fraction - 1e-6))
 
     def mean_shares(self) -> list[float]:
-        """Return the mean share of each corpus over the run, from samples at 1,000 evenly spaced points."""
+        """Return a list with each corpus's mean share over the run, from samples at 1,000 evenly spaced points."""
         points = [self.shares((number + 0.5) / _MEAN_POINTS) for number in range(_MEAN_POINTS)]
         return [sum(column) / _MEAN_POINTS for column in zip(*points, strict=True)]
 
@@ -142,7 +143,7 @@ def _pass(corpus: int, pairs: PairRange, seed: int, number: int) -> _Pass:
 
 
 def stream_ranges(corpus: int, pairs: PairRange, seed: int, first: int, count: int) -> list[PairRange]:
-    """Return the next pairs of a corpus's stream as ranges (start, stop) of consecutive pairs.
+    """Return the next pairs of a corpus's stream as a list of ranges (start, stop) of consecutive pairs.
 
     The stream consists of the corpus's pairs in random order, pass after pass.
 
@@ -174,10 +175,10 @@ def _offset_in_chunk(order: _Pass, chunk: int, offset: int) -> int:
 
 
 class _Window(NamedTuple):
-    """The next pairs of all corpora, each in its share, which are sorted by length and batched together."""
+    """A window of a run: the next pairs of all corpora by their shares, sorted by length and batched together."""
 
     first: int
-    """The number of batches before the window."""
+    """The number of batches of the run before the window."""
     taken: tuple[int, ...]
     """The number of pairs of each corpus that earlier windows have taken, over all passes through the corpus."""
     counts: tuple[int, ...]
@@ -287,7 +288,7 @@ class MixedPlan(BatchPlan):
         return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
 
     def _ordered_lengths(self, window: _Window, index: int) -> tuple[Lengths, Lengths]:
-        """Return the source and target lengths of a window's pairs in the order from which its batches are cut."""
+        """Return two arrays: the source and the target lengths of a window's pairs, in the order of batches."""
         ranges = self._window_ranges(window)
         source, target = self._corpus.read_range_lengths(ranges)
         numbers = np.concatenate([np.arange(*each) for each in ranges])
@@ -297,7 +298,7 @@ class MixedPlan(BatchPlan):
         return source[order], target[order]
 
     def largest_batches(self) -> list[Batch]:
-        """Return one or two artificial batches as large as the largest of the first windows, to test the memory."""
+        """Return a list of one or two artificial batches as large as the first windows' largest, to test the memory."""
         while len(self._windows) < _WINDOWS_OF_RUN:
             self._windows.append(self._next_window())
         ordered = (self._ordered_lengths(each, number) for number, each in enumerate(self._windows[:_WINDOWS_OF_RUN]))
@@ -313,11 +314,14 @@ class MixedPlan(BatchPlan):
         return spread_copies(order, numbers, cut_batches(source_lengths[order], target_lengths[order], *self._limits))
 
     def _spreads(self, numbers: Indices) -> bool:
-        """Return whether copies are spread, and pairs with these indices in the corpus contain any."""
+        """Return whether copies of a pair must be spread over batches.
+
+        This holds if spreading is on and `numbers`, the pairs' indices in the corpus, has repetitions.
+        """
         return self._spread_copies and len(np.unique(numbers)) < len(numbers)
 
     def _window_ranges(self, window: _Window) -> list[PairRange]:
-        """Return the pairs of a window, corpus after corpus, as ranges (start, stop) of consecutive pairs."""
+        """Return the pairs of a window, corpus after corpus, as a list of ranges (start, stop) of consecutive pairs."""
         ranges = list[PairRange]()
         for number, (pairs, taken, count) in enumerate(zip(self._ranges, window.taken, window.counts, strict=True)):
             ranges += stream_ranges(number, pairs, self._seed, taken, count)
@@ -325,7 +329,9 @@ class MixedPlan(BatchPlan):
 
 
 def spread_copies(order: Indices, numbers: Indices, starts: Indices) -> Indices:
-    """Return an order by length in which copies of a pair are a batch apart from one another, in groups of five.
+    """Return an order by length, (pairs,), in which up to five copies of a pair come into five successive batches.
+
+    So copies of a pair are not all in one batch. Further copies form further groups of five.
 
     Args:
         order: the pairs in order of length, (pairs,).
@@ -347,9 +353,8 @@ def spread_copies(order: Indices, numbers: Indices, starts: Indices) -> Indices:
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
     """Round each corpus's number of pairs in a window up or down at random, so that the expected number is exact.
 
-    Seed and window index determine the result.
-
-    If all numbers become 0, the largest one becomes 1.
+    The result is a list of whole numbers, determined by seed and window index. If all numbers become 0, the largest one
+    becomes 1.
     """
     draws = np.random.Philox(np.random.SeedSequence((seed, _ROUNDING, window))).random_raw(len(exact)) / 2.0**64
     counts = [int(each) + int(draw < each - int(each)) for each, draw in zip(exact, draws.tolist(), strict=True)]

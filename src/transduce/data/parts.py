@@ -64,7 +64,7 @@ class SentenceEncoder:
         )
 
     def encode(self, sentences: Sequence[str]) -> EncodedSentences:
-        """Return the token ids of all sentences in order, each with its end symbol."""
+        """Return the token ids of all sentences, each with its end symbol, in order as one `EncodedSentences`."""
         if not sentences:
             return EncodedSentences(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)
@@ -87,7 +87,7 @@ class SentenceEncoder:
 class _WordTable:
     """A table of the words seen so far with their token ids, so that each word is tokenized only once.
 
-    Each word has a number, and its ids are a slice of one array.
+    A word has a number, and its ids are a slice of one array.
     """
 
     def __init__(self, vocabulary: Vocabulary, dtype: np.dtype[np.unsignedinteger]) -> None:
@@ -96,9 +96,9 @@ class _WordTable:
         self._clear()
 
     def encode(self, words: list[str]) -> EncodedSentences:
-        """Return the token ids of a list of words, in which the word `_END` ends each sentence.
+        """Return the token ids of a list of words as `EncodedSentences`; the word `_END` ends each sentence.
 
-        It becomes the end symbol.
+        `_END` becomes the end symbol.
         """
         if len(self._numbers) > _MAX_WORDS:
             self._clear()
@@ -142,7 +142,7 @@ class _Numbers(dict[str, int]):
         return number
 
     def take_new(self) -> list[str]:
-        """Return the words numbered since the last call, in the order of their numbers."""
+        """Return a list of the words numbered since the last call, in the order of their numbers."""
         new, self._new = self._new, []
         return new
 
@@ -166,7 +166,7 @@ def held_out_pairs_name(file: int | None = None) -> str:
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
-    """Return the names of the two text files with the sources and the targets of a corpus's held-out pairs.
+    """Return a pair of names: the text files with the sources and with the targets of a corpus's held-out pairs.
 
     `file` is the index of a source file, in a corpus of several language pairs or with tags; None: there is one file
     for all pairs.
@@ -189,13 +189,13 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tags: list[str] = []
     """The tag of each file, which becomes a token before its sources, in a corpus with tags; an empty tag: none."""
     file_pairs: list[int] = []
-    """The number of pairs of each file, after filters and without held-out pairs."""
+    """The number of pairs of each source file, after filters and without held-out pairs."""
     held_out_pairs: list[int] = []
-    """The number of held-out pairs of each file, in a corpus of several language pairs or with tags."""
+    """The number of held-out pairs of each source file, in a corpus of several language pairs or with tags; else
+    empty."""
     columns: dict["Column", "ColumnCard"] = {}
-    """The files with a number for each pair, by name: "weights" (in the loss) and "documents" (1: continues the
-    previous pair's document).
-    """
+    """A dict from a column's name to the card of its file, which has one number for each pair: "weights" (in the loss)
+    and "documents" (1: continues the previous pair's document)."""
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
@@ -362,11 +362,10 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     read: int
     """The number of pairs of this part before the filters."""
     dropped: dict[str, int]
-    """The number of pairs that filters dropped, by reason."""
+    """A dict from each reason to the number of pairs that filters dropped for it."""
     first_dropped: dict[str, tuple[int, int]]
-    """Index of the block and row in the block of the first pair that was dropped, by reason, and of the first
-    whose sides seem exchanged.
-    """
+    """A dict from each reason to the first pair that was dropped for it: the index of its block, and its row in the
+    block. The first pair whose sides seem exchanged is included."""
     of_targets: list[str] = []
     """The reasons for which only the target of the first dropped pair is at fault, so that messages name the target
     file.
@@ -381,13 +380,14 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: SideCard
     target: SideCard
     columns: dict[Column, ColumnCard]
-    """The files with a number for each kept pair that merging needs, such as its hash, by name."""
+    """A dict from a column's name to the card of its file, which has a number for each kept pair that merging needs,
+    such as its hash."""
 
 
 class Kept(NamedTuple):
-    """The pairs of a block that passed the filters: ids with end symbols, and by column name a number for each pair.
+    """The pairs of a block that passed the filters: source ids and target ids, with end symbols, and columns.
 
-    A column holds hashes, for example.
+    A column is an array with a number for each pair, such as its hash, by name.
     """
 
     source: EncodedSentences
@@ -468,12 +468,13 @@ class _Preparation:
         )
         targets = [target for _, target in request.files.directions]
         self._language_ids = [tokenizer.source.id(language_token(target)) for target in targets]
-        """The token of each file's target language, in a corpus of several language pairs."""
+        """The id of each file's target-language token, which begins sources; empty unless there are several language
+        pairs."""
         self._tag_ids = [tokenizer.source.id(tag_token(tag)) if tag else None for tag in request.files.tags]
-        """The token of each file's tag; None: the file has no tag."""
+        """The id of each file's tag token, which begins sources; None: the file has no tag."""
 
     def column_names(self) -> list[Column]:
-        """Return the names of the columns (a number for each kept pair) that the request needs.
+        """Return a list of the names of the columns (a number for each kept pair) that the request needs.
 
         Columns serve to find duplicates, to choose the dev set, and to store weights and documents.
         """
@@ -485,7 +486,7 @@ class _Preparation:
         return rows + keys + digests + weights + documents
 
     def candidates(self) -> list[Candidate]:
-        """Return the pairs of the part that may be held out as dev set; an empty list if none shall be held out."""
+        """Return a list of the part's pairs that may be held out as dev set; empty if none shall be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
@@ -545,9 +546,9 @@ class _Preparation:
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """Return the rows of a block whose texts (not lengths) pass the filters, and count the others by reason.
+        """Return a list of the rows of a block whose texts pass the filters, and count the others by reason.
 
-        Weight 0 and blank lines between documents are reasons, too.
+        Lengths in tokens are checked elsewhere. Weight 0 and blank lines between documents are reasons, too.
         """
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         if block.weights is not None:
@@ -570,9 +571,9 @@ class _Preparation:
     def _by_length(
         self, block: int, rows: list[int], source: EncodedSentences, target: EncodedSentences
     ) -> NDArray[np.bool_]:
-        """Return a mask of the rows whose lengths in tokens pass the filters, and count the others by reason.
+        """Return a boolean mask of the rows whose lengths in tokens pass the filters, and count the others by reason.
 
-        Each distinct pair of lengths is checked once.
+        For speed, each distinct pair of lengths is checked once.
         """
         # The end symbol does not count.
         lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
@@ -607,7 +608,7 @@ class _Preparation:
 
 
 def _languages(files: CorpusFiles, file: int) -> tuple[str, str] | None:
-    """Return the languages of a file of a corpus, as set or by the names of the two files; None if they are unknown."""
+    """Return the two language codes of a corpus file, as set or by the names of the two files; None: unknown."""
     if files.directions or files.languages is not None:
         return files.directions[file] if files.directions else files.languages
     codes = [language_of(side[file]) for side in (files.source, files.target) if side]
@@ -615,9 +616,10 @@ def _languages(files: CorpusFiles, file: int) -> tuple[str, str] | None:
 
 
 def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
-    """Return a number for each pair of a block, which differs between documents, and the number of separating lines.
+    """Return an array with a document number for each pair of a block, and the count of blank lines.
 
-    Blank lines separate documents unless the pairs name their documents; then the second number is 0.
+    A number differs between documents. Blank lines separate documents unless the pairs name their documents; then the
+    count is 0.
     """
     if block.documents is not None:
         names = (name.encode("utf-8", "surrogatepass") for name in block.documents)
@@ -651,7 +653,7 @@ class StoredPairs(Generic[AnyCard]):
         self._target = SideReader(folder, "target", card.target, pairs)
 
     def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the source ids and the target ids of the pairs with indices from start to stop (exclusive)."""
+        """Return a pair of `EncodedSentences`: the sources and targets with indices from start to stop (exclusive)."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def verify(self) -> None:
@@ -682,11 +684,11 @@ class Part(StoredPairs[PartCard]):
             column.check_size(folder, name, self.kept)
 
     def column(self, name: Column) -> NDArray[Any]:
-        """Return a column of the part by name: a number for each pair that passed the filters, such as its hash."""
+        """Return a column of the part by name: an array with a number for each kept pair, such as its hash."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block of the part, with the range (start, stop) of the block's kept pairs among the part's."""
+        """Yield triples for the part's blocks: a block, and start and stop of its pairs among the part's kept pairs."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept

@@ -28,13 +28,15 @@ _ITERATIONS = 4
 _MIN_PROBABILITY = 0.02  # word pairs below it are noise
 
 Lexicon = Mapping[tuple[int, int], float]
-"""The product of a token pair's translation probabilities in both directions, for pairs of source and target ids."""
+"""The type of a lexicon: a dict from a pair (source id, target id) to the product of the two translation probabilities,
+of the target token given the source token and the reverse."""
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn which source and target tokens translate each other, from a sample of the corpus.
+    """Learn a lexicon from a sample of the corpus: which source and target tokens translate each other, and how surely.
 
-    The sample is the same at every call. Token pairs with too low a probability are left out.
+    The result is a dict from (source id, target id) to a probability product. The sample is the same at every call.
+    Token pairs with too low a product are left out.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
@@ -63,7 +65,7 @@ def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
 
 
 def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
-    """Return evenly spaced ranges (start, stop) of sentence pairs, as many as the lexicon can learn from.
+    """Return a list of evenly spaced ranges (start, stop) of sentence pairs, as many as the lexicon can learn from.
 
     Together they have about 6 million combinations of a source and a target token.
     """
@@ -99,9 +101,8 @@ def _translation_probabilities(
 
 
 _MIN_SCORE = 0.08
-"""Minimum score of two words to count as translations: the sum of the lexicon's values of their token pairs, divided by
-the tokens of the longer word.
-"""
+"""Minimum score of two words to count as translations of each other: the sum of the lexicon's values of their token
+pairs, divided by the number of tokens of the longer word."""
 
 
 class _Words:
@@ -120,13 +121,14 @@ class _Words:
         self.is_unspaced = np.array([bool(text) and is_unspaced_character(text[0]) for text in texts])
         self.has_space = np.array([piece.startswith("▁") for piece in pieces])
         self.bare = np.arange(vocabulary.size)
-        """By token id, the id of the token without its leading space, for tokens of scripts without spaces."""
+        """An array by token id: for a token of a script without spaces, the id of the same token without its leading
+        space; otherwise the id itself."""
         for id in np.flatnonzero(self.has_space & self.is_unspaced).tolist():
             without = vocabulary.id(texts[id])
             self.bare[id] = id if without == vocabulary.unk_id else without
 
     def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the range (start, stop) of token positions of each word in a sentence's ids.
+        """Return a list with the range (start, stop) of token positions of each word in a sentence's ids.
 
         Punctuation and special tokens belong to no word.
         """
@@ -143,7 +145,7 @@ class _Words:
 
 
 class WordPair(NamedTuple):
-    """Two words of a sentence pair that translate each other: the range of token positions on each side."""
+    """Two words of a sentence pair that translate each other: a range (start, stop) of token positions on each side."""
 
     source: tuple[int, int]
     target: tuple[int, int]
@@ -159,7 +161,7 @@ class WordAligner:
         self.words = _Words(source, tokens), _Words(target, tokens)
 
     def pairs(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[WordPair]:
-        """Return the pairs of words in which each is the best translation of the other, in the order of the source.
+        """Return a list of the word pairs in which each word is the best translation of the other, in source order.
 
         Words without a clear translation are left out.
 
@@ -198,7 +200,7 @@ _COUNTS, _COUNT_PROBABILITIES = (1, 2, 3, 4), (0.45, 0.3, 0.15, 0.1)
 _OPERATIONS = ("replace", "before", "after", "around", "start", "end")
 _OPERATION_PROBABILITIES = (0.45, 0.15, 0.15, 0.1, 0.05, 0.1)
 MAX_GROWTH = 6
-"""Maximum number of tokens by which placeholders lengthen a side of a pair."""
+"""Maximum number of tokens by which placeholders lengthen a side of a pair; a longer result is discarded."""
 
 
 class _Edit(NamedTuple):
@@ -210,11 +212,11 @@ class _Edit(NamedTuple):
     start: int
     stop: int
     placeholders: tuple[int, ...]
-    """The indices of the placeholder tokens that are put in, in order."""
+    """The numbers of the placeholders that are put in, in order."""
 
 
 class PlaceholderMasker:
-    """A masker that puts placeholder tokens into some pairs of a batch.
+    """A masker that puts placeholder tokens into some pairs of a batch, so that a model learns to copy them.
 
     The seed, the epoch and the pair's index determine where.
     """
@@ -247,7 +249,7 @@ class PlaceholderMasker:
 
     @staticmethod
     def _longest_of(corpus: Corpus) -> tuple[int, int]:
-        """Return the lengths in tokens of the longest source and the longest target, which pairs must not exceed."""
+        """Return the numbers of tokens of the corpus's longest source and longest target, which limit changed pairs."""
         longest = [0, 0]
         for start in range(0, corpus.pairs, 1 << 16):
             for side, lengths in enumerate(corpus.read_range_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
@@ -257,7 +259,7 @@ class PlaceholderMasker:
     def mask(self, batch: Batch, epoch: int) -> Batch:
         """Return the batch with placeholder tokens in place of words, or between words, in a random share of its pairs.
 
-        If no pair is chosen, this is the batch itself.
+        If no pair is chosen, the batch itself is returned.
         """
         chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
         if not len(chosen):
@@ -278,9 +280,10 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the ids of both sides of a pair with 1 to 4 placeholders at random positions that correspond.
+        """Return a pair's source ids and target ids with a few placeholders at random, corresponding positions.
 
-        If a side would then have too many tokens, the ids stay unchanged.
+        One to four placeholders are planned; the last one may become two, around a word, and fewer fit if few words are
+        aligned. If a side would then have too many tokens, the ids stay unchanged.
         """
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))
@@ -304,7 +307,7 @@ class PlaceholderMasker:
         return edited if fits else (source, target)
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return the ids of one side of a pair (0: source, 1: target) after its edits.
+        """Return the ids of one side of a pair (0: source, 1: target) after its edits, as an array.
 
         In scripts without spaces, the first token loses its space mark if a placeholder comes before it.
         """
@@ -321,7 +324,7 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits, each for source and target, that put placeholders at an aligned word pair.
+    """Return a list of edits, each a pair for source and target, that put placeholders at an aligned word pair.
 
     Args:
         pair: the word pair.
@@ -348,7 +351,7 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return the positions in source and target at which a placeholder at the start or end of the sentence is inserted.
+    """Return a pair of positions, in source and target, to insert a placeholder at the start or end of the sentence.
 
     At the end, the placeholder comes before or after the final punctuation, at random; the end symbol stays last.
     """
@@ -363,7 +366,7 @@ def _edge(
 
 
 def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each pair index, a hash (splitmix64) of the seed, the epoch and the index."""
+    """Return an array with a number in [0, 1) for each pair index: a hash (splitmix64) of seed, epoch and index."""
     base = np.random.SeedSequence((seed, _MASKING, epoch)).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
         state = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -41,7 +41,7 @@ _SAMPLE, _REPEATS = 5, 6
 
 
 def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -> CorpusFiles:
-    """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order; describe the written file.
+    """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order; return it as `CorpusFiles`.
 
     Every block of pairs contributes its share of the sample, to within one pair. The pairs taken from a block depend on
     the block's number and a fixed seed, so that periodic patterns in a corpus do not bias the sample.
@@ -88,7 +88,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
     """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
-        """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``, which reads these."""
+        """Create a corpus from its checked card (metadata); callers use ``PreparedCorpus.open``, which reads it."""
         super().__init__(folder, card, card.pairs)
         self.pairs = card.pairs
         self.source_tokens = card.source.tokens
@@ -115,13 +115,13 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def sentences(self) -> "PreparedCorpus":
-        """The corpus with each pair once and without context sentences, which a subclass may have added."""
+        """The corpus with each pair once and without context sentences: itself, unless a subclass adds them."""
         return self
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair, start and stop of the pairs of each file, if the corpus has several language pairs.
+        """Yield ((source, target), start, stop) for each file: its language pair, and the range of its pairs.
 
-        For other corpora, nothing is yielded.
+        For a corpus of a single language pair, nothing is yielded.
         """
         start = 0
         for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
@@ -166,18 +166,18 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
         )
 
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the source ids and the target ids of the pairs in several ranges (start, stop), concatenated."""
+        """Return two `EncodedSentences`: the sources and the targets of the pairs in ranges (start, stop), joined."""
         return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
     def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the source and the target lengths of the pairs in several ranges (start, stop), concatenated.
+        """Return two arrays: the source and the target lengths of the pairs in ranges (start, stop), concatenated.
 
         Lengths are in tokens and include the end symbol.
         """
         return self._source.read_range_lengths(ranges), self._target.read_range_lengths(ranges)
 
     def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
-        """Return the weights in the loss of the pairs in several ranges (start, stop), in the order of the ranges.
+        """Return an array of the loss weights of the pairs in several ranges (start, stop), in the order of the ranges.
 
         The result is None if the corpus has no weights.
         """
@@ -248,13 +248,13 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return ranges of pairs, begun earlier by the number of context sentences, so that all context is read."""
+        """Return ranges (start, stop) that begin earlier by the number of context sentences, but not below 0."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each pair of these ranges, its row among the pairs read, and its number of context sentences.
+        """Return, for each pair of these ranges, its index among the pairs read, and its number of context sentences.
 
-        Both are (N,). Besides the ranges, the pairs before them are read as context.
+        Both are arrays, (N,). Besides the ranges, the pairs before them are read as context.
         """
         extended = self._extended(ranges)
         continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
@@ -276,9 +276,10 @@ class ContextCorpus(PreparedCorpus):
 def _lengths_with_context(
     lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the length in tokens of each sentence in `rows`, (N,), together with its context.
+    """Return an array, (N,), of the lengths in tokens of sentences together with their context.
 
-    The context of a sentence are the `context`, (N,), sentences just before it.
+    The sentences have the indices `rows`, (N,), and the context of a sentence are the `context`, (N,), sentences just
+    before it.
     """
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
@@ -287,9 +288,9 @@ def _lengths_with_context(
 def _with_context(
     sentences: EncodedSentences, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int
 ) -> EncodedSentences:
-    """Return the sentences in `rows` (N,), each joined to the `context` (N,) sentences just before it.
+    """Return the N sentences at the indices `rows`, each joined to the sentences just before it, as `EncodedSentences`.
 
-    The separator token replaces the end symbols between them.
+    `context`, (N,), is the number of these sentences. The separator token replaces the end symbols between sentences.
     """
     starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts
@@ -321,7 +322,7 @@ class RepeatedCorpus(PreparedCorpus):
         super().__init__(corpus.folder, corpus.card)
         self._corpus = corpus
         self._ranges: list[PairRange] = []
-        """Ranges of pairs of the prepared corpus whose concatenation is this corpus."""
+        """A list of ranges (start, stop) of the prepared corpus's pairs, whose concatenation is this corpus."""
         start = 0
         for file, (pairs, factor) in enumerate(zip(corpus.card.file_pairs, factors, strict=True)):
             self._ranges += [(start, start + pairs)] * int(factor)
@@ -336,7 +337,7 @@ class RepeatedCorpus(PreparedCorpus):
 
     @property
     def unrepeated(self) -> PreparedCorpus:
-        """The corpus that has each pair once, still with its context sentences."""
+        """The underlying corpus, which has each pair once, still with its context sentences."""
         return self._corpus
 
     @property
@@ -371,7 +372,7 @@ class RepeatedCorpus(PreparedCorpus):
         return self._corpus.read_range_lengths(self._prepared_ranges(ranges))
 
     def _prepared_ranges(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return the ranges of the underlying corpus, which has each pair once, that make up ranges of this one."""
+        """Return a list of ranges of the underlying corpus, which has each pair once, for ranges of this corpus."""
         result: list[PairRange] = []
         for start, stop in ranges:
             first = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -384,9 +385,9 @@ class RepeatedCorpus(PreparedCorpus):
 
 
 def _sample_of_ranges(start: int, pairs: int, wanted: int, file: int) -> list[PairRange]:
-    """Return ascending ranges with `wanted` of the `pairs` pairs from `start` on, chosen at random in chunks.
+    """Return a sorted list of ranges (start, stop) that hold `wanted` of the `pairs` pairs from index `start` on.
 
-    A chunk has `CHUNK_PAIRS` pairs; a range is (start, stop).
+    The ranges are random chunks of `CHUNK_PAIRS` pairs; one may be shorter.
     """
     ranges: list[PairRange] = []
     for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, _REPEATS, file).tolist():
@@ -408,11 +409,12 @@ def prepare(
     workers: int = 1,
     report_progress: Callable[[int], None] | None = None,
 ) -> PreparedCorpus:
-    """Filter and tokenize a corpus and write it into a folder, in one pass over the files and with little memory.
+    """Filter and tokenize a corpus, write it into a folder, and return it opened.
 
-    With ``hold_out``, some pairs are kept as text for validation instead. The work is distributed to ``workers``
-    processes, whose number affects only the speed. ``report_progress`` is called from time to time with the number of
-    pairs read. A folder that was prepared before is replaced at the end; any other non-empty folder is refused.
+    It takes one pass over the files and little memory. With ``hold_out``, some pairs are kept as text for validation
+    instead. The work is distributed to ``workers`` processes, whose number affects only the speed. ``report_progress``
+    is called from time to time with the number of pairs read. A folder that was prepared before is replaced at the end;
+    any other non-empty folder is refused.
 
     Raises:
         TransduceError: no pair is left, or a file cannot be read.

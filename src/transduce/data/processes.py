@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the tokenizer's files, from which the worker process loads the tokenizer."""
     tokenizer_module: str
     tokenizer_class: str
-    """The name, in `tokenizer_module`, of the class that reads the tokenizer's files."""
+    """The qualified name, in the module `tokenizer_module`, of the class that reads the tokenizer's files."""
     folder: str
 
 
@@ -51,10 +51,10 @@ def write_parts(
     workers: int,
     report_progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Prepare one part of a corpus in each of `workers` processes, in subfolders of a new folder, which are returned.
+    """Prepare one part of a corpus in each of `workers` processes, and return a list of the parts' folders.
 
-    One worker is this process. ``report_progress`` is called after each block with the number of pairs that all workers
-    have read.
+    The folders are subfolders of `folder`, which must not exist. A single part is prepared in this process.
+    ``report_progress`` is called after each block with the number of pairs that all workers have read.
 
     Raises:
         TransduceError: a file cannot be read, a process was killed, or `workers` is below 1.
@@ -145,7 +145,7 @@ _PROGRAM = "from transduce.data.processes import main; main()"
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
-    """Start a worker process that imports the package from the same location as this process, and send its task."""
+    """Start a worker process that imports the package from this process's location; send its task and return it."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM],
         stdin=subprocess.PIPE,

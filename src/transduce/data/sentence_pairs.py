@@ -66,7 +66,7 @@ def mask_tokens(
     pad_id: int,
     ordinary: Ids,
 ) -> Masked:
-    """Mask the same share of the maskable tokens of every row at random, and return the model's input and its labels.
+    """Mask the same share of the maskable tokens of every row at random; return a `Masked`: model input and labels.
 
     Args:
         ids: token ids, (B, L).
@@ -91,7 +91,7 @@ def mask_tokens(
 
 
 def masked_counts(candidates: Ids, share: float) -> Ids:
-    """Return how many of each row's maskable tokens, `candidates` (B,), are masked, (B,).
+    """Return an array, (B,), with the number of tokens to mask of each row's `candidates`, (B,), maskable ones.
 
     The number is the rounded share, but at least one if a row has a candidate.
     """
@@ -130,9 +130,9 @@ class SentenceStore(NamedTuple):
     offsets: NDArray[np.int64]
     """The offsets at which sentences begin and the last one ends, (N + 1,)."""
     before: int = 0
-    """The number of special tokens stored before each sentence, which reading leaves out."""
+    """The number of special tokens stored before each sentence; reading skips them."""
     after: int = 1
-    """The number of special tokens stored after each sentence, the end symbol, which reading leaves out."""
+    """The number of special tokens stored after each sentence (the end symbol); reading skips them."""
 
     @property
     def lengths(self) -> Ids:
@@ -141,11 +141,11 @@ class SentenceStore(NamedTuple):
 
     @property
     def begins(self) -> Ids:
-        """The offset of each sentence without special tokens, (N,)."""
+        """The offset in `ids` of each sentence's first token that is not special, (N,)."""
         return self.offsets[:-1] + self.before
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the tokens of the sentences from index start to stop (exclusive), joined, without special tokens."""
+        """Return one array of the tokens of the sentences from index start to stop (exclusive), but no special ones."""
         part = self.part(start, stop)
         return _joined(self.ids, part.begins, part.lengths)
 
@@ -217,10 +217,10 @@ class _Sentences(NamedTuple):
         return ends[stop] - ends[start]
 
     def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return the first sentence and the end of each row's second segment, for segments that are consecutive.
+        """Return two arrays, (R,): for each row, where the second of two consecutive segments begins and where it ends.
 
-        A row of several sentences is divided at random. After a row of one sentence, the next sentence of the document
-        is the second segment, if there is one; otherwise that segment is empty.
+        Both are indices of sentences. A row of several sentences is divided at random. After a row of one sentence, the
+        next sentence of the document is the second segment, if there is one; otherwise that segment is empty.
 
         Args:
             start: the first sentence of each row.
@@ -233,7 +233,7 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return for each row the first and the end index of up to `count` sentences from elsewhere in the text.
+        """Return two arrays, (R,): the first and the end index of up to `count` sentences from elsewhere, for each row.
 
         The sentences of a row are of one document. If the row is the whole text, both indices are equal.
 
@@ -275,7 +275,7 @@ class _Epoch(NamedTuple):
 
 
 class SentencePairPlan:
-    """A plan of the batches of masked segment pairs of all epochs, which returns any of them on request.
+    """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
@@ -358,9 +358,10 @@ class SentencePairPlan:
         return self._assemble(rows, hiding[:, shown_rows], chosen[own_rows], float(hidden.mean()))
 
     def largest_batches(self) -> list[SentencePairBatch]:
-        """Return artificial batches as large as the first epoch's largest, by padded tokens and by attention scores.
+        """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
 
-        Often one batch is the largest by both measures, and only that one is returned.
+        One is the largest by padded tokens, the other by attention scores; often both are the same, and the list has
+        one.
         """
         epoch = self._rows_of_epoch(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
@@ -385,7 +386,7 @@ class SentencePairPlan:
         )
 
     def _rows_of_epoch(self, number: int) -> _Epoch:
-        """Return the text of an epoch, cut into rows of tokens; it is cached until another epoch is requested."""
+        """Return an `_Epoch`, the text cut into rows of tokens; it is cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
@@ -393,7 +394,7 @@ class SentencePairPlan:
         return self._epoch
 
     def _lay_out(self, number: int, text: _Sentences) -> _Epoch:
-        """Cut an epoch's sentences into rows, and draw at random the two segments of each row."""
+        """Return an `_Epoch`: an epoch's sentences cut into rows, with the two segments of each row drawn at random."""
         start, stop = self._cut(text)
         middle, second = stop, (stop, stop)
         has_next = follows = np.zeros(len(start), bool)
@@ -409,11 +410,10 @@ class SentencePairPlan:
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:
-        """Return the indices of the rows of each batch, in the random order of the batches.
+        """Return a list of the batches of an epoch in random order, each an array with the indices of its rows.
 
-        Rows of a batch have similar lengths.
-
-        Each batch has an about equal share of the epoch's tokens, and at least one row.
+        Rows of a batch have similar lengths. A batch has about an equal share of the epoch's tokens, and at least one
+        row.
         """
         order = np.lexsort((permutation(len(epoch.start), self._settings.seed, _TIES, epoch.number), epoch.lengths))
         order = np.resize(order, max(len(order), self._count))  # if there are fewer rows than batches, some repeat
@@ -424,7 +424,7 @@ class SentencePairPlan:
         return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences, with those longer than a row cut where the segments of rows end.
+        """Return the text's sentences for an epoch, with those longer than a row cut where the segments of rows end.
 
         `offset` moves the ends of all segments by a number of tokens, so that epochs cut the text at other positions.
         """
@@ -442,9 +442,9 @@ class SentencePairPlan:
         return _Sentences(self._text.ids, begins, lengths, positions, np.flatnonzero(lengths > 0))
 
     def _cut(self, sentences: _Sentences) -> tuple[Ids, Ids]:
-        """Return the first sentences and the ends (exclusive) of runs of sentences of about a row's length, (R,) each.
+        """Return two arrays, (R,): the first sentence and the end (exclusive) of each row's run of sentences.
 
-        A run lies within one document.
+        A run has about a row's length and lies within one document.
         """
         filled = sentences.filled
         row, document = sentences.positions[filled] // self._row_tokens, np.cumsum(sentences.lengths == 0)[filled]
@@ -454,7 +454,7 @@ class SentencePairPlan:
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
     def _row(self, epoch: _Epoch, number: int) -> _Row:
-        """Return one row of an epoch: token ids, segment types, and whether the second segment follows the first.
+        """Return a `_Row` of an epoch: token ids, segment types, and whether the second segment follows the first.
 
         The ids include special tokens. A type is 0 or 1; a row of one segment has type 0 only.
         """
@@ -468,9 +468,9 @@ class SentencePairPlan:
         return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
-        """Trim two segments to a row's length, keeping the end of the first segment and the start of the second.
+        """Return two segments trimmed to a row's length together: the end of the first and the start of the second one.
 
-        The first one keeps at least half a row, if it is so long.
+        The first segment keeps at least half a row, if it is so long.
         """
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]

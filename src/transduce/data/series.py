@@ -84,9 +84,9 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
     def of(self, past: Numbers) -> WindowScale:
-        """Return the shift and factor of each window, (B, 1, C) each, from the window's past (B, S, C).
+        """Return the `WindowScale` (shift and factor, (B, 1, C) each) of windows from their past points (B, S, C).
 
-        With normalization `series`, they are the same for all windows.
+        With normalization `series`, shift and factor are the same for all windows.
         """
         means, deviations = np.array(self.means), np.array(self.deviations)
         if self.normalization == "series":
@@ -105,13 +105,16 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return (self._deviation(past, self.min_deviation) / self._deviation(past, limit)) ** 2
 
     def _deviation(self, past: Numbers, limit: float) -> Numbers:
-        """Return the deviation of each window's past, (B, 1, C), with a share of the series' as its lower bound."""
+        """Return the deviation of each window's past, (B, 1, C), which never is below `limit` times its series'.
+
+        It is the root of the sum of both squares: the window's deviation, and `limit` times the series' deviation.
+        """
         bounded: Numbers = np.hypot(past.std(axis=1, keepdims=True), limit * np.array(self.deviations))
         return bounded
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
-    """Return the scale of series from their training part, (N, C)."""
+    """Return the `SeriesScale` (means and deviations) of series from their training part, (N, C)."""
     deviations = values.std(axis=0)
     # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
     sizes = np.abs(values).max(axis=0)
@@ -237,7 +240,7 @@ def _has_free_days(times: Sequence[datetime]) -> bool:
 
 
 def _may_change_clocks(time: datetime) -> bool:
-    """Return whether summer time may begin or end then: in the night to a Sunday, in spring or autumn."""
+    """Return whether summer time may begin or end at a time: in the night to a Sunday, in spring or autumn."""
     return time.weekday() == _SUNDAY and time.hour < 5 and time.month in (3, 4, 9, 10, 11)
 
 
@@ -333,13 +336,14 @@ class LearnedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     points: int
     """Number of points."""
     digests: dict[str, int]
-    """Where eight consecutive points with a digest begin, counted from 0, by the digest."""
+    """A dict from a digest of eight consecutive points to the index, counted from 0, at which these points begin."""
 
 
 def learned_points(stretches: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
-    """Return the lengths and digests of the stretches of a training part, (N, C) each.
+    """Return a tuple with a `LearnedPoints` for each stretch of a training part, (N, C): its length and digests.
 
-    Points that repeat, such as the zeros of each night, have no digest.
+    A model folder stores them, to recognize points that the model was trained on. Points that repeat, such as the zeros
+    of each night, have no digest.
     """
     count = max(2, _BLOCKS // len(stretches))
     found = []
@@ -352,7 +356,7 @@ def learned_points(stretches: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
 
 
 def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[np.bool_]:
-    """Return which points of a table, (N, C), belong to stretches that a model was trained on, as (N,) booleans.
+    """Return a boolean array, (N,), True at points of a table, (N, C), that a model was trained on.
 
     A stretch is recognized by most of the digests of its points in the table. A single digest is too few, because eight
     small counts also occur by chance.
@@ -475,26 +479,29 @@ class WindowedSeries:
         return len(self._starts)
 
     def cut(self, windows: Indices) -> tuple[Numbers, Numbers]:
-        """Return the past (B, S, C) and the future (B, T, C) of the windows with these indices."""
+        """Return two arrays: the past (B, S, C) and the future (B, T, C) of the windows with these indices."""
         windowed = self.values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
         return windowed[:, : self._past], windowed[:, self._past :]
 
     def known(self, windows: Indices) -> Numbers:
         """Return the points before those to forecast, (B, points, C), of the windows with these indices.
 
-        They are the past or, if it is longer, a season.
+        The points are the window's past or, if that is longer, a season; a seasonal baseline needs it.
         """
         offsets = np.arange(-self._earlier, self._past)
         known: Numbers = self.values[self._starts[windows][:, None] + offsets]
         return known
 
     def target_rows(self) -> Indices:
-        """Return the rows of all sections' points that are forecast by any window, in the order of the windows."""
+        """Return an array of the indices, among all sections' points, of the points that any window forecasts.
+
+        The order is that of the windows; a point that several windows forecast occurs several times.
+        """
         rows: Indices = self._starts[:, None] + self._past + np.arange(self._horizon)
         return rows.ravel()
 
     def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:
-        """Return the windows with these indices as a batch, each normalized by its own scale."""
+        """Return the windows with these indices as a `SeriesBatch`, each window normalized by its own scale."""
         past, future = self.cut(windows)
         window_scale = scale.of(past)
         return SeriesBatch(
@@ -513,7 +520,7 @@ def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> It
 
 
 class SeriesPlan:
-    """A plan of the batches of windows of all epochs, which returns any of them on request."""
+    """A plan of the batches of windows of all epochs, which returns any batch on request."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ _MIN_GROWTH_TOKENS = 4
 def growth_limit(length: int, rate: float) -> int:
     """Return the maximum number of tokens of a sentence of `length` tokens after sampling at a BPE-dropout `rate`.
 
-    Sentences that would exceed it keep their usual tokens.
+    A sentence that would exceed the limit keeps its usual tokens.
     """
     return length + _MIN_GROWTH_TOKENS + int(4.0 * rate * length)
 
@@ -48,7 +48,7 @@ class WordSampler(Protocol):
     """An interface of samplers that draw how a word is divided into tokens."""
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, which is given by its usual token ids."""
+        """Return a sequence of token ids that spell the same text as `word`, which is given by its usual token ids."""
 
 
 class BpeDropout(WordSampler):
@@ -65,10 +65,10 @@ class BpeDropout(WordSampler):
         self._divisions: dict[tuple[int, ...], _Division] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, most often `word` itself.
+        """Return token ids that spell the same text as `word`, the word's usual ids; most often `word` itself.
 
-        If a part of the text has no token, they are `word`. The number of merges before the first dropped one has a
-        geometric distribution, so one random number draws it.
+        If a part of the text has no token, the result is `word`. The number of merges before the first dropped one has
+        a geometric distribution, so one random number draws it.
         """
         division = self._divisions.get(word)
         if division is None:
@@ -84,7 +84,7 @@ class BpeDropout(WordSampler):
         return _Division(characters, len(characters) - len(word))
 
     def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
-        """Return the texts of a word's tokens after BPE merges, some of which are dropped.
+        """Return a list of the texts of a word's tokens after BPE merges, some of which are dropped.
 
         Args:
             parts: the word's characters.
@@ -118,7 +118,10 @@ class UnigramSampler(WordSampler):
         self._lattices: dict[tuple[int, ...], tuple[str, list[list[float]], list[list[int]]]] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, drawn by probability from the last to the first."""
+        """Return a list of token ids that spell the same text as `word`, which is given by its usual token ids.
+
+        The tokens are drawn by their probabilities, from the end of the word to its start.
+        """
         lattice = self._lattices.get(word)
         if lattice is None:
             lattice = self._lattices[word] = self._build(word)
@@ -132,10 +135,12 @@ class UnigramSampler(WordSampler):
         return tokens[::-1]
 
     def _build(self, word: tuple[int, ...]) -> tuple[str, list[list[float]], list[list[int]]]:
-        """Return a word's text and, for each end position in it, the possible starts of a token that ends there.
+        """Return what `sample` needs of a word: its text and, for each end position, the possible starts of a token.
 
         Returns:
-            The text; for each end position, the cumulated relative probabilities of these starts; and the starts.
+            The text; a list by end position of the starts' cumulated relative probabilities; a list by end position of
+            the
+            starts.
         """
         text = "".join(self._texts[id] for id in word)
         forward = [0.0] + [-math.inf] * len(text)
@@ -154,7 +159,7 @@ class UnigramSampler(WordSampler):
 
 
 def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, int]]:
-    """Return two tables of a vocabulary's ordinary tokens: from id to text, and from text to id.
+    """Return two dicts of a vocabulary's ordinary tokens: from id to text, and from text to id.
 
     Symbols, byte tokens and special tokens are left out.
     """
@@ -166,7 +171,7 @@ def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, i
 def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: float | None) -> WordSampler:
     """Return a sampler of tokens for the words of a vocabulary: unigram sampling or BPE-dropout.
 
-    It is unigram sampling if `unigram_alpha` is set.
+    Unigram sampling is used if `unigram_alpha` is set.
 
     Raises:
         TransduceError: the vocabulary is of another kind than the sampling needs, or has tokens of several words.
@@ -198,16 +203,19 @@ class SentenceSampler:
         self._sampler = sampler
 
     def sample(self, ids: NDArray[np.int64], random: Random) -> list[int]:
-        """Return the ids of a sentence after drawing the tokens of each word anew; symbols and special tokens stay."""
+        """Return a list of a sentence's ids after drawing the tokens of each word anew.
+
+        Symbols and special tokens stay.
+        """
         tokens = list[int]()
         for word, is_text in self._words(ids):
             tokens += self._sampler.sample(word, random) if is_text else word
         return tokens
 
     def _words(self, ids: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield runs of token ids of a sentence, each with whether it is a word whose tokens can be drawn.
+        """Yield the parts of a sentence's ids as pairs: a tuple of ids, and whether it is a word to draw anew.
 
-        Other runs are symbols, bytes or special tokens.
+        Other parts are symbols, bytes or special tokens.
         """
         is_text = self._is_text[ids]
         begins = self._starts_word[ids]
@@ -223,7 +231,7 @@ class SentenceSampler:
 def sentence_samplers(
     vocabularies: tuple[Vocabulary, Vocabulary], *, bpe_dropout: float, unigram_alpha: float | None
 ) -> tuple[SentenceSampler, SentenceSampler]:
-    """Return the samplers of the source and the target vocabulary, one object for both if the vocabulary is shared.
+    """Return a pair of samplers, for source and target; one object for both if the vocabulary is shared.
 
     With `unigram_alpha`, they sample by a unigram model; None: by BPE-dropout at the rate `bpe_dropout`.
 

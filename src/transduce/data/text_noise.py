@@ -59,7 +59,7 @@ Draw = Callable[[], float]
 
 
 def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw) -> tuple[str, str]:
-    """Return a source and a target text with noise.
+    """Return a pair: a source and a target text with noise.
 
     Each kind is drawn with the probability that the settings set for it, so most pairs stay unchanged.
     """
@@ -105,7 +105,7 @@ _MAX_GROWTH = 3.0
 class NoisyPlan(Plan[Batch]):
     """A plan of batches in which some pairs have noise.
 
-    The seed, the epoch and the pair's index determine which and how.
+    The seed, the epoch and the pair's index determine which pairs are changed, and how.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class NoisyPlan(Plan[Batch]):
         return [[id for id in row if id != pad] for row in ids.tolist()]
 
     def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
-        """Return the token ids of both sides of a pair with noise.
+        """Return a pair, the source ids and the target ids of a sentence pair with noise, or None.
 
         The result is None if the pair stays unchanged, because nothing was drawn, it has special tokens, or it would
         become too long.
@@ -187,7 +187,7 @@ class NoisyPlan(Plan[Batch]):
         return (edited[0], edited[1]) if fits else None
 
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
-        """Return the ids before the text of a sentence (context, language and tag), and those of the text.
+        """Return two lists: the ids before the text of a sentence (context, language and tag), and the ids of the text.
 
         The result is None if the text is empty or has tokens that cannot be restored from text.
         """
@@ -204,7 +204,7 @@ class NoisyPlan(Plan[Batch]):
 
 
 def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the ids of tokens that text cannot restore: padding, end, unknown, and symbols in angle brackets.
+    """Return a set of the ids of tokens that text cannot restore: padding, end, unknown, and symbols in angle brackets.
 
     Placeholders are such symbols; byte tokens are not.
     """
@@ -269,7 +269,10 @@ def noise_share(noise: NoiseSettings) -> float:
 
 
 def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
-    """Return the special tokens that noise puts in place of removed tokens (mask or span marks); none for deletion."""
+    """Return a tuple of the special tokens that noise puts in place of removed tokens (mask or span marks).
+
+    The tuple is empty for deletion.
+    """
     if noise.kind == "deletion":
         return ()
     return SPAN_MARKS if noise.kind == "spans" else (MASK,)
@@ -285,7 +288,8 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
         generator: random generator.
 
     Returns:
-        The corrupted text, and the tokens to reconstruct: all of the text, or with `spans` only the removed ones.
+        A `Noised`: the corrupted text, and the tokens to reconstruct: all of the text, or with `spans` only the removed
+        ones.
     """
     # Rounded at random, so that the expected share is exact for short texts, too.
     taken = min(len(ids), int(noise_share(noise) * len(ids) + generator.random()))
@@ -301,7 +305,7 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Return random span lengths of a Poisson distribution, as in BART, that sum to `taken` tokens; some are 0."""
+    """Return a list of random span lengths of a Poisson distribution, as in BART, that sum to `taken`; some are 0."""
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))
@@ -309,9 +313,9 @@ def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[in
 
 
 def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Generator) -> list[int]:
-    """Divide `taken` tokens at random into spans of about `mean` tokens, as in T5, and return the spans' lengths.
+    """Divide `taken` tokens at random into spans of about `mean` tokens, as in T5; return a list of the spans' lengths.
 
-    Each span has at least one token, and there are at most `max_parts`; without tokens, there is no span.
+    Each span has at least one token, and there are at most `max_parts`; without tokens, the list is empty.
     """
     if not taken:
         return []
@@ -321,9 +325,9 @@ def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Gen
 
 
 def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw positions (start, end) of spans with these lengths in a text of `num_tokens` tokens; no two spans touch.
+    """Return a list of random positions (start, end) of spans with these lengths in a text of `num_tokens` tokens.
 
-    If too few tokens remain between the spans, the last spans are merged.
+    No two spans touch. If too few tokens remain between the spans, the last spans are merged.
     """
     rest = num_tokens - sum(lengths)
     # Each span is put into its own gap between the remaining tokens; without enough gaps, the last spans are merged.
@@ -337,9 +341,9 @@ def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator)
 
 
 def _spans(ids: Ids, spans: list[tuple[int, int]], marks: Sequence[int]) -> Noised:
-    """Replace each span (start, end) of a text by one of the sentinels `marks`; the target is the removed spans.
+    """Return a `Noised` text in which one of the sentinels `marks` replaces each span (start, end) of the ids.
 
-    In the target, each span follows its sentinel, and one more sentinel ends it.
+    The target is the removed spans, each after its sentinel, and one more sentinel at the end.
     """
     source: list[Ids | list[int]] = []
     target: list[Ids | list[int]] = []

@@ -77,9 +77,9 @@ _VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
-    """Return the activities (verb, object noun) whose verb and noun are among these Chinese words, separated by spaces.
+    """Return a tuple of the activities (verb, object noun) whose Chinese verb and noun are among these words.
 
-    If `nouns` is empty, every noun is allowed.
+    Words are separated by spaces. If `nouns` is empty, every noun is allowed.
     """
     chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
     return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
@@ -147,7 +147,7 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 
 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
-    """Return a random time phrase that fits a frame (tense and form of the sentence), or NOTHING.
+    """Return a random time as a bilingual `Phrase` that fits a frame (tense and form of the sentence), or NOTHING.
 
     A frame that takes no time gets NOTHING, and so does a frame that need not have one in half of the cases.
     """
@@ -157,7 +157,7 @@ def a_time(random: Random, frame: Frame | Question) -> Phrase:
 
 
 def time_phrase(time: tuple[str, str, str]) -> Phrase:
-    """Return a time as an adverbial in both languages, such as 昨天 晚上 / last night.
+    """Return a time as a bilingual `Phrase`, such as 昨天 晚上 / last night.
 
     Args:
         time: the Chinese words, the English words, and which of them translate each other ("0-0 1-1").
@@ -166,7 +166,7 @@ def time_phrase(time: tuple[str, str, str]) -> Phrase:
 
 
 def located(place: Place) -> Phrase:
-    """Return a place as an adverbial in both languages, such as 在 学校 / at school."""
+    """Return a place as a bilingual `Phrase` that says where, such as 在 学校 / at school."""
     last = len(place.where.split()) - 1
     return phrase(f"在 {place.source}", place.where, f"0-0 1-{last}")
 
@@ -177,7 +177,7 @@ def early(random: Random) -> bool:
 
 
 def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
-    """Return a random action (verb, object, place, companion) that a frame (tense and form of the sentence) permits."""
+    """Return a random `Action` (verb, object, place, companion) that a frame (tense and form) permits."""
     kind = random.random()
     if kind < 0.11 and not frame.aspect:
         return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
@@ -189,7 +189,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random verb with an object noun.
+    """Return a random pair: a verb and an object noun of it.
 
     Verbs that are not habitual (to buy a car) occur only if the frame describes a single occasion.
     """
@@ -201,7 +201,10 @@ def an_activity(random: Random, frame: Frame | Question) -> Activity:
 
 
 def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
-    """Return a random object phrase of a noun: apples, or, if the frame permits, three apples or this apple."""
+    """Return a random object phrase of a noun as a bilingual `Phrase`, such as 苹果 / apples.
+
+    If the frame permits, it may have a number (three apples) or be definite (this apple).
+    """
     kind = random.random()
     if noun.measure and frame.some and kind < 0.35:
         return some(random, noun).object
@@ -211,7 +214,7 @@ def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nomina
 
 
 def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
-    """Return the action, to which a place or a companion is added in 40 % of the cases if the frame permits it."""
+    """Return the `Action` with a place or a companion added in up to 40 % of the cases, if the frame permits it."""
     kind = random.random()
     if not frame.adjuncts or kind > 0.4:
         return action
@@ -226,7 +229,7 @@ def _at_a_place(random: Random, action: Action) -> Action:
 
 
 def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
-    """Return the action with a random companion (和 汤姆 一起), unless the action involves two people already."""
+    """Return the `Action` with a random companion (和 汤姆 一起), unless it involves two people already."""
     if subject.plural or action.verb in HELPING_VERBS:
         return action
     companion = somebody(random, subject)
@@ -238,14 +241,17 @@ def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
 
 
 def statement(random: Random) -> Phrase:
-    """Return a random statement in both languages, such as 昨天我吃了苹果 / I ate apples yesterday."""
+    """Return a random statement as a bilingual `Phrase`, such as 昨天我吃了苹果 / I ate apples yesterday."""
     (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
     subject = a_subject(random)
     return declarative(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
 
 
 def scene(random: Random) -> Phrase:
-    """Return a random sentence about somebody at a place, such as 他在公司工作 / he was working at the office."""
+    """Return a random sentence about somebody at a place as a bilingual `Phrase`.
+
+    An example is 他在公司工作 / he was working at the office.
+    """
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
@@ -253,7 +259,10 @@ def scene(random: Random) -> Phrase:
 
 
 def experience(random: Random) -> Phrase:
-    """Return a random sentence about an experience in both languages, such as 我吃过饺子 / I have eaten dumplings."""
+    """Return a random sentence about an experience as a bilingual `Phrase`.
+
+    An example is 我吃过饺子 / I have eaten dumplings.
+    """
     frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
     return declarative(a_subject(random), frame, an_experience(random))
 
@@ -266,7 +275,7 @@ def an_experience(random: Random) -> Action:
 
 
 def skill(random: Random) -> Phrase:
-    """Return a random sentence about a skill in both languages, such as 他会游泳 / he can swim."""
+    """Return a random sentence about a skill as a bilingual `Phrase`, such as 他会游泳 / he can swim."""
     action = a_skill(random)
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
@@ -280,7 +289,10 @@ def a_skill(random: Random) -> Action:
 
 
 def animal(random: Random) -> Phrase:
-    """Return a random sentence about an animal in both languages, such as 我的猫喜欢吃鱼 / my cat likes to eat fish."""
+    """Return a random sentence about an animal as a bilingual `Phrase`.
+
+    An example is 我的猫喜欢吃鱼 / my cat likes to eat fish.
+    """
     subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
     frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
     verb, noun = random.choice(_ANIMAL_ACTIVITIES)
@@ -295,9 +307,10 @@ def destination(place: Place) -> Phrase:
 
 
 def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
-    """Return a random action of going somewhere, such as 去北京 / go to Beijing, with a means or purpose if permitted.
+    """Return a random bilingual `Action` of going somewhere, such as 去北京 / go to Beijing.
 
-    Far places are possible only if `time` is one at which people travel far, or NOTHING.
+    A means or purpose may be added if the frame permits it. Far places are possible only if `time` is one at which
+    people travel far, or NOTHING.
     """
     kind = random.random()
     if kind < 0.45 and not frame.aspect:
@@ -313,14 +326,20 @@ def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -
 
 
 def going(random: Random) -> Phrase:
-    """Return a random sentence about going somewhere in both languages: 我想去北京 / I want to go to Beijing."""
+    """Return a random sentence about going somewhere as a bilingual `Phrase`.
+
+    An example is 我想去北京 / I want to go to Beijing.
+    """
     frame = random.choice(_GOING_FRAMES)
     time = a_time(random, frame)
     return declarative(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
 
 
 def errand(random: Random) -> Phrase:
-    """Return a random sentence about an errand: 他去商店买了茶 / he went to the shop and bought tea."""
+    """Return a random sentence about an errand as a bilingual `Phrase`.
+
+    An example is 他去商店买了茶 / he went to the shop and bought tea.
+    """
     verb, noun, place = random.choice(_ERRANDS)
     bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
     action = Action(GO, destination(place) + phrase("", "and") + bought)
@@ -329,7 +348,10 @@ def errand(random: Random) -> Phrase:
 
 
 def giving(random: Random) -> Phrase:
-    """Return a random sentence about giving or teaching in both languages: 他给了我一本书 / he gave me a book."""
+    """Return a random sentence about giving or teaching as a bilingual `Phrase`.
+
+    An example is 他给了我一本书 / he gave me a book.
+    """
     subject = a_subject(random)
     receiver = somebody(random, subject).object
     if random.random() < 0.65:
@@ -395,7 +417,10 @@ _WHO_FRAMES = (
 
 
 def going_question(random: Random) -> Phrase:
-    """Return a random question about going somewhere in both languages: 你想去哪里 / where do you want to go."""
+    """Return a random question about going somewhere as a bilingual `Phrase`.
+
+    An example is 你想去哪里 / where do you want to go.
+    """
     subject, kind = asked(random), random.random()
     if kind < 0.3:
         question = random.choice((clauses.WANTS_ONE, clauses.DID_ONE, clauses.WILL_ONE))
@@ -412,7 +437,10 @@ def going_question(random: Random) -> Phrase:
 
 
 def yes_no_question(random: Random) -> Phrase:
-    """Return a random yes/no question in both languages: 你昨天吃了苹果吗 / did you eat apples yesterday."""
+    """Return a random yes/no question as a bilingual `Phrase`.
+
+    An example is 你昨天吃了苹果吗 / did you eat apples yesterday.
+    """
     question, subject = random.choice(_QUESTIONS), asked(random)
     if question is clauses.MAY_ONE:
         subject = random.choice((ME, WE))
@@ -420,7 +448,10 @@ def yes_no_question(random: Random) -> Phrase:
 
 
 def what_question(random: Random) -> Phrase:
-    """Return a random question about an object in both languages: 你喜欢吃什么 / what do you like to eat."""
+    """Return a random question about an object as a bilingual `Phrase`.
+
+    An example is 你喜欢吃什么 / what do you like to eat.
+    """
     question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
     verb, _ = random.choice(_ASKED)
     action = with_adjuncts(random, subject, question, Action(verb))
@@ -428,21 +459,27 @@ def what_question(random: Random) -> Phrase:
 
 
 def how_many_question(random: Random) -> Phrase:
-    """Return a random question about a number in both languages: 你买了几本书 / how many books did you buy."""
+    """Return a random question about a number as a bilingual `Phrase`.
+
+    An example is 你买了几本书 / how many books did you buy.
+    """
     question, subject = random.choice((clauses.DID_ONE, clauses.DID_ONE, clauses.WANTS_ONE)), asked(random)
     verb, noun = random.choice(_COUNTED)
     return what(how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def whom_question(random: Random) -> Phrase:
-    """Return a random question about the object in both languages: 他在等谁 / who is he waiting for."""
+    """Return a random question about the object as a bilingual `Phrase`, such as 他在等谁 / who is he waiting for."""
     question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
     verb = random.choice(HELPING_VERBS)
     return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def where_question(random: Random) -> Phrase:
-    """Return a random question about a place: 你想在哪里吃饭 / where do you want to eat."""
+    """Return a random question about a place as a bilingual `Phrase`.
+
+    An example is 你想在哪里吃饭 / where do you want to eat.
+    """
     question, subject = random.choice(_WHERE_QUESTIONS), asked(random)
     if random.random() < 0.3 and not question.aspect:
         action = Action(random.choice(INTRANSITIVE_VERBS))
@@ -453,20 +490,26 @@ def where_question(random: Random) -> Phrase:
 
 
 def why_question(random: Random) -> Phrase:
-    """Return a random question about a reason: 你为什么没吃苹果 / why did you not eat apples."""
+    """Return a random question about a reason as a bilingual `Phrase`.
+
+    An example is 你为什么没吃苹果 / why did you not eat apples.
+    """
     (question, negation), subject = random.choice(_WHY_QUESTIONS), asked(random)
     action = an_action(random, subject, question)
     return why(phrase("为什么", "why"), subject, question, action, negation)
 
 
 def who_question(random: Random) -> Phrase:
-    """Return a random question about the subject in both languages, such as 谁吃了我的苹果 / who ate my apples."""
+    """Return a random question about the subject as a bilingual `Phrase`.
+
+    An example is 谁吃了我的苹果 / who ate my apples.
+    """
     frame = random.choice(_WHO_FRAMES)
     return declarative(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
 
 
 def request(random: Random) -> Phrase:
-    """Return a random request in both languages, such as 请给我茶 / please give me tea."""
+    """Return a random request as a bilingual `Phrase`, such as 请给我茶 / please give me tea."""
     kind = random.random()
     if kind < 0.3:
         return phrase("请", "please") + _please(random).phrase(BASE)

@@ -49,14 +49,20 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 class Phrase(msgspec.Struct, frozen=True):
-    """Words in Chinese (source) and English (target), with links (source index, target index) between translations."""
+    """A bilingual phrase: words in Chinese (source) and English (target), with links between translated words.
+
+    A link is a pair (source index, target index).
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     links: Links
 
     def __add__(self, following: "Phrase") -> "Phrase":
-        """Join two phrases in the same order in both languages; joining with NOTHING changes nothing."""
+        """Return this phrase and a following one joined, in the same order in both languages.
+
+        Joining with NOTHING changes nothing.
+        """
         if following is NOTHING:
             return self
         if self is NOTHING:
@@ -72,7 +78,7 @@ NOTHING = Phrase((), (), ())
 
 
 def swap(first: Phrase, second: Phrase) -> Phrase:
-    """Join two phrases in this order in the source language, and in the opposite order in the target language.
+    """Return two phrases joined in this order in Chinese (source), and in the opposite order in English.
 
     Joining with NOTHING changes nothing.
     """
@@ -166,25 +172,28 @@ def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
 
 
 def owner_phrase(source: str) -> Phrase:
-    """Return a possessive phrase in both languages for a pronoun or name: 我 的 / my, 汤姆 的 / Tom's."""
+    """Return a possessive phrase as a bilingual `Phrase` for a pronoun or name, such as 我 的 / my, 汤姆 的 / Tom's."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
 
 
 def _relative(owner: str, noun: Noun) -> Nominal:
-    """Return a relative of a person in both languages, such as 我 妈妈 / my mother."""
+    """Return a relative of a person as a bilingual `Nominal`, such as 我 妈妈 / my mother."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     possessor = phrase(owner, pronouns[owner]) if owner in pronouns else owner_phrase(owner)
     return _person(possessor + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _companion(owner: str, noun: Noun) -> Nominal:
-    """Return an acquaintance of a person in both languages, such as 汤姆 的 朋友 / Tom's friend."""
+    """Return an acquaintance of a person as a bilingual `Nominal`, such as 汤姆 的 朋友 / Tom's friend."""
     return _person(owner_phrase(owner) + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
-    """Return three noun phrases for people: 这 位 老师 / this teacher, that teacher, these teachers."""
+    """Return a tuple of three bilingual `Nominal`s for people, such as 这 位 老师 / this teacher.
+
+    The others are "that teacher" and "these teachers".
+    """
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
     these = phrase("这些", "these") + phrase(noun.source, noun.many)
@@ -193,7 +202,7 @@ def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
 
 
 def _together(first: Nominal, second: Nominal) -> Nominal:
-    """Return two people as one noun phrase in both languages, such as 汤姆 和 玛丽 / Tom and Mary."""
+    """Return a bilingual `Nominal` of two people, such as 汤姆 和 玛丽 / Tom and Mary."""
     words = first.subject + phrase("和", "and") + second.subject
     return Nominal(words, words, OTHER, plural=True, referents=first.referents | second.referents)
 
@@ -216,7 +225,7 @@ _OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
 
 
 def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
-    """Return a random person, or several people, as the subject of a sentence.
+    """Return a random person, or several people, as a bilingual `Nominal` for the subject of a sentence.
 
     Nobody of the `excluded` people is among them.
     """
@@ -224,12 +233,18 @@ def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal
 
 
 def asked(random: Random) -> Nominal:
-    """Return a random person as the subject of a question: most often 你 (you), never 我 (I)."""
+    """Return a random person as a bilingual `Nominal` for the subject of a question.
+
+    It is most often 你 (you), never 我 (I).
+    """
     return YOU if random.random() < 0.45 else a_subject(random, YOU.referents | {"我"})
 
 
 def somebody(random: Random, but: Nominal) -> Nominal:
-    """Return a random person as the object of a sentence, other than the people that the subject `but` refers to."""
+    """Return a random person as a bilingual `Nominal` for the object of a sentence.
+
+    It is none of the people that the subject `but` refers to.
+    """
     return _anybody(random, _OBJECTS, (46, 64, 78, 88, 100), but.referents)
 
 
@@ -249,13 +264,15 @@ _ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun
 
 @cache
 def bare(noun: Noun) -> Nominal:
-    """Return a noun phrase without article in both languages, such as 苹果 / apples, 茶 / tea."""
+    """Return a noun phrase without article as a bilingual `Nominal`, such as 苹果 / apples, 茶 / tea."""
     return inanimate(phrase(noun.source, noun.many), _bare_agreement(noun))
 
 
 @cache
 def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """Return a counted noun phrase in both languages: 一 本 书 / a book, 三 杯 茶 / three cups of tea.
+    """Return a counted noun phrase as a bilingual `Nominal`, such as 一 本 书 / a book.
+
+    Another example is 三 杯 茶 / three cups of tea.
 
     Args:
         noun: the noun, which has a measure word.
@@ -276,13 +293,16 @@ def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = N
 
 @cache
 def many(noun: Noun) -> Nominal:
-    """Return a noun phrase with "a lot of" in both languages, such as 很多 书 / a lot of books."""
+    """Return a noun phrase with "a lot of" as a bilingual `Nominal`, such as 很多 书 / a lot of books."""
     return inanimate(phrase("很多", "a lot of") + bare(noun).object, _bare_agreement(noun))
 
 
 @cache
 def how_many(noun: Noun) -> Phrase:
-    """Return the question phrase for a number, such as 几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
+    """Return a question phrase for a number as a bilingual `Phrase`, such as 几 本 书 / how many books.
+
+    With a container it is 几 杯 茶 / how many cups of tea.
+    """
     if noun.container:
         amount = phrase(f"几 {noun.measure}", f"how many {noun.container[1]} of", "0-0 0-1 1-2 1-3")
     else:
@@ -292,7 +312,9 @@ def how_many(noun: Noun) -> Phrase:
 
 @cache
 def demonstrative(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """Return a definite phrase: 这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books.
+    """Return a definite noun phrase as a bilingual `Nominal`, such as 这 本 新 书 / this new book.
+
+    With a container it is 那 杯 茶 / that cup of tea.
 
     `pointer` is 这, 那, 这些 or 那些 with its English word; the adjective is optional.
     """
@@ -309,7 +331,7 @@ def demonstrative(noun: Noun, pointer: tuple[str, str], adjective: Adjective | N
 
 @cache
 def owned(noun: Noun, owner: str) -> Nominal:
-    """Return a noun phrase with an owner in both languages, such as 我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
+    """Return a noun phrase with an owner as a bilingual `Nominal`, such as 我 的 书 / my book."""
     words = owner_phrase(owner) + phrase(noun.source, noun.one)
     agreement = _bare_agreement(noun) if noun.container else THIRD
     return inanimate(words, agreement, owner if owner in dict(NAMES) else "")
@@ -325,7 +347,10 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """Return a noun phrase in both languages for things in a random number, such as 三 本 书 / three books."""
+    """Return a noun phrase with a random number as a bilingual `Nominal`, such as 三 本 书 / three books.
+
+    The number may be 很多 / a lot of.
+    """
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -334,7 +359,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase in both languages, such as 这本书 / this book or 我的书 / my book.
+    """Return a random definite noun phrase as a bilingual `Nominal`, such as 这本书 / this book or 我的书 / my book.
 
     If a person in `but` would be the owner, the owner is 他 / his.
     """
@@ -371,7 +396,7 @@ class Action(msgspec.Struct, frozen=True):
     """With whom; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
-        """Return the action as a phrase in both languages, with the verb in one form.
+        """Return the action as a bilingual `Phrase`, with the verb in one form.
 
         Args:
             form: index of the verb's English form, such as `PAST`.
@@ -533,12 +558,12 @@ KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
 
 @cache
 def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Phrase:
-    """Return a verb in a form as a phrase in both languages, such as 吃 了 / ate, 吃 过 / have eaten."""
+    """Return a verb in one form as a bilingual `Phrase`, such as 吃 了 / ate, 吃 过 / have eaten."""
     return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
 
 
 def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a statement in both languages.
+    """Return a statement as a bilingual `Phrase`: a subject does an action in a tense and form, the `frame`.
 
     Its time precedes (`early`) or follows the subject in Chinese, and comes last in English.
     """
@@ -549,14 +574,17 @@ def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = N
 
 
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
-    """Join a subject, a predicate and a time, which is last in English and before the subject in Chinese if `early`."""
+    """Join a subject, a predicate and a time to one bilingual `Phrase`.
+
+    The time is last in English; in Chinese it is before the subject if `early`, otherwise after it.
+    """
     if early:
         return swap(time, subject + predicate)
     return subject + swap(time, predicate)
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a yes/no question in both languages, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
+    """Return a yes/no question as a bilingual `Phrase`, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -569,7 +597,10 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
 def what(
     word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
 ) -> Phrase:
-    """Return a question about the object of an action, such as 你吃什么 / what do you eat; `word` is 什么 / what."""
+    """Return a question about the object of an action as a bilingual `Phrase`, such as 你吃什么 / what do you eat.
+
+    `word` is the question word, 什么 / what, or a phrase such as 几 本 书 / how many books.
+    """
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -580,9 +611,9 @@ def what(
 
 
 def why(word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "") -> Phrase:
-    """Return a question in both languages for a reason or manner; `word` is 为什么 / why or 怎么 / how.
+    """Return a question for a reason or manner as a bilingual `Phrase`.
 
-    `negation` is 不, 没 or, for none, empty.
+    `word` is 为什么 / why or 怎么 / how. `negation` is 不, 没 or, for none, empty.
     """
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
@@ -591,7 +622,7 @@ def why(word: Phrase, subject: Nominal, question: Question, action: Action, nega
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
-    """Return a question in both languages that asks where an action takes place: 你在哪里吃饭 / where do you eat."""
+    """Return a question about an action's place as a bilingual `Phrase`, such as 你在哪里吃饭 / where do you eat."""
     front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)
@@ -599,7 +630,7 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 
 
 def particle() -> Phrase:
-    """Return the question particle 吗 and the question mark, aligned with the English question mark.
+    """Return a bilingual `Phrase` of 吗 and the Chinese question mark, both aligned with the English question mark.
 
     Questions use it if their English auxiliary translates another Chinese word than 吗.
     """

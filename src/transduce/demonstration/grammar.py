@@ -132,7 +132,7 @@ _PRESENT_DAYS = (("今天", "today", ""), ("现在", "now", ""))
 
 
 def feeling(random: Random) -> Phrase:
-    """Return a random sentence about a feeling in both languages, such as 他不喜欢茶 / he does not like tea."""
+    """Return a random sentence about a feeling as a bilingual `Phrase`, such as 他不喜欢茶 / he does not like tea."""
     subject = a_subject(random)
     action = _feeling(random, subject)
     if action.verb.source in _VERY_MUCH and random.random() < 0.2:
@@ -145,7 +145,7 @@ def feeling(random: Random) -> Phrase:
 
 
 def feeling_question(random: Random) -> Phrase:
-    """Return a random question about a feeling in both languages, such as 你喜欢他吗 / do you like him."""
+    """Return a random question about a feeling as a bilingual `Phrase`, such as 你喜欢他吗 / do you like him."""
     kind, subject = random.random(), asked(random)
     action = _feeling(random, subject)
     if kind < 0.45:
@@ -181,7 +181,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
 
 
 def quality(random: Random) -> Phrase:
-    """Return a random sentence about a quality in both languages, such as 这本书很贵 / this book is expensive."""
+    """Return a random sentence about a quality as a bilingual `Phrase`, such as 这本书很贵 / this book is expensive."""
     subject, adjective = _thing_with_quality(random)
     if adjective.source in MOODS and random.random() < 0.4:
         return _mood(random, subject, adjective)
@@ -189,7 +189,7 @@ def quality(random: Random) -> Phrase:
 
 
 def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
-    """Return a random sentence about a mood in both languages, such as 昨天我很累 / I was tired yesterday."""
+    """Return a random sentence about a mood as a bilingual `Phrase`, such as 昨天我很累 / I was tired yesterday."""
     past = random.random() < 0.6
     time = random.choice(PAST_TIMES if past else _PRESENT_DAYS)
     be = (WAS if past else BE)[subject.agreement]
@@ -199,7 +199,7 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
-    """Return a random person or thing, and an adjective that can describe it."""
+    """Return a pair: a random person or thing as a `Nominal`, and an `Adjective` that can describe it."""
     if random.random() < 0.45:
         return a_subject(random), random.choice(PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)
@@ -215,7 +215,7 @@ def _this(random: Random, noun: Noun) -> Nominal:
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
-    """Return a random predicate such as 很高 / is tall, 非常高 / is very tall, 太贵了 / is too expensive."""
+    """Return a random predicate with an adjective as a bilingual `Phrase`, such as 非常高 / is very tall."""
     be, kind = BE[subject.agreement], random.random()
     if adjective.source in _EXCESSIVE and kind < 0.15:
         return phrase(f"太 {adjective.source} 了", f"{be} too {adjective.english}", "0-1 1-2 2-1")
@@ -233,7 +233,7 @@ def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def quality_question(random: Random) -> Phrase:
-    """Return a random question about a quality in both languages, such as 他比你高吗 / is he taller than you."""
+    """Return a random question about a quality as a bilingual `Phrase`, such as 他比你高吗 / is he taller than you."""
     while True:
         subject, wanted = _comparison(random) if random.random() < 0.3 else _quality(random)
         if subject.agreement != FIRST:
@@ -246,13 +246,13 @@ def _quality(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def comparison(random: Random) -> Phrase:
-    """Return a random comparison in both languages, such as 她和我一样忙 / she is as busy as me."""
+    """Return a random comparison as a bilingual `Phrase`, such as 她和我一样忙 / she is as busy as me."""
     subject, compared = _comparison(random)
     return subject.subject + phrase("", BE[subject.agreement]) + compared
 
 
 def _comparison(random: Random) -> tuple[Nominal, Phrase]:
-    """Return a random subject and a comparison without "is": 比 我 高 / taller than me."""
+    """Return a random subject, and a comparison without "is" as a bilingual `Phrase`: 比 我 高 / taller than me."""
     first, second, adjective = _compared(random)
     kind = random.random()
     if kind < 0.25:
@@ -294,7 +294,10 @@ _IS = phrase("是", "is")
 
 
 def identity(random: Random) -> Phrase:
-    """Return a random sentence about who or what something is in both languages, such as 他是老师 / he is a teacher."""
+    """Return a random sentence about who or what something is as a bilingual `Phrase`.
+
+    An example is 他是老师 / he is a teacher.
+    """
     if random.random() < 0.2:
         return random.choice(_THIS) + _copula(random, "is") + _property(random)
     subject = _known(random)
@@ -311,7 +314,10 @@ def _known(random: Random) -> Nominal:
 
 
 def _role(random: Random, subject: Nominal) -> Phrase:
-    """Return a random description of what a person is, such as 老师 / a teacher, 我 的 朋友 / my friends."""
+    """Return a random description of what a person is as a bilingual `Phrase`.
+
+    An example is 老师 / a teacher, 我 的 朋友 / my friends.
+    """
     if random.random() < 0.6:
         noun = random.choice(OCCUPATIONS)
         return phrase(noun.source, noun.many if subject.plural else f"{article(noun.one)} {noun.one}")
@@ -330,7 +336,7 @@ def _owned_noun(random: Random) -> Noun:
 
 
 def identity_question(random: Random) -> Phrase:
-    """Return a random question about who or what something is in both languages, such as 她是谁 / who is she."""
+    """Return a random question about who or what something is as a bilingual `Phrase`, such as 她是谁 / who is she."""
     kind = random.random()
     if kind < 0.6:
         subject = asked(random) if kind < 0.2 else random.choice(RELATIVES)
@@ -350,7 +356,7 @@ def identity_question(random: Random) -> Phrase:
 
 
 def location(random: Random) -> Phrase:
-    """Return a random sentence about a location in both languages, such as 他在学校 / he is at school."""
+    """Return a random sentence about a location as a bilingual `Phrase`, such as 他在学校 / he is at school."""
     subject, be_there = _located(random)
     return subject.subject + be_there
 
@@ -364,7 +370,10 @@ def _located(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
-    """Return a predicate such as 在 学校 / is at school, or negated, 不 在 学校 / is not at school."""
+    """Return a predicate of place as a bilingual `Phrase`, such as 在 学校 / is at school.
+
+    If `negated`, it is 不 在 学校 / is not at school.
+    """
     preposition, where = place.where.split(" ", 1)
     if negated:
         return phrase("不 在", f"{be} not {preposition}", "0-0 0-1 1-0 1-2") + phrase(place.source, where)
@@ -378,7 +387,7 @@ def _placed_thing(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def location_question(random: Random) -> Phrase:
-    """Return a random question about a location in both languages, such as 他在哪里 / where is he."""
+    """Return a random question about a location as a bilingual `Phrase`, such as 他在哪里 / where is he."""
     kind = random.random()
     if kind < 0.5:
         subject = asked(random)
@@ -413,7 +422,7 @@ _ADDRESSED = (*(phrase(*name) for name in NAMES), *(phrase(noun.source, noun.one
 
 
 def greeting(random: Random) -> Phrase:
-    """Return a random greeting, thanks or apology in both languages, such as 再见玛丽 / goodbye Mary."""
+    """Return a random greeting, thanks or apology as a bilingual `Phrase`, such as 再见玛丽 / goodbye Mary."""
     words, kind = random.choice(_GREETINGS), random.random()
     if kind < 0.05:
         return words
@@ -428,7 +437,10 @@ def greeting(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """Return a random sentence about what exists at a place: 桌子上有三本书 / there are three books on the table."""
+    """Return a random sentence about what exists at a place as a bilingual `Phrase`.
+
+    An example is 桌子上有三本书 / there are three books on the table.
+    """
     source, english, links, nouns = random.choice(SPOTS)
     spot, noun = phrase(source, english, links), NOUNS[random.choice(nouns.split())]
     kind = random.random()
@@ -447,7 +459,7 @@ def existence(random: Random) -> Phrase:
 
 
 def possession(random: Random) -> Phrase:
-    """Return a random sentence about possession in both languages, such as 我有一只猫 / I have a cat."""
+    """Return a random sentence about possession as a bilingual `Phrase`, such as 我有一只猫 / I have a cat."""
     subject, kind = a_subject(random), random.random()
     if kind < 0.2:
         return declarative(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
@@ -465,7 +477,10 @@ def _goods(random: Random) -> Phrase:
 
 
 def possession_question(random: Random) -> Phrase:
-    """Return a random question about possession in both languages, such as 你有几本书 / how many books do you have."""
+    """Return a random question about possession as a bilingual `Phrase`.
+
+    An example is 你有几本书 / how many books do you have.
+    """
     subject, kind = asked(random), random.random()
     if kind < 0.35:
         return whether(subject, clauses.DOES_ONE, Action(HAVE, _goods(random)))
@@ -482,7 +497,7 @@ def possession_question(random: Random) -> Phrase:
 
 
 def thought(random: Random) -> Phrase:
-    """Return a random sentence about a thought in both languages, such as 我觉得他很忙 / I think he is busy."""
+    """Return a random sentence about a thought as a bilingual `Phrase`, such as 我觉得他很忙 / I think he is busy."""
     verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
     clause = rule(random)
     # "Also" would need a preceding sentence.
@@ -495,12 +510,12 @@ def thought(random: Random) -> Phrase:
 
 
 def _known_fact(random: Random) -> Phrase:
-    """Return a random fact as a sentence in both languages, such as 他是老师 / he is a teacher."""
+    """Return a random fact as a bilingual `Phrase`, such as 他是老师 / he is a teacher."""
     return random.choice((identity, location))(random)
 
 
 def _unknown_fact(random: Random) -> Phrase:
-    """Return a random indirect question in both languages, such as 他是谁 / who he is, 他在哪里 / where he is."""
+    """Return a random indirect question as a bilingual `Phrase`, such as 他是谁 / who he is, 他在哪里 / where he is."""
     subject = random.choice((*PRONOMINALS[2:4], *STRANGERS, *NAMED))
     be = BE[subject.agreement]
     if random.random() < 0.5:
@@ -595,7 +610,10 @@ class AlignedPair(msgspec.Struct, frozen=True):
 
 
 class DemoCorpus(msgspec.Struct, frozen=True):
-    """Training, dev and test pairs, and the word combinations that occur in no training sentence."""
+    """The demonstration's training, dev and test pairs, with the held-out word combinations.
+
+    No training sentence contains a held-out combination.
+    """
 
     train: tuple[AlignedPair, ...]
     dev: tuple[AlignedPair, ...]
@@ -604,14 +622,14 @@ class DemoCorpus(msgspec.Struct, frozen=True):
 
 
 def pair_of(words: Phrase) -> AlignedPair:
-    """Convert the phrase of a whole sentence into an aligned pair of a Chinese and an English sentence."""
+    """Convert the bilingual `Phrase` of a whole sentence into an `AlignedPair`: both sentences, aligned by words."""
     return AlignedPair(words.source, words.target, tuple(sorted(words.links)))
 
 
 def combinations(words: tuple[str, ...]) -> list[Combination]:
-    """Return all triples (predicate, participant, other participant) of words of a Chinese sentence, in any roles.
+    """Return a list of all triples (predicate, participant, other participant) of words of a Chinese sentence.
 
-    Without a predicate or two participants, the list is empty.
+    Roles do not matter. Without a predicate or two participants, the list is empty.
     """
     predicates = sorted(PREDICATES.intersection(words))
     participants = sorted(PARTICIPANTS.intersection(words))
@@ -619,7 +637,7 @@ def combinations(words: tuple[str, ...]) -> list[Combination]:
 
 
 def generate(seed: int = 1) -> DemoCorpus:
-    """Generate the demonstration's corpus; a seed gives the same corpus on every machine.
+    """Generate the demonstration's corpus as a `DemoCorpus`; a seed gives the same corpus on every machine.
 
     No Chinese sentence occurs twice, and no translation of a dev or test sentence occurs in another part.
     """
@@ -637,7 +655,7 @@ def generate(seed: int = 1) -> DemoCorpus:
 
 
 def _sentences(random: Random) -> Iterator[Phrase]:
-    """Yield distinct sentences with their translations endlessly, each drawn from a random rule.
+    """Yield distinct sentences endlessly as bilingual `Phrase`s, each drawn from a random rule.
 
     Sentences of more than 16 Chinese characters are skipped.
     """
@@ -667,12 +685,12 @@ class _Split:
         self._seed = seed
 
     def add(self, words: Phrase) -> None:
-        """Add a sentence to those for training or, if it has a word combination to test, to the reserved ones."""
+        """Add a sentence to the training pairs or, if it has a held-out word combination, to the reserved pairs."""
         part = self.reserved if self._held_out(words.source) else self.train
         part.append(pair_of(words))
 
     def _held_out(self, words: tuple[str, ...]) -> list[Combination]:
-        """Return the word combinations of a Chinese sentence that no training sentence may contain.
+        """Return a list of the word combinations of a Chinese sentence that no training sentence may contain.
 
         A tenth of all combinations, chosen by a hash, is of this kind.
         """
@@ -704,7 +722,7 @@ class _Split:
 
 
 def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
-    """Return the pairs (predicate, participant) that occur in combinations (predicate, participant, participant)."""
+    """Return a set of the pairs (predicate, participant) in triples (predicate, participant, other participant)."""
     return {(predicate, word) for predicate, *words in candidates for word in words}
 
 

@@ -61,7 +61,10 @@ class Adjective(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place: its Chinese name, and English as a location (at school) and after "go to" (school; empty: not used)."""
+    """A place: its Chinese name, its English as a location ("at school"), and its English after "go to" ("school").
+
+    The latter is empty if nobody goes there.
+    """
 
     source: str
     where: str

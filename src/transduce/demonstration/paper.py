@@ -70,17 +70,16 @@ SMALL_BASE: dict[str, Any] = {
     "training.best_by": "loss",
     "training.translate_dev": 0,
 }
-"""The base model of Table 3 with a quarter of its widths and half of its layers. The paper averaged no checkpoints
-there."""
+"""Settings by dotted name of a small base model of Table 3: a quarter of the paper's widths and half of its layers.
+Checkpoints are not averaged."""
 SMALLEST_BASE = SMALL_BASE | {
     "model.d_model": 64,
     "model.d_ff": 256,
     "tokenizer.vocabulary_size": 1_000,
     "training.batch_tokens": 1_024,
 }
-"""The base model of Table 3 for the demonstration's sentences: an eighth of the paper's widths, half of its layers, a
-vocabulary of 1,000 tokens and batches of 1,024.
-"""
+"""Settings by dotted name of a still smaller base model, for the demonstration's sentences: an eighth of the paper's
+widths, half of its layers, a vocabulary of 1,000 tokens and batches of 1,024."""
 VARIATIONS = {
     "base": _sizes(4.92, 25.8),
     "A: 1 head": _sizes(5.29, 24.9, num_heads=1 / 8),
@@ -119,7 +118,7 @@ def compare_variations(
     options: ExperimentOptions | None = None,
     say: Say,
 ) -> PaperReport:
-    """Train small models of rows of Table 3 with one seed, and return their perplexity and BLEU on the dev set.
+    """Train small models of rows of Table 3 with one seed, and return a report of their dev perplexity and BLEU.
 
     The base model is `SMALLEST_BASE` for the demonstration's corpus, and `SMALL_BASE` for files of yours. Finished
     models in `out` are not trained again.
@@ -173,7 +172,7 @@ def _slug(name: str) -> str:
 
 
 def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """Return all settings of a row of Table 3, by dotted names, for a base model of any size."""
+    """Return a dict, by dotted name, of all settings of a row of Table 3, for a base model of any size."""
     variation = VARIATIONS[name]
     width = base["model.d_model"] // base["model.num_heads"]
     sizes = {"model.d_k": width, "model.d_v": width, **base}
@@ -190,7 +189,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
 
 
 def _scores(folder: Path) -> tuple[float, float, str]:
-    """Return the lowest dev perplexity of the run in a folder, the BLEU of its best model, and BLEU's signature."""
+    """Return three scores of a run: its lowest dev perplexity, its best model's BLEU, and the BLEU's signature."""
     score = json.loads((folder / DEV_SCORES).read_text("utf-8"))["bleu"]
     events = read_events(folder, dict[str, Any])
     perplexity = min(float(event["perplexity"]) for event in events if event["event"] == "validation")
@@ -232,7 +231,7 @@ _TREES = {"train": 3_000, "dev": 100, "test": 200}
 def parse_treebank(
     treebank: Mapping[str, str] | None, out: Path, *, steps: int = 300, options: ExperimentOptions | None = None
 ) -> PaperReport:
-    """Train a small parser, parse the test trees, and return Table 4 with the F1 of labeled brackets.
+    """Train a small parser, parse the test trees, and return a report of Table 4 with the F1 of labeled brackets.
 
     Args:
         treebank: files of trees for "train", "dev" and "test"; None: trees that `generate_trees` makes.
@@ -278,9 +277,10 @@ def _generated_treebank(folder: Path) -> dict[str, str]:
 
 
 def generate_trees(count: int) -> list[str]:
-    """Return `count` different trees of English sentences from the demonstration's words, as bracketed text with tags.
+    """Return a list of `count` different trees of English sentences, as bracketed text with tags.
 
-    A phrase with "of" belongs to its noun, and a phrase of place to the verb, so the words decide the tree.
+    The words are the demonstration's. A phrase with "of" belongs to its noun, and a phrase of place to the verb, so the
+    words decide the tree.
     """
     random, trees = Random(1), dict[str, None]()
     while len(trees) < count:
@@ -347,7 +347,7 @@ _CAPTIONS = {
 def draw_attention_figure(
     name: str, reader: Reader, sentence: str = SENTENCE, *, layer: int | None = None, word: str | None = None
 ) -> tuple[PaperReport, Chart]:
-    """Return a figure of the paper with the attention of a model of yours: a report, and the chart of its lines.
+    """Return one of the paper's attention figures for a model of yours: a pair of a report and a chart of lines.
 
     Heads and words are chosen by their attention: for "figure3" the word with most attention to distant words, for
     "figure4" a pronoun (or the word with the sharpest attention) and its two sharpest heads, for "figure5" the two
@@ -356,7 +356,7 @@ def draw_attention_figure(
     Args:
         name: "figure3", "figure4" or "figure5".
         reader: a model of any kind with self-attention, as `transduce.load` returns it; of a translator, the encoder.
-        sentence: a text that it reads.
+        sentence: a text that the model reads.
         layer: the layer, from 1; None: the last but one, as in the paper.
         word: the word that attends, for "figure3" and "figure4"; None: chosen.
 
@@ -394,7 +394,7 @@ _Figure = tuple[tuple[WordLines, ...], tuple[tuple[str | int | float, ...], ...]
 
 
 def _only(heads: Weights, row: int) -> Any:
-    """Return attention weights of H heads, (H, words, words), with all rows but one set to zero."""
+    """Return a copy of the attention weights of H heads, (H, words, words), with all rows but `row` set to zero."""
     alone = np.zeros_like(heads)
     alone[:, row] = heads[:, row]
     return alone
@@ -456,7 +456,7 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:
-    """Return a table row on where a head attends: shares to the word itself, left and right, and the mean distance.
+    """Return a table row (a tuple) on where a head attends: shares to the word itself, left and right, mean distance.
 
     Args:
         number: the head's index.

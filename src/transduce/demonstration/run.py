@@ -60,7 +60,7 @@ def demo(
         precision: precision of training and translation: "fp32", "bf16" or "auto".
 
     Returns:
-        How many held-out sentences the model translates exactly.
+        A `DemoResult`: how many held-out sentences the model translates exactly.
 
     Raises:
         TransduceError: an option is out of range, or `out` holds a run that is not a demonstration.
@@ -117,7 +117,7 @@ def refuse_other_run(out: Path) -> None:
 
 
 def _sources_of_run(out: Path) -> list[str] | None:
-    """Return the source files that the run in a folder was trained on; None if the folder holds no run."""
+    """Return a list of the source files that the run in a folder was trained on; None if the folder holds no run."""
     settings = out / SETTINGS_FILE
     return list(read_stored(settings).data.source) if settings.is_file() else None
 
@@ -148,7 +148,7 @@ def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:
 
 
 def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, object]:
-    """Return settings for a small, fast model; every setting that is not listed keeps its default."""
+    """Return the settings of a small, fast model as nested dicts; settings that are not listed keep their defaults."""
     overrides = {} if precision == "auto" else {"precision": precision}
     return {
         "preset": "tiny",

@@ -167,7 +167,7 @@ class Original:
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
-        """The source vocabularies with which sentences are tokenized for the comparison.
+        """A list of the source vocabularies with which sentences are tokenized for the comparison.
 
         There is one for each target language of the export, which puts the language's token before each sentence; only
         one if the model has no such choice.
@@ -186,7 +186,10 @@ class Original:
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
-        """Return the original model with the interface of an exported one, by its kind, so that both are run alike."""
+        """Return the original model with the interface of an exported model, so that both are run alike.
+
+        The result is an `OriginalModel`, an `OriginalLanguageModel` or an `OriginalEncoder`, by the kind of model.
+        """
         if isinstance(self.model, Encoder):
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
@@ -222,7 +225,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as two lines of text for a report.
+        """Return the statistics as a list of two lines of text for a report.
 
         Args:
             name: name of the weights, such as "float32" or "int8", with which each line begins.
@@ -252,9 +255,10 @@ class _Difference(NamedTuple):
 def compare_models(
     original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
-    """Compare a model that generates text with its export on some sentences, and return the differences.
+    """Compare a model that generates text with its export on some sentences, and return a `Comparison`.
 
-    Both compute the log-probabilities of the original's greedy translations and of random targets, and both translate.
+    Both models compute the log-probabilities of the original's greedy translations and of random targets, and both
+    translate.
 
     Args:
         original: the original model.
@@ -405,9 +409,8 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
     texts: int
     """Number of texts compared."""
     largest_differences: dict[str, float]
-    """Largest absolute difference of each output that both encoders have: states, token logits, pooled state, class
-    logits.
-    """
+    """A dict from each output that both encoders have (states, token logits, pooled state, class logits) to its largest
+    absolute difference."""
     largest_difference: float
     """Largest absolute difference over all outputs of all texts."""
     same_choices: int
@@ -415,7 +418,7 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as two lines of text for a report.
+        """Return the statistics as a list of two lines of text for a report.
 
         Args:
             name: name of the weights, such as "float32", with which each line begins.
@@ -473,7 +476,7 @@ class EncoderComparison:
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
     def add_choices(self, agreeing: bool) -> None:
-        """Record whether both encoders find the same most probable tokens and classes in one more text, up to ties."""
+        """Record for one more text whether both encoders find the same most probable tokens and class, up to ties."""
         self._agreeing.append(agreeing)
 
     @property
@@ -513,7 +516,7 @@ class EncoderComparison:
 def compare_encoders(
     original: ExportedEncoder, exported: ExportedEncoder, rows: Ids, token_types: Ids
 ) -> EncoderComparison:
-    """Compare the outputs that an encoder and its export both have for some texts, and return the differences.
+    """Compare the outputs that an encoder and its export both have for some texts; return an `EncoderComparison`.
 
     Args:
         original: the original encoder.
@@ -577,7 +580,7 @@ class Trial(NamedTuple):
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
-    """Choose the texts on which an export of a model is compared, and tokenize them as the model reads them.
+    """Choose the texts on which an export of a model is compared, and return them tokenized, as a `Trial`.
 
     Args:
         original: the model.
@@ -612,10 +615,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids, with special tokens, that an exported tokenizer must produce for some texts.
+    """Return for each text a list of the token ids, with special tokens, that an exported tokenizer must produce.
 
-    They are what the tokenizer of the original model returns. If the model has several target languages, these take
-    turns.
+    The ids are those of the original model's tokenizer. If the model has several target languages, the texts take them
+    in turn.
     """
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ImportedTokenizer):
@@ -636,7 +639,7 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as the exported tokenizer must get them.
+    """Return a list of texts in the form in which the exported tokenizer must get them.
 
     If the model has several target languages, a language token is added before each text, one language after the other;
     otherwise the texts are unchanged.
@@ -648,7 +651,7 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return the texts for which the exported tokenizer must return the same tokens as the model's own.
+    """Return a list of the texts for which the exported tokenizer must return the same tokens as the model's own.
 
     Left out are texts that contain a language token, and texts with the spelling of a special token such as `</s>` if
     the tokenizers may read it differently.
@@ -669,7 +672,7 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Return the token ids of sources with the vocabulary's special tokens, such as the end symbol, around them.
+    """Return for each source a list of its token ids with the vocabulary's special tokens, such as the end symbol.
 
     The text's own tokens are truncated so that each result has at most `longest` ids.
     """
@@ -678,7 +681,7 @@ def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> lis
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
-    """Return the token ids of a text as an encoder's input for the comparison, at most `longest`.
+    """Return a list of the token ids of a text as an encoder's input for the comparison, at most `longest`.
 
     Args:
         vocabulary: the vocabulary.
@@ -725,10 +728,10 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts to compare an export on, and a description of their origin for the report.
+    """Return a list of texts to compare an export on, and a description of their origin for the report.
 
-    They are the first 64 nonblank sources; without any, texts that a training run stored in the model's folder, or else
-    random tokens. One long text made of them is added.
+    The texts are the first 64 nonblank sources; without any, texts that a training run stored in the model's folder, or
+    else random tokens. One long text made of them is added.
     """
     vocabulary = original.tokenizer.source
     real, origin = _first_texts(sources or []), "the sources given"
@@ -745,7 +748,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """Return the first 64 of some texts that are not blank, which is how many an export is compared on."""
+    """Return a list of the first 64 texts that are not blank, which is how many an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 

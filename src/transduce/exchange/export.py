@@ -49,9 +49,9 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     compared_on: str
     """Description of the sentences that the models were compared on."""
     float32: Agreement | EncoderAgreement
-    """Agreement of the export with unquantized weights with the original."""
+    """Agreement with the original of the export whose weights are not quantized."""
     quantized: Agreement | EncoderAgreement | None = None
-    """Agreement of the quantized export; None if the weights are not quantized."""
+    """Agreement with the original of the quantized export; None if the weights are not quantized."""
     model_scores: ScoreReport | None = None
     """Scores of the original model's greedy translations; None without references."""
     export_scores: ScoreReport | None = None
@@ -62,7 +62,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
     def measured(self) -> str:
-        """Return how the export compares with its original as lines of text, without the format and the folder."""
+        """Return a text of several lines on how the export compares with its original, without format and folder."""
         lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
         if self.quantized is not None:
             lines += self.quantized.lines(self.quantization)
@@ -242,7 +242,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return BLEU and chrF of greedy translations by the original and by the export.
+        """Return a pair: BLEU and chrF of greedy translations by the original, and of those by the export.
 
         Both are None without references, or if the model does not translate.
         """
@@ -266,7 +266,7 @@ class _Export:
 
 @contextlib.contextmanager
 def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Create a temporary folder next to `out` for a `with` block, and remove it afterwards unless it was renamed.
+    """Create a temporary folder next to `out` for a `with` block, yield its path, and remove it unless it was renamed.
 
     Parent folders that were created are removed too if they are empty. Errors in the block name `out`.
 

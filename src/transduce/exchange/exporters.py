@@ -229,7 +229,8 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
 
 
 NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
-"""The beginnings of a model card's paragraph on a folder that transformers does not open."""
+"""The beginnings of a paragraph in a model card, which says that Hugging Face's transformers does not open the
+folder."""
 AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
 NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
 
@@ -276,7 +277,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the written export to run it.
+        """Load the written export, and return it as a model that can be run for comparison.
 
         Args:
             folder: the folder that was written.
@@ -469,7 +470,7 @@ def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> l
         ids: the id of each token of the exported one.
 
     Returns:
-        The symbols, of which the newest is first.
+        A list of the symbols, of which the newest is first.
 
     Raises:
         TransduceError: a symbol is missing, or a token has another id.
@@ -495,7 +496,7 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return what exports a model to a format.
+    """Return the `Exporter` of a model to a format.
 
     Args:
         name: name of the format, one of `FORMATS`.
@@ -510,7 +511,7 @@ def exporter_for(name: str, original: Original) -> Exporter:
 
 
 def formats_for(config: ModelConfig) -> list[str]:
-    """Return the names of the export formats that support a model with this configuration; empty if none does."""
+    """Return a list of the names of the export formats that support a model with this configuration; may be empty."""
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
@@ -558,7 +559,7 @@ def _as_toml(value: object) -> str:
 def _other_formats(name: str, config: ModelConfig) -> str:
     """Return the end of an error message that suggests the formats other than `name` that support a model.
 
-    If there are none, it says so.
+    If there are none, the text is "no other export can either".
     """
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)} instead" if fitting else "no other export can either"
@@ -576,15 +577,18 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
 
 
 def _base_folder(folder: Path) -> str:
-    """Return the folder of the base model that a training run's settings name, for a message.
+    """Return the folder of the base model that a training run's settings name, as text for a message.
 
-    Without such a setting, it is the words "the folder that it came from".
+    Without such a setting, the text is "the folder that it came from".
     """
     return read_run_setting(folder, "init_from", str) or "the folder that it came from"
 
 
 def _task_document(folder: Path) -> dict[str, str]:
-    """Return the file name and content of the model folder's task card (its task and labels); empty if it has none."""
+    """Return a dict from the file name of a model folder's task card (task and labels) to its text.
+
+    The dict is empty if the folder has no task card.
+    """
     card = find_task_card(folder)
     return {} if card is None else {TASK_CARD: card.text()}
 

@@ -50,15 +50,17 @@ _AROUND = tuple((target, source) for target in (-1, 0, 1) for source in (-1, 0, 
 
 
 class WordMaps(NamedTuple):
-    """Cross-attention between the words of a sentence pair, by head; heads of all layers count as one dimension."""
+    """Cross-attention between the words of one sentence pair, with a matrix for each head of the decoder's layers."""
 
     heads: Matrix
-    """Attention of each target word to each source word, (heads, target words, source words)."""
+    """Attention of each target word to each source word, (layers × heads, target words, source words)."""
     nowhere: Matrix
-    """Attention of target words to the end symbol, (heads, target words, 1), high for words without a counterpart."""
+    """Attention of target words to the end symbol, (layers × heads, target words, 1); high if a word has no
+    counterpart.
+    """
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the cross-attention of only the heads with these indices, which count over all layers."""
+        """Return a `WordMaps` of the heads with these indices; head h of layer n has index n × heads per layer + h."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
@@ -85,10 +87,10 @@ def head_features(maps: WordMaps) -> Matrix:
 
 
 def neighbor_features(answer: Matrix) -> Matrix:
-    """Return features of each word pair from `answer`, the link probabilities of all pairs, (features, T, S).
+    """Return features of each word pair from the link probabilities of all word pairs, (features, T, S).
 
-    `answer` is (T, S). The features describe the pairs around a pair, and those that share one of its words, so that a
-    second regression can correct the first.
+    `answer`, (T, S), has the probabilities that a first regression computed. The features describe the pairs around a
+    pair, and those that share one of its words, so that a second regression can correct the first.
     """
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
@@ -101,23 +103,21 @@ def neighbor_features(answer: Matrix) -> Matrix:
 
 
 _Counts = dict[str, tuple[int, int]]
-"""For each word, the number of its linked occurrences, and that of all its occurrences."""
+"""Dict: word → (number of its occurrences that are linked to another word, number of all its occurrences)."""
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts of how often words are linked in known alignments, from which lexical features are computed."""
+    """Counts of how often words are linked in known alignments, which give features to predict links of other pairs."""
 
     sources: _Counts
-    """For each source word, the number of its linked occurrences and of all its occurrences."""
+    """Dict: source word → (number of its linked occurrences, number of all its occurrences)."""
     targets: _Counts
-    """For each target word, the number of its linked occurrences and of all its occurrences."""
+    """Dict: target word → (number of its linked occurrences, number of all its occurrences)."""
     pairs: dict[str, _Counts]
-    """For each source word, the numbers of linked and of all its occurrences with each target word in one sentence
-    pair.
-    """
+    """Dict: source word → target word → (times linked to each other, times in one sentence pair)."""
 
     def add(self, sources: Sequence[str], targets: Sequence[str], links: Matrix) -> None:
-        """Add the links between the words of a sentence pair to the counts; `links`, (T, S), are 1 or 0."""
+        """Add the words of one sentence pair to the counts, with its links as a matrix of 1 and 0, (T, S)."""
         cells = [(self.sources, word, each.any()) for word, each in zip(sources, links.T, strict=True)]
         cells += [(self.targets, word, each.any()) for word, each in zip(targets, links, strict=True)]
         for source, column in zip(sources, links.T, strict=True):
@@ -128,10 +128,10 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return the numbers of linked and of all occurrences of each word pair, with those of single words last.
+        """Return two matrices of counts, of linked and of all occurrences, (2, target words + 1, source words + 1).
 
-        The shape is (2, target words + 1, source words + 1): the last row and column are for words. Words that were
-        never counted have 0.
+        Entry (t, s) counts target word t with source word s in one pair; the last column counts target words alone, and
+        the last row source words alone. Words that were never counted have 0.
         """
         pairs = [self.pairs.get(source, {}) for source in sources]
         rows = [[pair.get(word, _NEVER) for pair in pairs] + [self.targets.get(word, _NEVER)] for word in targets]
@@ -164,7 +164,7 @@ def lexical_features(counts: Matrix) -> Matrix:
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Return maps in which entry (t, s) holds the value at (t + target, s + source), or 0 outside the sentences."""
+    """Return (F, T, S) matrices in which entry (t, s) is that at (t + target, s + source); 0 if there is none."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:
@@ -179,7 +179,7 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
 
 
 def _strongest_other(answer: Matrix, axis: int) -> Matrix:
-    """Return, for each entry of a table, the greatest value among the other entries along an axis; 0 without others."""
+    """Return, for each entry of a matrix, the greatest of the other entries along an axis; 0 without others."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -240,14 +240,14 @@ class WordPair(msgspec.Struct, frozen=True):
     source_words: tuple[Span, ...]
     target_words: tuple[Span, ...]
     cut_source: bool = False
-    """True to split tokens that span several words at the word boundaries, which suits words marked by hand.
+    """True to split source tokens that span several words at the word boundaries, which suits words marked by hand.
 
     If False, each word of a token that spans several gets the token's whole attention.
     """
     cut_target: bool = False
     """True to split target tokens that span several words at the word boundaries."""
     continues: bool = False
-    """True if the pair continues the document of the pair before it, so that this is read as context."""
+    """True if the pair continues the document of the pair before, so that a model can read that as context."""
 
 
 def word_pair(
@@ -256,9 +256,9 @@ def word_pair(
     source_words: Sequence[str] | None = None,
     target_words: Sequence[str] | None = None,
 ) -> WordPair:
-    """Return a sentence pair to align, with the given words, or else those that `split_words` finds.
+    """Return a `WordPair` to align, with the words as passed or, where None, those that `split_words` finds.
 
-    It splits at spaces, and into characters in scripts without spaces.
+    `split_words` splits at spaces, and into characters in scripts without spaces.
 
     Raises:
         TransduceError: a word does not occur in its sentence.
@@ -274,16 +274,16 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """One side (source or target) of a sentence pair: its token ids, and which tokens belong to each word."""
+    """One side (source or target) of a sentence pair to align: its token ids, and which tokens belong to each word."""
 
     ids: list[int]
-    """Token ids with the end symbol and other special tokens, after those of the document context."""
+    """Token ids of the text with the end symbol and other special tokens, after those of the document context."""
     spelling: Matrix
     """Matrix of 1 where a token spells (part of) a word, and 0 elsewhere, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
-    """Yield the attention of target words to source words, by head, for each sentence pair, in order.
+    """Yield the cross-attention between words, as a `WordMaps`, for each sentence pair, in order.
 
     Raises:
         TransduceError: a text has too many tokens for the memory that attention needs.
@@ -314,7 +314,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
 
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
-    """Return the cross-attention between the words of a batch of sentence pairs, from one forward pass."""
+    """Return a list with the cross-attention between words of each sentence pair of a batch, from one forward pass."""
     check_evaluation_mode(translator.model)
     config = translator.model.config
     sources, targets = zip(*sides, strict=True)
@@ -343,7 +343,10 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
 
 
 def _word_maps(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention between words, from attention between tokens, (heads, target tokens, source tokens)."""
+    """Return the `WordMaps` of a sentence pair from attention between its tokens.
+
+    `weights` is (layers × heads, target tokens, source tokens).
+    """
     return WordMaps(
         heads=attention_between_words(weights, target.spelling, source.spelling),
         nowhere=attention_between_words(weights[:, :, -1:], target.spelling, np.ones((1, 1))),
@@ -360,13 +363,13 @@ _MAX_HEADS = 16  # further heads cost time and hardly help
 # Constants of word statistics, chosen on the dev part of the demonstration's grammar.
 _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
-"""Number of rounds of expectation maximization; with more, rare words become translations of all words near them."""
+"""Rounds of expectation maximization; with more, rare words become translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""Prior weights, relative to attention, that a target word, or a source word, has no counterpart."""
+"""Prior weights, relative to attention, that a target word has no counterpart, and that a source word has none."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
-"""Two probabilities: a link is made if the target word comes from the source word with more than the first, or vice
-versa with more than the second.
+"""Two thresholds: words are linked if the target word comes from the source word with a probability above the first, or
+the source word from the target word with one above the second.
 """
 _MIN_CHANCE = 1e-5
 
@@ -389,9 +392,9 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head), from 0, of the cross-attention heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
-    """The probability of each target word given a source word, by source word; "" stands for no source word."""
+    """Dict: source word → target word → probability given the source word; "" stands for no source word."""
     sources: dict[str, dict[str, float]]
-    """The probability of each source word given a target word, by target word; "" stands for no target word."""
+    """Dict: target word → source word → probability given the target word; "" stands for no target word."""
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -404,17 +407,15 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head), from 0, of the cross-attention heads that are used, best aligner first."""
     first: tuple[float, ...]
-    """Weights of the first regression, for the features at each pair of words."""
+    """Weights of the logistic regression that first predicts links, one for each feature of a word pair."""
     second: tuple[float, ...]
-    """Weights of the second regression, which also has the first regression's probabilities around each pair."""
+    """Weights of the logistic regression that then corrects the predicted links, by those of neighboring word pairs."""
     words: LinkCounts | None = None
     """Counts of linked words in the known alignments; None in files of older versions, which lack them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
-    """Learn from known alignments how to weight the cross-attention heads of a model, and which words are linked.
-
-    How often words are linked is counted without the sentence pair whose links the regressions learn to predict.
+    """Learn `HeadWeights` from known alignments: weights of cross-attention heads, and which words are linked.
 
     Args:
         translator: a translator with any Transformer that has a decoder.
@@ -463,12 +464,12 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
 
 
 def learn_word_statistics(translator: Translator, pairs: Sequence[WordPair]) -> WordStatistics:
-    """Learn from sentence pairs, without known alignments, which heads align and which words translate each other.
+    """Learn `WordStatistics` (heads that align, and translations of words) from pairs without known alignments.
 
     Each word of one side is generated by a word of the other side, or by none. Its probability is the product of the
     attention between the two words and their translation probability. Expectation maximization finds the translation
-    probabilities in both directions. The layer is chosen whose heads agree most with the links of a first
-    round, for which the heads of all layers are averaged.
+    probabilities in both directions. The layer is chosen whose heads agree most with the links of a first round, for
+    which the heads of all layers are averaged.
 
     Args:
         translator: a translator with cross-attention.
@@ -506,10 +507,10 @@ _Table = dict[str, dict[str, float]]
 
 
 def _agreement(links: Matrix, heads: Matrix) -> Matrix:
-    """Return how many of some links each head finds, (heads,), if it links source words to their strongest attenders.
+    """Return, (heads,), how many of the links (1 or 0) of a sentence pair each head finds.
 
-    That is the target word that attends to the source word most. `links` are (target words, source words), and `heads`
-    is (heads, target words, source words).
+    A head links each source word to the target word that attends to it most. `links` is (target words, source words),
+    and `heads` is (heads, target words, source words).
     """
     best = heads.argmax(axis=1)  # (C, S)
     return np.asarray(links[best, np.arange(links.shape[1])].sum(axis=1))
@@ -518,7 +519,9 @@ def _agreement(links: Matrix, heads: Matrix) -> Matrix:
 def _fit_statistics(
     pairs: Sequence[WordPair], attention: Sequence[Matrix]
 ) -> tuple[_Table, _Table, list[tuple[Matrix, Matrix]]]:
-    """Return word translation probabilities in both directions, and the posterior probabilities of links of each pair.
+    """Learn dicts source word → target word → probability and vice versa, and return these and the posteriors of links.
+
+    The posteriors are, for each pair, (T, 1 + S) and (S, 1 + T), with column 0 for no counterpart.
 
     Args:
         pairs: sentence pairs.
@@ -532,7 +535,7 @@ def _fit_statistics(
 
 
 def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
-    """Return the words of one side of a sentence pair as texts in canonical composition (NFC)."""
+    """Return the words of the source or target of a sentence pair as a list of texts in canonical composition (NFC)."""
     text, spans = (pair.source, pair.source_words) if side == "source" else (pair.target, pair.target_words)
     return [compose(text[span.start : span.end]) for span in spans]
 
@@ -540,8 +543,8 @@ def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
     """Return the prior probabilities that a target word comes from no or each source word, and vice versa.
 
-    The shapes are (target words, 1 + source words) and (source words, 1 + target words). A target word follows its own
-    attention, and a source word its share of the attention that it receives.
+    The shapes are (target words, 1 + source words) and (source words, 1 + target words). The probabilities follow
+    `attention`, (T, S): its rows for target words, and its columns, divided by their sums, for source words.
     """
     received = (attention / (attention.sum(axis=0) + 1e-9)).T
     priors = []
@@ -554,11 +557,13 @@ def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
 def _expectation_maximization(
     givens: Sequence[Sequence[str]], words: Sequence[Sequence[str]], priors: Sequence[Matrix]
 ) -> tuple[_Table, list[Matrix]]:
-    """Return the probability of each word given another, and the posterior of which word generated each word.
+    """Return a dict given word → word → probability, and for each pair the posterior of which word generated each word.
+
+    Posteriors are (words, 1 + givens), with column 0 for no word, which is "" in the dict.
 
     Args:
-        givens: the words that generate, of each pair.
-        words: the words that are generated, of each pair.
+        givens: for each sentence pair, the words that generate.
+        words: for each sentence pair, the words that are generated.
         priors: for each pair, the probability that a word comes from nothing or from each given word, (words, 1 +
             givens).
     """
@@ -592,7 +597,7 @@ def _expectation_maximization(
 def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior: Matrix) -> Matrix:
     """Return the probability that no word, or each given word, generated each word, (words, 1 + givens).
 
-    `table` has the probabilities of words given others, and `prior`, of the same shape, those by attention.
+    `table` is a dict given word → word → probability, and `prior`, of the result's shape, is from attention.
     """
     chances = np.array([[table.get(given, {}).get(word, 0.0) for given in ("", *givens)] for word in words])
     posterior = (chances.reshape(prior.shape) + _MIN_CHANCE) * prior
@@ -600,7 +605,7 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return links, (T, S), True where one of two words comes from the other with a high probability.
+    """Return the links of a pair, (T, S), True where one of two words comes from the other with a high probability.
 
     The probabilities that a word comes from none or each word of the other side are (T, 1 + S) and (S, 1 + T).
     """
@@ -608,7 +613,7 @@ def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
 
 
 def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics) -> Matrix:
-    """Return the links (True) of a sentence pair by word statistics and attention, (target words, source words)."""
+    """Return the links of a sentence pair by word statistics and attention, bool, (target words, source words)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:], dtype=bool)
     per_layer = len(maps.heads) // statistics.num_layers if len(maps.heads) > 1 else 1
@@ -643,7 +648,7 @@ def align(
             `data.context_before` reads as context; an empty source ends a document.
 
     Returns:
-        The links of each pair: (source word, target word), both counted from 0.
+        A list with a set of links for each sentence pair; a link is (source word, target word), both counted from 0.
 
     Raises:
         TransduceError: the numbers of sources and targets differ, or the heads belong to another model.
@@ -659,7 +664,7 @@ def align(
 
 
 def read_heads(path: Path) -> HeadWeights | WordStatistics:
-    """Read the heads, or the word statistics, that `transduce align --learn` wrote.
+    """Return the content of a file of `transduce align --learn`: either `HeadWeights` or `WordStatistics`.
 
     Raises:
         TransduceError: the file contains neither heads nor word statistics.
@@ -676,7 +681,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
 def align_pairs(
     translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights | WordStatistics | None = None
 ) -> Iterable[Links]:
-    """Yield the links of each pair: (source word, target word), both from 0.
+    """Yield a set of links for each sentence pair; a link is a pair (source word, target word), both counted from 0.
 
     Args:
         translator: the translator whose attention is used.
@@ -710,7 +715,7 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 
 
 def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return the alignment error rate of each single head, (layers × heads,), from the word maps of known alignments.
+    """Return the alignment error rate of each single head, (layers × heads,), from the attention between words.
 
     Each source word is linked to the target word that pays most attention to it.
     """
@@ -723,9 +728,9 @@ def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -
 
 
 def _link_sources(head: Matrix) -> Links:
-    """Return links from each source word to the target word that attends to it most; none for empty sentences.
+    """Return a set of links (source word, target word): each source word with the target word that attends to it most.
 
-    `head` is (target words, source words).
+    `head`, (target words, source words), is a head's attention; the set is empty if a sentence has no words.
     """
     if not head.size:
         return frozenset()
@@ -733,7 +738,7 @@ def _link_sources(head: Matrix) -> Links:
 
 
 def _link_matrix(known: ReferenceAlignment) -> Matrix:
-    """Return the known links as a matrix of 1 and 0, (target words, source words).
+    """Return the links of a sentence pair with known alignment as a matrix of 1 and 0, (target words, source words).
 
     Raises:
         TransduceError: a link has a word that does not exist.
@@ -755,9 +760,9 @@ def _second_features(features: Matrix, answer: Matrix) -> Matrix:
 
 
 def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> Matrix:
-    """Return the probability of a link for each pair of words, (target words, source words), from its attention.
+    """Return the probability of a link for each word pair of a sentence pair, (target words, source words).
 
-    If `heads` has counts of how often words are linked in known alignments, these are features, too.
+    Two regressions with the weights of `heads` compute it from attention, and from the counts of linked words, if any.
     """
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
@@ -771,7 +776,7 @@ def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> M
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return links (True) by the mean attention of all heads, (target words, source words).
+    """Return the links of a sentence pair by the mean attention of all heads, bool, (target words, source words).
 
     Two words are linked if each is the other's strongest partner, or if the link has over half of one word's attention.
     """

@@ -33,7 +33,7 @@ _MIN_SHOWN = 0.004
 def shaded_table(
     rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]] | npt.NDArray[np.float32]
 ) -> str:
-    """Return an HTML table with a shade and a number for each weight (0 to 1), and with row and column names."""
+    """Return an HTML table of weights from 0 to 1 with named rows and columns; each cell has a shade and the number."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         f"<tr><th style='text-align: right'>{html.escape(name)}</th>{''.join(map(_shaded_cell, row))}</tr>"
@@ -48,9 +48,9 @@ def _shaded_cell(weight: float) -> str:
 
 
 def small_heat_maps(weights: npt.NDArray[np.float32]) -> str:
-    """Return an HTML table with a small picture of each head: a row per layer, a column per head.
+    """Return HTML (a table of SVG pictures) with a small heat map of each attention head: a row per layer.
 
-    `weights` is (layers, heads, rows, columns).
+    `weights` is (layers, heads, queries, keys).
     """
     heads = "".join(f"<th>head {number}</th>" for number in range(1, weights.shape[1] + 1))
     rows = "".join(
@@ -82,13 +82,13 @@ Weights = npt.NDArray[np.float32]
 
 
 AttentionKind = Literal["memory", "encoder", "decoder"]
-"""The kind of attention: cross-attention (`memory`), or self-attention of the encoder or the decoder."""
+"""The name of a kind of attention: `memory` (cross-attention), or the self-attention of the `encoder` or `decoder`."""
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
     """Attention weights of every layer and head for one text, or one sentence pair; each row of weights sums to 1.
 
-    An array has no layers (0, 0, …) if the model has no such attention.
+    A kind of attention that the model lacks has an array without layers, (0, 0, 0, 0).
     """
 
     source_tokens: tuple[str, ...]
@@ -104,13 +104,17 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     ended: bool = True
     """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
     decoder_tokens: tuple[str, ...] = ()
-    """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
+    """Tokens that the decoder reads, (T,), in a model without an encoder; empty in an encoder-decoder model, whose
+    decoder reads the start symbol and the target tokens before the last.
+    """
     source_ended: bool = True
-    """True if the last source token is the end symbol, which a forecaster's points in time lack."""
+    """True if the last source token is the end symbol; False for a forecaster, which reads points in time."""
     target_of_tokens: bool = False
-    """True if every target token stands for itself (as a parser's tree symbols), and is not part of a word."""
+    """True if every target token is a unit by itself (as a parser's tree symbols), so that tokens are not joined to
+    words.
+    """
     marks: tuple[str, ...] = ()
-    """Special tokens, which spell no word, in a model that reads one text; empty for a sentence pair."""
+    """Special tokens, which belong to no word, in a model that reads one text, sorted; empty for a sentence pair."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -118,12 +122,12 @@ class AttentionMaps(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> tuple[AttentionKind, ...]:
-        """The kinds of attention that the model has: cross-attention first."""
+        """Names of the kinds of attention that the model has, a tuple with cross-attention (`memory`) first."""
         kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return the weights of a kind of attention, (layers, heads, rows, columns), and the tokens of both axes."""
+        """Return the weights of a kind of attention, (layers, heads, Q, L), and the tokens of queries and of keys."""
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
@@ -138,7 +142,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
 
 
 def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
-    """Return the attention weights of a model for a text, or for a sentence and its translation, by layer and head.
+    """Return the attention weights of a model for a text, or a sentence and its translation, as `AttentionMaps`.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
@@ -152,7 +156,7 @@ def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None =
 
 
 def maps_of(reading: Reading) -> AttentionMaps:
-    """Return the attention weights of a model for a text that `read` has run it on.
+    """Return, as `AttentionMaps`, a model's attention weights for the text of a `Reading`, the result of `read`.
 
     Raises:
         TransduceError: the model has no attention.
@@ -183,9 +187,9 @@ def maps_of(reading: Reading) -> AttentionMaps:
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """Return the attention weights of layers, (1, heads, queries, keys) each, as one array.
+    """Return the attention weights of layers, a list of tensors (1, heads, queries, keys), as one array.
 
-    Its shape is (layers, heads, queries, keys), and (0, 0, 0, 0) without layers.
+    The array's shape is (layers, heads, queries, keys), and (0, 0, 0, 0) without layers.
     """
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
@@ -206,10 +210,10 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return the attention between the words of a text or sentence pair, from that between tokens.
+    """Return, as `WordAttention`, the attention between the words of a text or sentence pair, from that between tokens.
 
-    It is averaged over the attending word's tokens, and summed over the attended word's. Cross-attention is used if the
-    model has it, and otherwise self-attention. Layers and heads are averaged with weights: heads with sharper attention
+    Attention is averaged over the attending word's tokens, and summed over the attended word's. Cross-attention is used
+    if the model has it, and otherwise self-attention. Layers and heads are averaged, and heads with sharper attention
     count more.
     """
     if maps.memory.shape[0] or not maps.kinds:
@@ -239,14 +243,14 @@ def attention_between_words(
         keys: how much of each token belongs to each attended word, (words, L).
 
     Returns:
-        (…, attending words, attended words), float64.
+        The attention between words, (…, attending words, attended words), float64.
     """
     means = queries / np.maximum(queries.sum(axis=1, keepdims=True), 1.0)
     return np.asarray(means.astype(np.float64) @ weights.astype(np.float64) @ keys.T)
 
 
 def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
-    """Return a matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
+    """Return a matrix of 1 where a token spells a word and 0 elsewhere, (words, tokens), from words' token indices."""
     matrix = np.zeros((len(groups), num_tokens), dtype=np.float32)
     for row, group in zip(matrix, groups, strict=True):
         row[group] = 1.0
@@ -261,7 +265,7 @@ def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[t
 
 
 def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
-    """Return the words of a text and the self-attention between the words, (layers, heads, words, words).
+    """Return a text's words, and the self-attention between the words, (layers, heads, words, words), as a pair.
 
     The self-attention is the encoder's, or the decoder's in a model without an encoder. Attention is averaged over the
     tokens of the attending word and summed over those of the other. Rows sum to less than 1 by what goes to special
@@ -283,7 +287,7 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
 def _average_heads(memory: Weights) -> Weights:
     """Return attention averaged over layers and heads, (T, S), from (layers, heads, T, S).
 
-    A head's weight is the square of its rows' mean maximum, so that sharp heads count more.
+    A head's weight is the squared mean of its rows' maxima, so that heads with sharp attention count more.
     """
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
     mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
@@ -291,12 +295,7 @@ def _average_heads(memory: Weights) -> Weights:
 
 
 def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Return the words that tokens spell, and the indices of each word's tokens.
-
-    A word starts at a token with ▁. In scripts without spaces every token is a word, and so is a character that is
-    spelled in byte tokens. A token that is only ▁ belongs to the word after it, and is left out if none follows.
-    Without any ▁, as in word lists, every token is a word.
-    """
+    """Return the words that tokens spell, a tuple, and a list with the indices of each word's tokens."""
     has_spaces = any("▁" in token for token in tokens)
     groups: list[list[int]] = []
     for index, token in enumerate(tokens):
@@ -319,7 +318,7 @@ def _begins_word(before: str, token: str) -> bool:
 
 
 def _join_tokens(tokens: Sequence[str]) -> str:
-    """Return the text that a word's tokens spell, with byte tokens decoded and without the ▁ before it."""
+    """Return the text of one word from its tokens, with byte tokens decoded and without a leading ▁."""
     content = b""
     for token in tokens:
         byte = byte_of(token)

@@ -30,27 +30,27 @@ from transduce.model.transformer import EncoderDecoderLayers
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
 _ATTENTION_POINTS = (0.05, 0.5)
-"""Factors of the attention to source words at which `integrated` averages gradients, chosen as the next ones."""
+"""Factors of attention to source words at which `integrated` averages gradients, chosen to agree with `occlusion`."""
 _EMBEDDING_POINTS = (0.07, 0.33, 0.67)
 """Factors of word embeddings at which `integrated` averages gradients, chosen to agree with `occlusion`."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
-"""Number of parts of a translation that are explained one after another, without computing the positions after a part.
+"""Two constants: into how many parts a decoder's predictions are divided, and the least operations for that.
 
-The translation is divided only if its gradients take more than the minimum number of floating-point operations.
+Gradients of an early part need no computation of later positions. The predictions are divided only if the gradients
+take more than the second number of floating-point operations.
 """
 _MAX_OPERATIONS = 1e12
-"""Maximum number of floating-point operations for which a method is tried when all methods are asked for."""
+"""Maximum number of floating-point operations of a method of attribution if all methods are tried (`attributions`)."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
     """The contributions of source tokens and words to target tokens and words, measured by one method.
 
-    A language model's later tokens contribute 0 to its predictions.
-
-    The unit of `occlusion`, `integrated` and `gradient-input` is nats of the target's log-probability; values may be
-    negative. `gradient` is a norm. `value` and `rollout` are shares, whose sum over the source tokens is 1.
+    `occlusion`, `integrated` and `gradient-input` measure nats of a target's log-probability, which may be negative.
+    `gradient` is a norm. `value` and `rollout` are shares, whose sum over the source tokens is 1. In a language model,
+    tokens contribute 0 to the predictions before them.
     """
 
     method: Method
@@ -68,11 +68,15 @@ class Attribution(msgspec.Struct, frozen=True):
     """The contribution of each source word to each target word, (target words, source words)."""
     changes: Weights | None = None
     """With `integrated`, how much all source words together raise the log-probability of each target word, in nats,
-    (target words,): exact integrated gradients would sum to it, and these often miss it. None with other methods.
+    (target words,). Contributions by exact integrated gradients sum to this change, but those of few points often do
+    not. None with other methods.
     """
 
     def shares(self) -> Weights:
-        """Return the positive contributions of the source words as shares that sum to 1 for each target word."""
+        """Return the positive contributions of source words, divided so that they sum to 1 for each target word.
+
+        The shape is (target words, source words); a target word without a positive contribution has zeros.
+        """
         positive = np.maximum(self.words, 0.0)
         total = positive.sum(axis=1, keepdims=True)
         return np.asarray(positive / np.where(total > 0.0, total, 1.0), dtype=np.float32)
@@ -82,7 +86,7 @@ class Attribution(msgspec.Struct, frozen=True):
 
 
 def attribute(translator: Reader, source: str, target: str | None = None, *, method: Method = "value") -> Attribution:
-    """Return how much each word contributed to each word of a translation, or to each other prediction of a model.
+    """Return an `Attribution`: how much each word contributed to each word of a translation, or each other prediction.
 
     A translation is scored word by word given the words before it (teacher forcing). A language model predicts each
     next token of the text, and a masked language model its masks, or every token if there is no mask. A classifier
@@ -120,7 +124,7 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
 def attributions(
     translator: Reader, source: str, target: str | None = None, *, methods: Sequence[Method] = get_args(Method)
 ) -> dict[Method, Attribution]:
-    """Return the attributions by every method that fits the model and the length of the sentence.
+    """Return a dict from each method that fits the model and the length of the sentence to its `Attribution`.
 
     The methods share passes through the model. A method is left out if the model lacks what it needs. To bound the
     time, it is also left out if its passes would take more than about 10^12 floating-point operations. `integrated` of
@@ -141,9 +145,10 @@ def attributions(
 def _attribute(
     reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
 ) -> dict[Method, Attribution]:
-    """Return the attributions of a text by several methods, by method.
+    """Return a dict from methods to their attributions of one text's predictions to its words.
 
-    `skip_refused` leaves out methods that do not fit the model or cost too much; otherwise their errors are raised.
+    With `skip_refused`, methods that do not fit the model or cost too much are left out; otherwise their errors are
+    raised.
     """
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
@@ -184,7 +189,7 @@ def _attribute(
 
 
 def _check_reader(reader: object, method: Method) -> None:
-    """Raise a `TransduceError` if a method of attribution is not defined for a model or its precision."""
+    """Raise a `TransduceError` if a method of attribution is not defined for a model or for its precision (int8)."""
     if getattr(reader, "precision", None) == "int8" and method not in ("occlusion", "rollout"):
         raise TransduceError(
             f"The method `{method}` needs weights in floating point, but the precision is int8: load the model in "
@@ -203,7 +208,7 @@ def _check_reader(reader: object, method: Method) -> None:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Disable the gradients of weights within a `with` block, and restore them at its end."""
+    """Disable the gradients of a model's weights within a `with` block, and restore the weights' settings after it."""
     needed = [parameter.requires_grad for parameter in model.parameters()]
     model.requires_grad_(requires_grad=False)
     try:
@@ -214,7 +219,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 class _Subject:
-    """A text and a model's predictions for it, on which the methods of attribution are computed."""
+    """A text and a model's predictions for it, with the computation of every method of attribution."""
 
     def __init__(self, reading: Reading) -> None:
         reading.check_head()
@@ -229,11 +234,11 @@ class _Subject:
             index == len(self.tokens) - 1 if self.is_pair else token in reading.marks
             for index, token in enumerate(self.tokens)
         ]
-        """True for each token that spells no word, such as the end symbol, (S,)."""
+        """True for each token that the model reads that spells no word, such as the end symbol; a list of S values."""
         self._gradients: Tensor | None = None
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        """Return the words whose contributions are measured, and, for each, the indices of its tokens."""
+        """Return a tuple of the words whose contributions are measured, and a list of each word's token indices."""
         if self.is_pair:
             return group_words(self.tokens[:-1])
         positions = [number for number, is_special in enumerate(self.is_special) if not is_special]
@@ -241,15 +246,16 @@ class _Subject:
         return words, [[positions[number] for number in group] for group in groups]
 
     def words_predicted(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        """Return the predicted words (or tags, classes), and, for each, the indices of its predictions."""
+        """Return a tuple of the predicted words (or tags, classes), and a list of each word's prediction indices."""
         if self.is_pair:
             return group_words(self.reading.outputs[:-1])
         return self.reading.outputs, [[number] for number in range(len(self.reading.outputs))]
 
     def measure(self, method: Method, groups: Sequence[Sequence[int]]) -> tuple[Weights, Weights]:
-        """Return the contribution of each token to each prediction by a method, (T, S), and of each word, (T, words).
+        """Return by one method how much each token, (T, S), and each word, (T, words), contributes to T predictions.
 
-        `groups` are the indices of each word's tokens.
+        `groups` has the indices of each word's tokens. A word's contribution is the sum of its tokens', except for
+        `occlusion`, which removes the whole word.
         """
         if method == "occlusion":
             both = self.occlusion([*([index] for index in range(len(self.ids))), *groups])
@@ -264,7 +270,7 @@ class _Subject:
         return tokens, np.stack([tokens[:, group].sum(axis=1) for group in groups], axis=1)
 
     def operations(self, method: Method) -> float:
-        """Return about how many floating-point operations a method of attribution needs for this model and sentence."""
+        """Return roughly how many floating-point operations a method of attribution takes for this sentence."""
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
@@ -280,9 +286,9 @@ class _Subject:
         return passes * total
 
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
-        """Return how much each prediction's log-probability drops, in nats, without each group of tokens, (T, groups).
+        """Return how much each prediction's log-probability drops without each group of tokens, in nats, (T, groups).
 
-        The result is 0 for a prediction that disappears with the group.
+        `groups` has the indices of each group's tokens. The drop is 0 for a prediction that disappears with the group.
         """
         unique = list(dict.fromkeys(map(tuple, groups)))
         shortened = [[id for n, id in enumerate(self.ids) if n not in group] for group in unique]
@@ -301,7 +307,7 @@ class _Subject:
 
     @property
     def weighs_attention(self) -> bool:
-        """True if `integrated` follows the attention to each word, False if it follows the words' embeddings."""
+        """True if the path of `integrated` scales attention to a word, False if it scales the word's embedding."""
         if not self.is_pair or self.model.config.attention_window is not None or _other_attention(self.model):
             return False
         scores = [each for each in self.model.modules() if isinstance(each, ScoredAttention)]
@@ -312,15 +318,15 @@ class _Subject:
     ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability by the source tokens, in nats, (T, S).
 
-        The gradient is averaged on a path from a sentence without its words to the sentence itself. If
+        The gradient is averaged on a path from a sentence whose words are absent to the sentence itself. If
         `weighs_attention`, all attention to a word is multiplied by a factor, otherwise the word's embedding is, while
         its position remains. In each pass, neighboring words are at different points of the path. Beside words that are
         present in part, gradients show better what the removal of a word changes than beside words that are all absent
         or all complete. Special tokens stay as they are, and contribute 0.
 
         The contributions of a single group sum to the change of the log-probability as far as points and weights are an
-        exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less
-        saturated.
+        exact quadrature of the interval from 0 to 1. The default points favor the beginning of the path, where
+        gradients are less saturated.
 
         Args:
             groups: the indices of each word's tokens, which are at one point together.
@@ -347,7 +353,10 @@ class _Subject:
         return np.asarray(np.where(self.is_special, 0.0, total), dtype=np.float32)
 
     def whole_changes(self) -> Weights:
-        """Return how much each prediction's log-probability rises on the whole path of `integrated`, in nats, (T,)."""
+        """Return how much each prediction's log-probability rises when absent words become present, in nats, (T,).
+
+        Exact integrated gradients would sum to this rise.
+        """
         kept = torch.tensor(self.is_special, device=self.device)
         absent: AbstractContextManager[object]
         if self.weighs_attention:
@@ -361,7 +370,7 @@ class _Subject:
                 return as_array(whole - self.reading.log_probabilities()[0])
 
     def attention_gradients(self, factors: Weights) -> Tensor:
-        """Return the gradient of each prediction's log-probability by the factor of all attention to a token, (T, S).
+        """Return the derivative of each prediction's log-probability by the factor of attention to each token, (T, S).
 
         Args:
             factors: what the attention of every position to each source token is multiplied by, (S,), greater than 0.
@@ -370,7 +379,7 @@ class _Subject:
         return self._backpropagate(weights, _weighted_attention(self.model, weights))
 
     def gradients(self, factors: Weights | None = None) -> Tensor:
-        """Return the gradient of each prediction's log-probability by the embeddings of the words read, (T, S, D).
+        """Return the gradients of each prediction's log-probability by the embeddings of the words read, (T, S, D).
 
         Args:
             factors: what each word's embedding is multiplied by, (S,); None: 1, for the sentence itself.
@@ -388,14 +397,14 @@ class _Subject:
         return gradients
 
     def _backpropagate(self, variable: Tensor, edit: AbstractContextManager[object]) -> Tensor:
-        """Return the gradient of each prediction's log-probability by a tensor, (T, …) with the tensor's shape behind.
+        """Return the gradient of each prediction's log-probability by a tensor: T predictions × the tensor's shape.
 
-        One forward pass serves all predictions. A backward pass starts from the gradient by each prediction's own
-        state, for many predictions at a time.
+        One forward pass serves all predictions. The backward pass is batched over predictions, and starts at the state
+        from which each is predicted.
 
         Args:
             variable: the tensor, which requires gradients.
-            edit: makes the model's forward pass depend on the tensor.
+            edit: a context in which the model's forward pass depends on the tensor.
         """
         reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
         rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
@@ -421,7 +430,8 @@ class _Subject:
     def rollout(self) -> Weights:
         """Return each prediction's attention to each token, multiplied through the layers (method `rollout`), (T, S).
 
-        Heads are averaged, and rows sum to 1. Cross-attention is averaged over layers, and multiplied by the encoder's.
+        Heads are averaged, and rows sum to 1. In a sentence pair, the decoder's cross-attention, averaged over layers,
+        is multiplied by the encoder's attention.
         """
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
             self.reading.forward(1)
@@ -438,9 +448,9 @@ class _Subject:
         return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each token in each predicting state, traced through all layers, (T, S); rows sum to 1.
+        """Return each source token's share in the state behind each prediction, traced through all layers, (T, S).
 
-        This is the method `value`.
+        Rows sum to 1. This is the method `value`.
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
@@ -480,10 +490,10 @@ class _Subject:
 
 
 def _other_attention(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """Return name and module of the first attention in a model that is not exactly `MultiHeadAttention`, or None.
+    """Return the name and the module of a model's first attention that is not exactly a `MultiHeadAttention`, or None.
 
-    A derived class, or a `forward` that was set on the module, may compute anything, so methods that know the
-    computation refuse it.
+    A derived class, or a `forward` that was set on the module, may compute anything, so methods of attribution that
+    know the computation refuse it.
     """
     attentions = ((name, each) for name, each in model.named_modules() if isinstance(each, MultiHeadAttention))
     others = (each for each in attentions if type(each[1]) is not MultiHeadAttention or "forward" in vars(each[1]))
@@ -492,14 +502,14 @@ def _other_attention(model: nn.Module) -> tuple[str, nn.Module] | None:
 
 @contextmanager
 def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterator[None]:
-    """Multiply all attention to each source token by its weight while the context runs.
+    """Multiply all attention to each source token by its weight within a `with` block.
 
-    The encoder's and the decoder's attention weights of a query still sum to 1. Near a weight of 0, the token is hidden
-    from all other positions, as padding is.
+    Attention weights of a query still sum to 1, in the encoder's self-attention and the decoder's cross-attention. Near
+    a weight of 0, the token is hidden from all other positions, as padding is.
 
     Args:
         model: a model whose attention modules are all `MultiHeadAttention`, without a window.
-        weights: (S,), greater than 0.
+        weights: the weight of each source token, (S,), greater than 0.
     """
 
     def weighted(mask: AttentionMask) -> AttentionMask:
@@ -523,7 +533,7 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """The components of an attention module's output: values of positions, attention weights, and residual input."""
+    """The components of the output of one attention module in a pass: values, attention weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool
@@ -535,12 +545,12 @@ class _MovedVectors(msgspec.Struct, frozen=True):
     """Attention weights, (1, heads, queries, keys)."""
 
     def shares(self) -> Tensor:
-        """Return the share of each position in the output of the module with its residual connection, (queries, keys).
+        """Return each position's share in the module's output plus the residual connection, (queries, keys).
 
-        A position's vector is its projected value, times the attention weight; the output is the sum of all vectors.
-        The share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
-        cross-attention the last column, L + 1, is the residual connection; in self-attention it belongs to the query's
-        own position.
+        A position's vector is its projected value times the attention weight; the output is the sum of all vectors. The
+        share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
+        cross-attention an additional last column is the residual connection; in self-attention it belongs to the
+        query's own position.
         """
         module = self.module
         values = self.values[0].repeat_interleave(module.num_heads // module.num_key_value_heads, dim=0)  # (H, L, V)
@@ -562,9 +572,9 @@ class _MovedVectors(msgspec.Struct, frozen=True):
 
 
 def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
-    """Yield the components of the output of each attention module of a stack, in the order of computation.
+    """Yield the components of the output of each attention module of a stack, as `_MovedVectors`, in order.
 
-    `recording` has the inputs, weights and values of these modules.
+    `stack` is "encoder" or "decoder", and `recording` has the inputs, weights and values of its attention modules.
     """
     layers = getattr(model, f"{stack}_layers", None) or model.layers
     for point in hook_points(model):

@@ -1,9 +1,10 @@
 """Causal tools: ablate heads and layers, patch activations between two texts, and read every layer by the logit lens.
 
-Attention shows where a head looks. These tools change the activations of a model (`record_activations`) and measure
-what becomes of its predictions.
-Legend: C copies of a text in one batch, H heads, Q positions of queries, V width of a head's value, T positions,
-D model width.
+Attention shows where a head looks. Ablation and patching change a model's activations (`record_activations`) and
+measure the effect on its predictions.
+
+Legend: C copies of a text in one batch, H heads, Q positions of queries, V width of a head's value, T positions, D
+model width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from transduce.inspection.sentence_view import Candidate
 from transduce.ui_language import aligned, columns_of, localized
 
 Fill = Literal["zero", "mean"]
-"""The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
+"""The replacement of an ablated activation: `zero`, or `mean`, its mean over all positions of reference texts."""
 
 _BATCH_TOKENS = 4096
 _MAX_CELL = 12  # terminal columns of a token in a table
@@ -57,7 +58,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return f"{localized(self.title)}\n{draw_cells(self.rows, self.columns, cells)}"
 
     def panel(self, minimum: float, maximum: float, note: str = "") -> HeatMap:
-        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below it."""
+        """Return the table as a `HeatMap`, for a `Chart`, with shades from `minimum` to `maximum` and a note below."""
         return HeatMap(
             title=self.title,
             x_label=note,
@@ -71,9 +72,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts for a terminal, in which Chinese characters are two columns wide; cells align right.
+    """Return a table of texts as text for a terminal, with aligned columns: names left, cells right.
 
-    Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
+    Chinese characters count as two columns. Names of layers, heads and sub-layers are shown in the user's language.
     """
     rows, columns = ([part_name(name) for name in names] for names in (rows, columns))
     table = [["", *columns], *([row, *texts] for row, texts in zip(rows, cells, strict=True))]
@@ -98,7 +99,7 @@ def _largest(grids: Sequence[Grid]) -> float:
 
 
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
-    """The drop of a prediction's log-probability without each head, each sub-layer and each layer of a model."""
+    """The drops of the log-probability of a model's predictions without each head, each sub-layer and each layer."""
 
     text: str
     answer: str
@@ -107,12 +108,14 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     log_probability: float
     """The log-probability of all predictions together in the unchanged model, in nats."""
     heads: tuple[Grid, ...]
-    """For each kind of attention, the drop of the log-probability in nats without each head, layers × heads."""
+    """A table for each kind of attention: the drop of the log-probability in nats without each head, layers × heads."""
     layers: tuple[Grid, ...]
-    """For each stack, the drop in nats without each sub-layer and each whole layer, layers × sub-layers."""
+    """A table for each stack (encoder, decoder): the drop of the log-probability in nats without each sub-layer, and in
+    the last column without the whole layer, layers × sub-layers.
+    """
 
     def draw(self) -> str:
-        """Return the text, the log-probability and the tables of its drops as text for a terminal."""
+        """Return the text, its log-probability, and the tables of drops by ablation as text for a terminal."""
         head = (
             f"{self.text}  →  {self.answer}\nlog-probability {self.log_probability:.3f} nats; below, how much it drops "
             f"when a part is replaced by {'zeros' if self.fill == 'zero' else 'its mean'} (negative: it rises)"
@@ -120,7 +123,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps, with notes of the values in nats that the full shades stand for."""
+        """Return a `Chart` with each table of drops as a heat map, and a note of the nats at a full shade."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
@@ -131,7 +134,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
 def ablate(
     reader: Reader, text: str, target: str | None = None, *, fill: Fill = "zero", reference: Sequence[str] = ()
 ) -> Ablation:
-    """Return how much less likely a model's predictions are without each of its heads and layers.
+    """Return an `Ablation`: how much less likely a model's predictions are without each of its heads and layers.
 
     One head, one sub-layer or one layer is replaced at a time, at every position. A layer without its sub-layers passes
     its input on. The predictions of a translator, parser, classifier or tagger are its own output. A language model
@@ -184,7 +187,7 @@ def ablate(
 
 
 def _check_layers(reading: Reading) -> None:
-    """Raise a `TransduceError` for models without Transformer layers, or without probabilities of predictions."""
+    """Raise a `TransduceError` if a model has no Transformer layers, or does not give probabilities of predictions."""
     reading.check_head()
     if reading.finish is None:
         raise TransduceError(
@@ -194,9 +197,10 @@ def _check_layers(reading: Reading) -> None:
 
 
 def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
-    """Return, by hook point, what replaces ablated outputs: of heads, (heads, value width), or sub-layers, (d_model,).
+    """Return a dict from hook points to the tensor that replaces an ablated output there.
 
-    This is zero or, with `fill` = mean, the output's mean over all positions of the reference texts.
+    Tensors are (heads, value width) for heads and (d_model,) for sub-layers: zero, or with `fill` = mean, the output's
+    mean over all positions of the reference texts.
     """
     points = ("*.heads", "*_attention.output", "*.feed_forward.output")
     sums: dict[str, Tensor] = {}
@@ -215,12 +219,12 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 def _head_grids(
     reading: Reading, values: Mapping[str, Tensor], measure: Callable[[Mapping[str, Edit], int], Sequence[float]]
 ) -> tuple[Grid, ...]:
-    """Return a measure of a model in which one head at a time has other outputs, layers × heads, for each attention.
+    """Return, for each kind of attention, a table, layers × heads: a measure with one head's output replaced.
 
     Args:
         reading: the text.
-        values: the other outputs of all heads, (H, Q, V), or (H, 1, V) for all positions, by hook point.
-        measure: returns the measure of each copy of the text, for edits of a batch with a number of copies.
+        values: by hook point, the replacements of all heads' outputs, (H, Q, V), or (H, 1, V) for all positions.
+        measure: takes the edits of a batch and its number of copies of the text; returns the measure of each copy.
     """
     return tuple(
         Grid(
@@ -234,7 +238,10 @@ def _head_grids(
 
 
 def _one_head_each(values: Tensor) -> Edit:
-    """Return an edit for a batch with one copy of a text per head: `values[h]` replaces head h of copy h."""
+    """Return a function that edits heads' outputs in a batch with one copy of a text per head.
+
+    `values[h]` replaces the output of head h in copy h, so that one forward pass measures every head.
+    """
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(len(values), device=outputs.device)
@@ -245,7 +252,7 @@ def _one_head_each(values: Tensor) -> Edit:
 
 
 def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return an edit of one sub-layer for a batch of copies of a text: `fill` replaces its output in two copies.
+    """Return a function that replaces a sub-layer's output by `fill` in two copies of a batch of copies of a text.
 
     In the copy `copy` only this sub-layer is replaced, in the copy `last` all sub-layers of its layer.
     """
@@ -259,14 +266,17 @@ def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
 
 
 def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each kind of attention of a model: its stack, its name, and its heads' hook points by layer."""
+    """Yield for each kind of attention the stack, the sub-layer's name, and a list of hook points, one per layer.
+
+    A hook point is at the outputs of a layer's heads.
+    """
     names = [point.name for point in hook_points(reading.model) if point.name.endswith(".heads")]
     for stack, kind in dict.fromkeys((name.split(".")[0], name.split(".")[2]) for name in names):
         yield stack, kind, [name for name in names if name.split(".")[::2] == [stack, kind]]
 
 
 def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
-    """Return the hook points at the outputs of sub-layers, by stack: for each of its layers, a list of their names."""
+    """Return a dict from stacks to lists: for each layer, the names of the hook points at its sub-layers' outputs."""
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
         stack, number, *rest = f"{point.name}.".split(".")
@@ -276,9 +286,9 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
 
 
 def _residual_points(reading: Reading, stack: str) -> list[str]:
-    """Return the names of the hook points at a stack's residual stream: before the first layer, and after each layer.
+    """Return a list of the hook points at a stack's residual stream: at the embedding, and after each layer.
 
-    A recurrent model has only the latter.
+    A recurrent model has no such point at the embedding.
     """
     names = [point.name for point in hook_points(reading.model)]
     return [name for name in names if name.startswith(f"{stack}.") and name.endswith((".embedding", ".residual"))]
@@ -290,26 +300,30 @@ def _residual_points(reading: Reading, stack: str) -> list[str]:
 class Patching(msgspec.Struct, frozen=True, kw_only=True):
     """The share of a logit difference that is restored when activations of a clean text enter a corrupted one.
 
-    At 1, the model answers as for the clean text; at 0, the activation changes nothing.
+    At a share of 1, the model answers as for the clean text; at 0, the activation changes nothing.
     """
 
     clean: str
     corrupted: str
     answers: tuple[str, str]
-    """The answers to the clean and to the corrupted text, whose logits are subtracted from each other."""
+    """The answer to the clean text and that to the corrupted text, whose logits are subtracted from each other."""
     after: str
-    """The beginning of the translation, which precedes the answer; empty in other models."""
+    """The beginning of the translation, which precedes both answers; empty in models that do not translate."""
     clean_difference: float
     """The logit of the first answer less that of the second one, for the clean text."""
     corrupted_difference: float
     """The logit of the first answer less that of the second one, for the corrupted text."""
     residual: tuple[Grid, ...]
-    """For each stack, the share recovered by patching the residual stream at each position after each layer."""
+    """A table for each stack (encoder, decoder): the share that is restored by patching the residual stream at each
+    position after each layer, positions × layers.
+    """
     heads: tuple[Grid, ...]
-    """For each kind of attention, the share recovered by patching a head's output at all positions, layers × heads."""
+    """A table for each kind of attention: the share that is restored by patching a head's output at all positions,
+    layers × heads.
+    """
 
     def draw(self) -> str:
-        """Return both texts, their logit differences and the tables of shares as text for a terminal."""
+        """Return both texts, their logit differences, and the tables of restored shares as text for a terminal."""
         (one, other), before = self.answers, f"{self.after} " if self.after else ""
         head = (
             f"clean      {self.clean}  →  {before}{one}\ncorrupted  {self.corrupted}  →  {before}{other}\n"
@@ -319,7 +333,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables of the restored shares of the logit difference as heat maps, with shades from -1 to 1."""
+        """Return a `Chart` with each table of restored shares of the logit difference as a heat map, from -1 to 1."""
         return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
 
 
@@ -331,11 +345,11 @@ def patch_activations(
     answers: tuple[str, str] | None = None,
     after: str | None = None,
 ) -> Patching:
-    """Run a model on a corrupted text with single activations of a clean one, and return the share that recovers.
+    """Run a model on a corrupted text with single activations of a clean one; return what each restores (`Patching`).
 
-    The measure is the logit of the clean text's answer less that of the corrupted text's answer (Meng et al. 2022;
-    Wang et al. 2023). A translator answers with the first token in which its translations differ, a language model with
-    the next token, and encoders with their first prediction that differs.
+    The measure is the logit of the clean text's answer less that of the corrupted text's answer (Meng et al. 2022; Wang
+    et al. 2023). A translator answers with the first token in which its translations differ, a language model with the
+    next token, and encoders with their first prediction that differs.
 
     Args:
         reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because
@@ -395,13 +409,13 @@ def _stacks(reading: Reading) -> list[str]:
 def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
-    """Return both texts as the model reads them, and the index of the prediction to compare between them.
+    """Return the clean and the corrupted text as `Reading`s, and the index of the prediction to compare.
 
     `after` is the beginning of the translation that precedes the compared prediction; None: what both translations
     begin with.
 
     Raises:
-        TransduceError: the numbers of tokens differ, or the predictions do not.
+        TransduceError: the numbers of tokens differ, both translations are equal, or the model does not fit.
     """
     if isinstance(reader, Parser):
         raise TransduceError("Patching compares two answers, but a parser writes trees: use a model of another kind.")
@@ -441,7 +455,9 @@ def _aligned(
 
 
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
-    """Return the columns of two answers in the logits of prediction `row`: of `answers`, or of each text's best one.
+    """Return the indices, in the logits of prediction `row`, of the answers to the clean and to the corrupted text.
+
+    Answers are named by `answers`; None: the prediction with the highest logit for each text.
 
     Raises:
         TransduceError: the model has no column with the name of an answer.
@@ -464,16 +480,21 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
 
 
 def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[float]:
-    """Return the difference of two logits of prediction `row` for each copy of the text in a batch.
+    """Return, for each copy of a text in a batch, a list entry: the difference of two logits of prediction `row`.
 
-    `logits` is (copies, predictions, vocabulary size), and `columns` are the two tokens, classes or tags.
+    `logits` is (copies, predictions, vocabulary size), and `columns` are the indices of the two tokens, classes or
+    tags.
     """
     differences: list[float] = (logits[:, row, columns[0]] - logits[:, row, columns[1]]).tolist()
     return differences
 
 
 def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
-    """Return an edit for a batch of copies of a text: at `positions[n]`, `clean` replaces the activation of copy n."""
+    """Return a function that edits a batch of copies of a text, by activations of another (clean) text.
+
+    In copy n, the activation at position `positions[n]` is replaced by that of `clean`, (1, T, D), at the same
+    position.
+    """
 
     def edit(stream: Tensor) -> Tensor:
         edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
@@ -490,8 +511,9 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return the shares of a logit difference recovered by patching a stack's residual stream, positions × layers.
+    """Return a table, positions × layers, of the shares of a logit difference that the clean residual stream restores.
 
+    At one position after one layer of the stack at a time, the clean text's activation replaces the corrupted one's.
     `recovered` returns the shares for edits of some copies of the corrupted text; `recording` is of the clean text.
     """
     tokens = [first.source_tokens, second.source_tokens]
@@ -518,7 +540,7 @@ def _patched_residual(
 
 
 class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's predictions after each layer, as if the layers above it were left out."""
+    """A model's predictions after each layer, as if the layers above it were left out, for one text."""
 
     text: str
     answer: str
@@ -530,14 +552,19 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[str, ...]
     """Names of the layers: `embedding`, `layer 1`, …; after the last layer, predictions are the model's output."""
     candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
-    """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
+    """For each layer and each prediction, a tuple of the most probable tokens, classes or tags with probabilities, best
+    first: (layers, predictions, candidates).
+    """
     probabilities: tuple[tuple[float, ...], ...]
     """The probability of the model's own output at each prediction after each layer, (layers, predictions)."""
     ranks: tuple[tuple[int, ...], ...]
     """The rank of the model's own output at each prediction after each layer, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
-        """Return a table of each prediction's most probable token after each layer, with its probability in percent."""
+        """Return a table, as text for a terminal, of the most probable token of each prediction after each layer.
+
+        Each cell also has the token's probability in percent.
+        """
         cells = [
             [
                 f"{_cut(best.token)} {100 * best.probability:3.0f}"
@@ -549,7 +576,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
         return f"{localized(title)}\n\n{draw_cells(self.outputs, self.layers, cells)}"
 
     def chart(self) -> Chart:
-        """Return a heat map of the probability of the model's output, predictions × layers."""
+        """Return a `Chart` with a heat map of the probability of the model's own output, predictions × layers."""
         values = tuple(zip(*self.probabilities, strict=True))
         title = "Probability of the output after each layer"
         grid = Grid(title=title, rows=self.outputs, columns=self.layers, values=values)
@@ -557,10 +584,10 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidates: int = 3) -> LogitLens:
-    """Return what a model would predict after each of its layers (nostalgebraist 2020).
+    """Return a `LogitLens`: what a model would predict after each of its layers (nostalgebraist 2020).
 
-    The residual stream after a layer passes through the final norm, if the model has one, and the output projection,
-    or the head of classes or tags.
+    The residual stream after a layer passes through the final norm, if the model has one, and the output projection, or
+    the head of classes or tags.
 
     Args:
         reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because
@@ -604,9 +631,9 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
 def _candidates(
     reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """Return the most probable tokens (or classes, tags) of each prediction by name, with rounded probabilities.
+    """Return, for each prediction, a tuple of its most probable tokens, classes or tags, with rounded probabilities.
 
-    `columns` are their indices in the logits.
+    `columns` are the indices of these in the logits, and `chances` their probabilities, for each prediction.
     """
     return tuple(
         tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))

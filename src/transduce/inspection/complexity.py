@@ -28,7 +28,7 @@ Cell = str | int | float | None
 
 
 class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A table or figure of the paper, reproduced, with what the paper says beside it; `str` formats it as a table."""
+    """A table or figure of "Attention Is All You Need", reproduced, with notes; `str` formats it as a table of text."""
 
     title: str
     columns: tuple[str, ...]
@@ -52,16 +52,20 @@ def _shown(cell: Cell) -> str:
 
 
 class LayerType(NamedTuple):
-    """A type of layer in Table 1: the paper's formulas, and functions that compute such a layer."""
+    """A type of layer in Table 1 of the paper: the paper's formulas, and functions that compute such a layer."""
 
     name: str
     complexity: str
     sequential: str
     path: str
     run: Callable[[Tensor, int], Tensor]
-    """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
+    """A function of x (n, d) and a layer's index from 0, which selects its weights, that returns the layer's output (n,
+    d).
+    """
     timed: Callable[[int, int], Callable[[], object]]
-    """Function of n and d that returns a computation of one layer for n positions of width d, to be timed."""
+    """A function of n and d that returns a function to be timed: it has no arguments, and computes a layer for n
+    positions of width d.
+    """
 
 
 def compare_layers(
@@ -72,7 +76,7 @@ def compare_layers(
     kernel: int = 3,
     radius: int = 4,
 ) -> PaperReport:
-    """Return Table 1 of the paper with measured path lengths, sequential operations and times.
+    """Return Table 1 of the paper with measured path lengths, sequential operations and times, as a `PaperReport`.
 
     Args:
         lengths: the numbers n of positions for paths and sequential operations.
@@ -127,10 +131,10 @@ def _check_sizes(
 
 
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
-    """Return the layer types of Table 1, for a convolution over `kernel` positions and self-attention within `radius`.
+    """Return the four layer types of Table 1 of the paper: self-attention, recurrent, convolutional and restricted.
 
-    PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
-    a path has log_k(n) layers.
+    A convolution reads `kernel` earlier positions, as in ByteNet's decoder, with layer i dilated by kernel^i, so that a
+    path has log_k(n) layers. Restricted self-attention reads `radius` positions to each side.
     """
     window = Window(radius, causal=False, present=None, bias=None)
 
@@ -176,7 +180,11 @@ def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
 
 
 def run_recurrent(x: Tensor, layer: int, states: list[Tensor] | None = None) -> Tensor:
-    """Compute a layer of plain recurrent cells from x (n, d), position by position; `states` receives each state."""
+    """Compute a layer of plain recurrent cells from x (n, d), position by position, and return the states, (n, d).
+
+    `layer` seeds the random weights. The state of each position is also appended to the list `states`, if any, so that
+    its gradient can be taken.
+    """
     width = x.shape[1]
     inner, outer = _weights(width, width, seed=layer), _weights(width, width, seed=layer + 1)
     state, outputs = torch.zeros(width, dtype=x.dtype), list[Tensor]()
@@ -206,9 +214,9 @@ _WIDTH = 8  # of layers whose paths are measured
 
 
 def path_length(layer: LayerType, n: int) -> int:
-    """Return the number of layers, or of recurrent steps, on the path from the first input to the last output.
+    """Return the number of layers, or of recurrent steps, on the path from the first of n inputs to the last output.
 
-    Layers are stacked until the gradient of the last of n outputs by the first input is not zero. Within a recurrent
+    Layers are stacked until the gradient of the last output by the first input is not zero, at most n. In a recurrent
     layer, the states that the gradient passes are counted.
     """
     x = torch.randn(n, _WIDTH, generator=torch.Generator().manual_seed(n), dtype=torch.float64, requires_grad=True)
@@ -227,9 +235,9 @@ def path_length(layer: LayerType, n: int) -> int:
 
 
 def chain_length(output: Tensor) -> int:
-    """Return the number of operations recorded by autograd on the longest chain that leads to a tensor with a gradient.
+    """Return the length of the longest chain of operations, recorded by autograd, that leads to a tensor.
 
-    Operations on the chain must wait for one another; this measures sequential operations.
+    Operations on the chain must wait for one another, so that the length measures a layer's sequential operations.
     """
     root: Any = output.grad_fn
     lengths: dict[Any, int] = {}
@@ -255,7 +263,7 @@ _REPETITIONS = 7
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    """Return the median processor time of a computation in this thread, in milliseconds, after one run to warm up."""
+    """Return the median processor time of 7 runs of a function, in milliseconds, in this thread; one run warms up."""
     run()
     times = []
     for _ in range(_REPETITIONS):
@@ -266,7 +274,7 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 
 def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
-    """Return the exponent p for which times proportional to size^p fit the measured times best."""
+    """Return the exponent p for which times proportional to size^p fit the measured times best (by logarithms)."""
     xs, ys = ([math.log(value) for value in values] for values in (sizes, times))
     return statistics.linear_regression(xs, ys).slope
 
@@ -299,7 +307,7 @@ def _measure(
 
 
 class PublishedModel(NamedTuple):
-    """A row of Table 2: BLEU on newstest2014 and training cost in floating-point operations, as printed."""
+    """A row of Table 2 of the paper: a model's BLEU on newstest2014 and its training cost in operations, as printed."""
 
     name: str
     en_de: float | None
@@ -328,16 +336,17 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 
 
 def training_flops(preset: str) -> float:
-    """Return the floating-point operations of the matrix multiplications of a training run of the paper.
+    """Return how many floating-point operations the matrix multiplications of a training run of the paper take.
 
-    There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
-    Attention scores and attention's weighted sums, which depend on the lengths, are left out.
+    `preset` is `paper-base` or `paper-big`. There are 6 operations for each weight and token, forward and backward,
+    with 25,000 tokens a side in each step. Attention scores and attention's weighted sums, which depend on the lengths,
+    are left out.
     """
     return 6.0 * count_multiplied_weights(PRESETS[preset], _VOCABULARY) * _STEP_TOKENS * _STEPS[preset]
 
 
 def measure_flops() -> float:
-    """Return the float32 operations a second of a square matrix product with all of PyTorch's threads.
+    """Return this machine's float32 operations per second in a square matrix product, with all of PyTorch's threads.
 
     Processor time, divided by the number of threads, is measured, so that other programs do not count.
     """
@@ -352,7 +361,7 @@ def measure_flops() -> float:
 
 
 def training_costs(model: str | None = None, bleu: float | None = None, scores: Sequence[str] = ()) -> PaperReport:
-    """Return Table 2 of the paper, with the arithmetic of its training costs and the days that this machine would need.
+    """Return Table 2 of the paper as a `PaperReport`, with how its costs were computed, and days on this machine.
 
     The days are a lower limit: they assume matrix multiplications at full speed and nothing else.
 

@@ -51,7 +51,7 @@ class _Reading(NamedTuple):
     first: int
     """Position of the sentence's first token among all tokens that the model reads."""
     left_to_right: bool
-    """True if each position attends to itself and earlier positions only, as in a decoder."""
+    """True if each position attends only to itself and earlier positions, as in a decoder."""
 
 
 def pronoun_attention(
@@ -63,7 +63,7 @@ def pronoun_attention(
     among: Sequence[str] | None = None,
     translation_of: str | None = None,
 ) -> PronounAttention:
-    """Return the attention of every head from a pronoun to the words of its sentence.
+    """Return the attention of every head from a pronoun to each word of its sentence, as a `PronounAttention`.
 
     Args:
         reader: a translator with a Transformer, a language model or a masked one, as `transduce.load` returns.
@@ -139,8 +139,10 @@ def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
 def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) -> tuple[int, ...]:
     """Return the indices of the words that spell `text` at its last occurrence before the word with index `pronoun`.
 
+    Upper and lower case are not distinguished.
+
     Raises:
-        TransduceError: there is no such occurrence.
+        TransduceError: `text` does not occur before the pronoun.
     """
     folded_words = [word.casefold() for word in _split_texts(compose(text))]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
@@ -160,7 +162,7 @@ def _split_texts(text: str) -> list[str]:
 def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, ...]:
     """Return the indices of the words that may name something: those with letters that are not function words.
 
-    Function words are known for English and German; without a language, both lists apply.
+    Function words are known for `en` and `de`; if `language` is None, the lists of both apply, and for others none.
     """
     word_lists = (
         [_FUNCTION_WORD_SETS[language]]
@@ -181,7 +183,10 @@ def _normalize_word(word: str) -> str:
 
 
 def _language(reader: object, translation_of: str | None) -> str | None:
-    """Return the language code of the sentence, if the model's folder names it; otherwise None."""
+    """Return the language code of the inspected sentence, if the model's folder names it; otherwise None.
+
+    With `translation_of` the sentence is a translation, and its language is the target language.
+    """
     if isinstance(reader, Translator):
         return reader.source_language if translation_of is None else reader.target_language
     return reader.language if isinstance(reader, Generator) else None
@@ -224,11 +229,7 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
 
 
 def _from_pronoun(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
-    """Return the attention from the pronoun (the word with that index) to each word, (layers, heads, words).
-
-    The attention is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of
-    several words is divided between them by its characters.
-    """
+    """Return the attention from the pronoun, the word with index `pronoun`, to each word, (layers, heads, words)."""
     shared_characters = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, tokens)
     to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)
     last = reading.first + len(reading.tokens)

@@ -55,20 +55,20 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of a training run by measure (such as BLEU), with the counts of each sentence that give the scores."""
+    """The scores of one training run by measure (such as BLEU), with the counts of sentences that scores come from."""
 
     values: dict[str, float]
     counts: dict[str, Floats]
-    """For each measure that is computed from sentences, the counts of each sentence, (sentences, counts)."""
+    """Dict: measure that is computed from sentences → the counts of each sentence, (sentences, counts)."""
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
     """Notes on how the measures were computed, such as sacreBLEU's signatures."""
     warnings: tuple[str, ...] = ()
-    """Sentences about what may make the measures misleading, such as references that look tokenized."""
+    """Sentences on what may make the run's scores misleading, such as references that look tokenized."""
 
 
 def _ratio_formula(counts: Floats) -> Floats:
-    """Return percentages from R pairs of sums, a numerator and a denominator each: (R, 2) to (R,)."""
+    """Return R percentages, (R,), from R pairs of a numerator and a denominator summed over sentences, (R, 2)."""
     return 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1)
 
 
@@ -114,7 +114,7 @@ def _score_tags(run: ExperimentRun, source: str) -> _Measured:
 
 
 def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
-    """Return the scores of a finished run on the experiment's test set, if any, and its best validation score."""
+    """Return a finished run's scores on the test set, if any, and its best validation score, as `_Measured`."""
     result, test = run.result(), test_set(experiment, run)
     measured = _Measured({}, {}, {})
     if test is not None and run.output_path.exists():
@@ -139,11 +139,11 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     changes: dict[str, Any]
-    """The settings in which the variant differs from the experiment's base settings, by dotted name."""
+    """The settings in which the variant differs from the experiment's base settings: dotted name → value."""
     seeds: tuple[int, ...]
     """The random seeds of the variant's finished runs."""
     values: dict[str, tuple[float, ...]]
-    """The score of each finished run, in the order of `seeds`, by measure such as "BLEU"."""
+    """Dict: measure, such as "BLEU" → the score of each finished run, in the order of `seeds`."""
     minutes: float
     """Mean training time of a run, in minutes."""
 
@@ -152,12 +152,15 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.fmean(self.values[measure])
 
     def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation of a measure between the variant's runs (seeds); None for a single run."""
+        """Return the standard deviation of a measure over the variant's runs (seeds); None for a single run."""
         values = self.values[measure]
         return statistics.stdev(values) if len(values) > 1 else None
 
     def cell(self, measure: str) -> str:
-        """Return a table cell with the mean and the standard deviation of a measure; "–" without this measure."""
+        """Return a table cell with mean ± standard deviation of a measure; "–" if the variant's runs lack it.
+
+        A single run has no deviation, and gives the mean alone.
+        """
         if measure not in self.values:
             return "–"
         deviation = self.deviation(measure)
@@ -166,38 +169,40 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference of the mean scores of a variant and the first variant, the baseline, with its significance."""
+    """The comparison of a variant with the first variant, the baseline: difference of mean scores, and significance."""
 
     name: str
     baseline: str
     difference: float
     """The variant's mean score less the first variant's; positive: the variant's score is higher."""
     interval_low: float | None = None
-    """Lower end of the middle 95 % of the differences on resampled test sets; None without sentences."""
+    """Lower end of the middle 95 % of the differences on resampled test sets; None if sentences have no scores."""
     interval_high: float | None = None
-    """Upper end of the middle 95 % of the differences on resampled test sets; None without sentences."""
+    """Upper end of the middle 95 % of the differences on resampled test sets; None if sentences have no scores."""
     p_sentences: float | None = None
-    """Two-sided p value of the paired bootstrap over sentences, of the means over seeds; None without sentences."""
+    """Two-sided p value of the paired bootstrap over sentences of the means over seeds; None if sentences have no
+    scores.
+    """
     p_seeds: float
     """Two-sided p value of the permutation test over runs (seeds)."""
     min_p_seeds: float = msgspec.field(name="least_p_seeds")
     """The smallest value that `p_seeds` can have for so few runs."""
     verdict: str
-    """The conclusion in a few words: "real", "may be due to the seeds", …"""
+    """The conclusion in a few words: "real", "may be due to the seeds", "too few seeds to tell", …"""
 
 
 class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of an experiment; `str` formats them as a table."""
 
     measure: str
-    """The name of the score, such as "BLEU", by which the variants are compared."""
+    """The name of the score, such as "BLEU", by which the variants are compared: the first that all runs have."""
     measures: tuple[str, ...]
     variants: tuple[VariantResult, ...]
     """The results of the variants that have a finished run, the baseline first."""
     differences: tuple[VariantDifference, ...]
     """The comparison of each further variant with the first, the baseline."""
     tested_on: str
-    """Description of the texts that the measure was computed on."""
+    """The path of the test set's source, or a description of the dev set, on which the variants are compared."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -227,7 +232,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     def markdown(self, drawn: str = "") -> str:
         """Return the report as the text of a Markdown page.
 
-        The page shows the plot as text, if `drawn` is one, or else as the picture `plot.png`.
+        The page shows the plot as the text `drawn`, or if that is empty, as the picture `plot.png`.
         """
         title = localized("Scores by seed, and dev loss by step")
         plot = f"```\n{drawn}\n```" if drawn else f"![{title}]({PLOT})"
@@ -284,6 +289,8 @@ def _report(
     experiment: ExperimentSettings, runs: Sequence[ExperimentRun], failures: Sequence[Failure]
 ) -> ExperimentReport:
     """Score the finished runs of an experiment, compare each further variant with the first, and return the report.
+
+    Runs in `failures` are left out of the scores and listed in the report.
 
     Raises:
         TransduceError: no run has finished, runs have no measure in common, or texts cannot be read.
@@ -393,7 +400,7 @@ def _warnings(
     differences: Sequence[VariantDifference],
     level: float,
 ) -> list[str]:
-    """Return warnings, as sentences, about missing runs of variants and about too few seeds for significance."""
+    """Return warnings, a list of sentences, about missing runs of variants and about too few seeds for significance."""
     warnings = [
         f"{each.name} has {len(each.seeds)} of {len(experiment.seeds)} runs."
         for each in variants
@@ -423,7 +430,7 @@ def experiment(
 ) -> ExperimentReport:
     """Train variants of settings with several seeds, test them, and report means, deviations and significance.
 
-    Each run is a process of its own. Finished runs are not repeated, an interrupted one resumes, and one that fails
+    Each run is a process of its own. Finished runs are not repeated, an interrupted run resumes, and a run that fails
     stops no other. The experiment's folder gets `report.md`, `report.json` and `plot.png`.
 
     Args:
@@ -449,7 +456,7 @@ def experiment(
 def train_and_compare(
     content: ExperimentSettings, options: ExperimentOptions, say: Callable[[str], None] | None = None
 ) -> ExperimentReport:
-    """Run an experiment as `experiment` does, and return the report.
+    """Train and test an experiment's variants, as the function `experiment` does, write its report, and return it.
 
     Raises:
         TransduceError: settings of variants are wrong, or no run has finished.
@@ -464,9 +471,9 @@ def train_and_compare(
 
 
 def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: ExperimentReport) -> None:
-    """Write the report as Markdown and JSON into the experiment's folder, and its plot.
+    """Write an experiment's report as Markdown and JSON, and its plot, into the experiment's folder.
 
-    Without matplotlib, the page has the plot as text.
+    Without matplotlib, the Markdown page has the plot as text.
     """
     out = Path(content.out)
     finished = {each.name: set(each.seeds) for each in report.variants}

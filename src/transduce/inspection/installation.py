@@ -25,7 +25,7 @@ from transduce.training.choices import choose_kernels
 from transduce.ui_language import column, labeled, localized, ui_language
 
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
-"""The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
+"""The names of the package's optional dependencies, as in `pip install 'transduce[fast]'`."""
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<minimum>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -41,7 +41,7 @@ class BackendChoice(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason for the choice; empty if it is the fastest backend."""
     refused: dict[str, str] = {}
-    """By name, each faster backend with the reason why it was refused."""
+    """Dict: name of each faster backend → the reason why it was refused."""
 
     def __str__(self) -> str:
         reasons = [localized(f"not {name}, because {reason}") for name, reason in self.refused.items()]
@@ -50,14 +50,14 @@ class BackendChoice(msgspec.Struct, frozen=True):
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
-    """The installation status of the packages of one extra of this package, such as `fast`."""
+    """The installation status of the packages of one extra (set of optional dependencies) such as `fast`."""
 
     name: str
     """The name of the extra, such as "fast"."""
     installed: dict[str, str]
-    """The name and version of each installed package of the extra."""
+    """Dict: name of each installed package of the extra → its version."""
     missing: tuple[str, ...]
-    """The packages of the extra that are missing or too old."""
+    """The names of the packages of the extra that are missing or too old, with the needed version of those too old."""
 
     def __str__(self) -> str:
         if self.missing:
@@ -84,7 +84,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an installation; `str` formats it as a few lines."""
 
     versions: dict[str, str]
-    """The versions of transduce, Python and the required packages, by name."""
+    """Dict: name (transduce, Python, or a required package) → version."""
     system: str
     """The operating system and processor architecture."""
     device: str
@@ -94,13 +94,13 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     processor: tuple[str, ...]
     """The instruction sets that kernels use, such as "AVX2" and "AMX"."""
     limits: dict[str, str]
-    """Environment variables that restrict the hardware used, with the values that are set."""
+    """Dict: environment variable that restricts the hardware used, if it is set → its value."""
     gpus: tuple[str, ...]
     """The names of the GPUs that PyTorch finds."""
     no_gpu: str | None
     """The reason why no GPU, or no Triton kernel on it, is used; None if there is no obstacle."""
     precision: str
-    """The default precision with its reason."""
+    """The default precision and its reason, separated by a colon."""
     training: BackendChoice
     """The backend that would train on this machine."""
     decoding: BackendChoice
@@ -144,7 +144,7 @@ def check_install(
     """Report versions, hardware, extras and the selected backends, with the reason why a faster one is refused.
 
     Args:
-        model: a model folder; the report then has the backend that decodes this model.
+        model: a model folder; the report then has the backend that decodes this model. None: no model is examined.
         precision: the precision of that model: "fp32", "bf16", "int8" or "auto".
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
@@ -178,7 +178,7 @@ def check_install(
 
 
 def _what_is_slower(machine: Machine) -> str | None:
-    """Return what is slower because a machine lacks kernels; None for x86 processors and NVIDIA's GPUs."""
+    """Return a sentence on what is slower where a machine lacks kernels; None for x86 processors and NVIDIA GPUs."""
     if machine.device == "mps":
         return (
             "there are no kernels for Apple's GPUs: PyTorch's operators decode, step by step and in fp32 only, and "
@@ -204,7 +204,10 @@ def _processor(machine: Machine) -> tuple[str, ...]:
 
 
 def _find_gpus() -> tuple[tuple[str, ...], str | None]:
-    """Return the names of the GPUs, and why they, or Triton kernels on them, are not used (None if they are)."""
+    """Return the names of the GPUs, a tuple, and the reason why they, or Triton kernels on them, are not used.
+
+    The reason is None if nothing is in the way.
+    """
     if torch.version.cuda is None:
         return (), "none: this PyTorch is built without CUDA"
     if not torch.cuda.is_available():
@@ -238,7 +241,7 @@ def _extra_status(extra: str) -> ExtraStatus:
 
 
 def _packages_of(extra: str) -> list[tuple[str, str]]:
-    """Return the names of the packages of an extra, each with the lowest version that works ("0": any)."""
+    """Return a list of the packages of an extra: pairs of name and lowest version that works ("0": any version)."""
     matches: Sequence[re.Match[str] | None] = [
         _REQUIREMENT.match(line) for line in importlib.metadata.requires("transduce") or ()
     ]

@@ -37,14 +37,14 @@ class Head(NamedTuple):
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Changes of a model, its output or its input, under which a sentence is translated again; none by default.
 
-    Several changes are combined.
+    Changes may be combined.
     """
 
     heads_off: tuple[Head, ...] = ()
     """Attention heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, in tokens from 0, for `force` and `forbid`; None: no token is changed. The tokens
-    before the position are kept.
+    """A position in the translation, in tokens from 0, where `force` or `forbid` applies; None: no token is changed.
+    The tokens before the position are kept.
     """
     force: str | None = None
     """The token to force at position `step`, as the vocabulary spells it; None: no token."""
@@ -55,7 +55,7 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A translation with its tokens and their probabilities, without or with an intervention."""
+    """A translation with its tokens and their log-probabilities, without or with an intervention."""
 
     source: str
     translation: str
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
     score: float
-    """The log-probability in nats divided by the length penalty, by which search ranks."""
+    """The translation's log-probability in nats divided by the length penalty, by which search ranks hypotheses."""
 
     pieces = renamed_attribute("pieces", "tokens")
     piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
@@ -84,7 +84,7 @@ def intervene(
     search: SearchSettings | None = None,
     observer: Observer | None = None,
 ) -> Comparison:
-    """Translate a sentence without and with an intervention, and return both translations.
+    """Translate a sentence without and with an intervention, and return both translations as a `Comparison`.
 
     While heads are off, other threads must not use the model: callers that share the model must hold a lock.
 
@@ -125,9 +125,9 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 @contextmanager
 def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool = False) -> Iterator[None]:
-    """Replace the outputs of attention heads by zeros inside a `with` block, before the output projection.
+    """Replace the outputs of attention heads, before the output projection, by zeros inside a `with` block.
 
-    With `keep_outputs`, the outputs stay as they are, but the same code path computes them.
+    With `keep_outputs`, outputs stay as they are, but the same code path computes them, so that rounding is equal.
 
     Raises:
         TransduceError: there is no such head.
@@ -141,7 +141,10 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 
 def without_heads(heads: Sequence[int]) -> Edit:
-    """Return an edit (for `record_activations`) that replaces the outputs of some heads, (B, Q, H, V), by zeros."""
+    """Return a function that replaces the outputs of some heads by zeros, for edits of `record_activations`.
+
+    The function takes the outputs of all heads, (B, Q, H, V), and returns a changed copy.
+    """
 
     def edit(outputs: Tensor) -> Tensor:
         return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
@@ -172,10 +175,10 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the token ids that the changed translation must start with, and the forbidden token ids by position.
+    """Return the list of token ids that the changed translation must start with, and a dict of forbidden token ids.
 
-    The tokens of `before`, the translation without the intervention, are kept up to `change.step`. If `change.step` is
-    None, both are empty.
+    The dict is position → token ids. The tokens of `before`, the translation without the intervention, are kept up to
+    `change.step`. If `change.step` is None, the list and the dict are empty.
 
     Raises:
         TransduceError: the position or a token does not exist, or a token is changed without a position.
@@ -205,13 +208,13 @@ def _token_id(translator: Translator, token: str) -> int:
 
 
 class ForbidTokensAt:
-    """A search rule (`search.rules.Rule`) that forbids tokens at certain positions of the output."""
+    """A search rule (`search.rules.Rule`) that forbids certain tokens at certain positions of the output."""
 
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits (B, W, V) of the tokens that are forbidden at this position to minus infinity, in place."""
+        """Set the logits, (B, W, V), of tokens forbidden at the next position to minus infinity; return `logits`."""
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 
@@ -228,10 +231,12 @@ def _search(
     forbidden: dict[int, list[int]] | None = None,
     observer: Observer | None = None,
 ) -> Hypothesis:
-    """Return the best hypothesis for one sentence under search settings, a prefix and forbidden tokens by position.
+    """Return the best hypothesis for one sentence under search settings, a prefix and forbidden tokens.
+
+    `forbidden` is a dict from output positions to token ids.
 
     Raises:
-        TransduceError: the search found none, or the sentence cannot be inspected.
+        TransduceError: the search found no hypothesis, or the sentence cannot be inspected.
     """
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target

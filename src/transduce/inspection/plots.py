@@ -31,7 +31,7 @@ class Curve(msgspec.Struct, frozen=True):
     x: Numbers
     y: Numbers
     color: int | None = None
-    """Number of the color; None: the curve's number in its panel. Curves of the same run share a color."""
+    """Number of the color; None: the curve's number in its panel. Curves with equal numbers share a color."""
     dashed: bool = False
     """True to draw dashes, which also leave a curve below them visible."""
     marked: bool = False
@@ -39,7 +39,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel of a chart with one or more curves, and labels of its axes."""
+    """A panel of a chart with any number of curves, a title, and labels of its axes."""
 
     title: str
     x_label: str
@@ -50,7 +50,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel of a chart with a table of numbers as shades from `minimum` to `maximum`; the first row is at the top."""
+    """A panel of a chart with a table of numbers as shades from `minimum` to `maximum`; the first row is on top."""
 
     title: str
     x_label: str
@@ -64,13 +64,13 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WordLines(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel of a chart with words on both sides, and lines between them: the darker, the higher the weight."""
+    """A panel of a chart with words on both sides and lines between them: the darker, the higher the weight."""
 
     title: str
     left: tuple[str, ...]
-    """The words that attend."""
+    """The words on the left, which attend."""
     right: tuple[str, ...]
-    """The words that are attended to."""
+    """The words on the right, which are attended to."""
     weights: Numbers
     """Weights from 0 to 1, (heads, left words, right words); each head has a color."""
     head_names: tuple[str, ...] = ()
@@ -86,12 +86,12 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
-    """Return a curve whose coordinates NumPy can convert to arrays; `look` are other fields of `Curve`."""
+    """Return a `Curve` from coordinates that NumPy can convert to arrays; `look` are other fields, as `dashed`."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 
 def texts(chart: Chart) -> list[str]:
-    """Return all titles, labels and names that a chart shows, to find the characters that a font must have."""
+    """Return a list of all titles, labels and names that a chart shows, to find the characters a font must have."""
     result: list[str] = []
     for panel in chart.panels:
         if isinstance(panel, WordLines):
@@ -108,7 +108,7 @@ def texts(chart: Chart) -> list[str]:
 def localized_chart(chart: Chart) -> Chart:
     """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay.
 
-    In English it is the same chart.
+    If the language is English, the same chart is returned.
     """
     if ui_language() == "en":
         return chart
@@ -177,7 +177,7 @@ _DOTS_PER_INCH = 110
 
 
 def check_picture(path: Path) -> None:
-    """Raise an error, before a chart is computed, if its picture could not be written to this path.
+    """Check, before a chart is computed, that its picture can be written to this path: suffix and matplotlib.
 
     Raises:
         TransduceError: the suffix is not supported, or matplotlib is missing.
@@ -194,7 +194,7 @@ def _import_matplotlib() -> Any:
 
 
 def save_chart(chart: Chart, path: Path) -> None:
-    """Write a chart to a file, in the format of its suffix.
+    """Write a chart to a file as a picture, in the format of the file's suffix (PNG, SVG or PDF).
 
     Raises:
         TransduceError: the suffix is not supported, matplotlib is missing, or no font has the characters.
@@ -259,7 +259,7 @@ def _grid(chart: Chart) -> tuple[int, int]:
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
-    """Return the width and height in inches of each panel of a picture with this many panels."""
+    """Return the width and height in inches of each panel of a picture with `panels` panels; many are smaller."""
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
@@ -296,7 +296,10 @@ _FAINTEST = 0.02  # lines of less weight are not drawn
 
 
 def _plot_word_lines(axes: Any, panel: WordLines) -> None:
-    """Draw lines between two columns of words with matplotlib, like Figures 3 to 5 of "Attention Is All You Need"."""
+    """Draw a panel of words into matplotlib's `axes`: two columns of words, and lines between them.
+
+    The picture looks like Figures 3 to 5 of "Attention Is All You Need".
+    """
     from matplotlib.lines import Line2D
 
     axes.set(title=panel.title, xlim=(-0.1, 1.1), ylim=(max(len(panel.left), len(panel.right)) - 0.5, -0.5))
@@ -355,20 +358,23 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
 
 
 def _visible(token: str) -> str:
-    """Return a token with the sign $ escaped, which would start a formula in matplotlib."""
+    """Return a token with the sign $ escaped, as $ would start a formula in matplotlib."""
     return token.replace("$", r"\$")
 
 
 def _upright(token: str) -> str:
-    """Return the name of a heat map's column for upright text: unspaced scripts have one character below another."""
+    """Return the name of a heat map's column as matplotlib shall draw it.
+
+    Names in scripts without spaces, such as Chinese, have one character below another.
+    """
     return "\n".join(_visible(token.replace(" ", ""))) if unspaced_characters(token) else _visible(token)
 
 
 def _font_families(chart: Chart) -> list[str]:
-    """Return the names of the default font and, if a chart has Chinese characters, of an installed font with these.
+    """Return a list of fonts for a chart: the default one and, for Chinese characters, an installed Chinese one.
 
     Raises:
-        TransduceError: no such font is installed.
+        TransduceError: the chart has Chinese characters, but no installed font has them.
     """
     if not unspaced_characters("".join(texts(chart))):
         return ["DejaVu Sans"]
@@ -406,7 +412,7 @@ _MAX_ROWS = 40  # of a heat map
 
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
-    """Return the panels of a chart as text for a terminal, one below another, each at most `columns` wide."""
+    """Return a chart as text for a terminal: its panels below one another, each at most `columns` wide."""
     return "\n\n".join(_draw_panel(each, columns) for each in localized_chart(chart).panels)
 
 
@@ -420,7 +426,10 @@ _LISTED = 3  # right words of a left word
 
 
 def _draw_word_lines(panel: WordLines) -> str:
-    """Return lines that list, for each head and left word, the three right words with the highest weights, if any."""
+    """Return a panel of words as text: a line for each head and left word with its three strongest right words.
+
+    Weights below 0.02 are left out.
+    """
     lines, width = [panel.title], max(map(columns_of, panel.left), default=0)
     for head, weights in enumerate(panel.weights):
         lines += [panel.head_names[head]] if panel.head_names else []
@@ -435,7 +444,10 @@ def _draw_word_lines(panel: WordLines) -> str:
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:
-    """Return a panel of curves as text: a frame with one mark per curve and column; later curves cover earlier ones."""
+    """Return a panel of curves as text: a frame with one mark per curve and column, labels, and a legend.
+
+    Where curves meet, the later one covers the earlier one.
+    """
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
@@ -469,9 +481,10 @@ def _limits(values: Numbers) -> tuple[float, float]:
 
 
 def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
-    """Return the columns of a drawing that a curve spans, each with its height, interpolated linearly between points.
+    """Return pairs (column, height) for the columns of a text drawing that a curve spans.
 
-    `limits` are the x values of the first and the last of `width` columns.
+    The heights are interpolated linearly between the curve's points, and `limits` are the x values of the first and the
+    last of `width` columns. The list is empty for a curve without points.
     """
     if not len(x):
         return []
@@ -484,7 +497,7 @@ def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], wi
 
 
 def _draw_heat_map(panel: HeatMap, columns: int) -> str:
-    """Return a heat map as text with one shade per value; a large table is reduced to the means of its blocks."""
+    """Return a heat map as text with a shade (" ░▒▓█") for each value; a large table is reduced to means of blocks."""
     rows = list(panel.row_names) or [str(number) for number in range(len(panel.values))]
     margin = max(map(columns_of, rows)) + 1
     width = max(_MIN_COLUMNS, columns - margin)
@@ -505,7 +518,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
 
 
 def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> list[str]:
-    """Return lines of text with the column names written vertically; none if a column stands for several values."""
+    """Return the column names of a text heat map written vertically, as lines; empty if a column has several values."""
     if not names or step > 1:
         return []
     lines = []
@@ -516,7 +529,7 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
 
 
 def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
-    """Return the block means of a table, at most `max_rows` × `max_columns`, and the rows and columns per block."""
+    """Return the block means of a table, at most `max_rows` × `max_columns`, and the rows and columns of a block."""
     row_step = math.ceil(values.shape[0] / max_rows)
     column_step = math.ceil(values.shape[1] / max_columns)
     by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]

@@ -26,7 +26,7 @@ _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """The plotted fields of a line of a run's metrics.jsonl; other fields are ignored."""
+    """A line of a run's metrics.jsonl, with the fields that charts plot; other fields are ignored."""
 
     event: str
     step: int
@@ -82,8 +82,8 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
     """Return a chart of an experiment: the scores of each variant's runs by seed, and its mean dev loss by step.
 
     Args:
-        runs: the folders of the finished runs of each variant.
-        scores: the score of each variant's runs by seed.
+        runs: the folders of the finished runs of each variant, by the variant's name.
+        scores: the score of each variant's runs, by the variant's name and by seed.
         measure: the name of the score.
     """
     by_seed = [curve(name, list(values), list(values.values())) for name, values in scores.items()]
@@ -109,7 +109,7 @@ def plot_lengths(
     *,
     target_language: str | None,
 ) -> Chart:
-    """Return a chart of BLEU by sentence length.
+    """Return a chart with a curve for each system: BLEU of test sentences by their length.
 
     Length is counted in source words, or in characters for scripts without spaces. Groups have about equal numbers of
     sentences; each is plotted at its mean length.
@@ -149,7 +149,7 @@ def plot_lengths(
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
-    """Return the indices of lines in groups of about equal size by length, shortest first.
+    """Return a list of groups of about equal size by length, each a list of line indices, shortest lines first.
 
     There are at most 6 groups, of about 20 lines or more; lines of equal length stay together.
 
@@ -174,15 +174,15 @@ def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list
 
 
 def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: int | None) -> Chart:
-    """Return a chart with the attention of every head of a layer, for one text.
+    """Return a chart with a heat map of attention for every head of one layer, for one text.
 
     Args:
         maps: the attention of a model for the text, see `attention_maps`.
-        kind: memory (cross-attention), encoder, or decoder; None: the first of these that the model has.
+        kind: `memory` (cross-attention), `encoder` or `decoder` (self-attention); None: the first that the model has.
         layer: layer number from 1; None: the last one.
 
     Raises:
-        TransduceError: there is no such attention or layer.
+        TransduceError: the model has no attention of this kind, or no such layer.
     """
     kind = maps.kinds[0] if kind is None else kind
     if kind not in maps.kinds:
@@ -217,7 +217,7 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
 
 
 def panels_in_row(heads: int) -> int:
-    """Return the number of panels in a row, at most 4, for a picture of this many heads in about equally long rows."""
+    """Return how many panels, at most 4, to draw in a row for this many heads, so that rows are about equally long."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
 
 
@@ -231,7 +231,8 @@ _POINTS = 400
 def plot_positions(*, length: int, d_model: int) -> Chart:
     """Return a chart of the sinusoidal positions of the paper's section 3.5: the whole table, and some of its columns.
 
-    Dimension 2i is sin(position / 10000^(2i/d_model)), dimension 2i + 1 the cosine.
+    Dimension 2i of position p is sin(p / 10000^(2i/d_model)), and dimension 2i + 1 its cosine. `length` is the number
+    of positions.
     """
     _check_even(d_model)
     table = sinusoids(length, d_model, interleaved=True).double().numpy()  # (T, D)
@@ -259,15 +260,19 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Return even dimensions of the sinusoids whose sines have about eight, four, two and one periods in the length."""
+    """Return a sorted list of at most four even dimensions, whose sinusoids are readable in a plot.
+
+    They have about 8, 4, 2 and 1 periods in `length` positions.
+    """
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
 
 
 def plot_rotation(*, length: int, d_k: int) -> Chart:
-    """Return a chart showing that query-key products depend on distance only with rotary embeddings (Su et al. 2021).
+    """Return a chart on rotary embeddings (Su et al. 2021): the product of query and key by their positions.
 
-    The query and the key are the same vector of ones with norm 1, so their product at distance 0 is 1.
+    The chart shows that the product depends on distance only. Query and key are the same vector with norm 1, all
+    numbers equal, so that the product at distance 0 is 1.
     """
     _check_even(d_k)
     vector = torch.full((1, 1, length, d_k), d_k**-0.5, dtype=torch.float64)
@@ -297,7 +302,9 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
 
 
 def plot_masks(*, length: int, padding: int) -> Chart:
-    """Return a chart of the masks of a target whose last tokens are padding: 1 where a query may attend to a key.
+    """Return a chart with a target's look-ahead mask, padding mask and both: 1 where a query may attend to a key.
+
+    The last `padding` of `length` tokens are padding.
 
     Raises:
         TransduceError: `padding` is negative, or not less than `length`.
@@ -333,7 +340,10 @@ def plot_schedules(
     widths: Sequence[int],
     steps: int,
 ) -> Chart:
-    """Return a chart of learning rates by step for each schedule, warm-up and width, with the paper's peak rate."""
+    """Return a chart of learning rates by step: a curve for each combination of schedule, width and warm-up.
+
+    The peak rate is the paper's for that width and warm-up.
+    """
     x = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype(np.int64))
     curves = []
     for schedule in schedules:

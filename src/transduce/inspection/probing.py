@@ -33,12 +33,15 @@ from transduce.ui_language import localized
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""Factor of half the squared weights (L2 penalty), added to the sum of the losses of all examples."""
+"""Factor of half the squared weights (L2 penalty) of a probe, added to the sum of the losses of all examples."""
 _STEPS = 60
 
 
 class Probing(msgspec.Struct, frozen=True, kw_only=True):
-    """The accuracy of linear probes on held-out words or texts, by layer of the model, with baselines to compare."""
+    """The accuracy of linear probes (classifiers of labels from a layer's states) on held-out words or texts.
+
+    It has one accuracy for each layer of the model, and baselines for comparison.
+    """
 
     of_words: bool
     """True if every word has a label, False if every text has one."""
@@ -53,14 +56,21 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: tuple[float, ...]
     """For each layer, the share of held-out labels that its probe finds, from 0 to 1."""
     control_accuracy: tuple[float, ...]
-    """The share of random labels that a probe for them finds; only accuracy above this share comes from the states."""
+    """For each layer, the share of random held-out labels that a probe trained on random labels finds. Only accuracy
+    above this share comes from what the states represent.
+    """
     majority: float
-    """The share of held-out labels that equal the most frequent label."""
+    """The share of held-out labels that equal the most frequent label in training."""
     word_majority: float
-    """The share of held-out labels that equal the word's most frequent label (for labels of texts: `majority`)."""
+    """The share of held-out labels that equal the word's most frequent label in training (for labels of texts:
+    `majority`).
+    """
 
     def draw(self) -> str:
-        """Return a table for a terminal with each layer's accuracy, that of its control task, and their difference."""
+        """Return a table as text: accuracy, control task's accuracy, and their difference, for each layer.
+
+        Baselines are in the line below it.
+        """
         unit = "words" if self.of_words else "texts"
         cells = [
             [f"{100 * value:.1f} %" for value in (right, control, right - control)]
@@ -77,7 +87,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def chart(self) -> Chart:
-        """Return a chart with the accuracies and baselines by layer."""
+        """Return a chart with curves by layer: the probes' accuracy, that of the control task, and the baselines."""
         x = np.arange(len(self.layers)) + (self.layers[0] != "embedding")
         curves = (
             curve("probe", x, self.accuracy),
@@ -94,7 +104,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 def probe(
     reader: Reader, texts: Sequence[str], labels: Sequence[str] | Sequence[Sequence[str]], *, seed: int = 1
 ) -> Probing:
-    """Fit a linear probe to the states of each layer, and return its accuracy on held-out texts.
+    """Fit a linear probe to the states of each layer, and return its accuracy on held-out texts as a `Probing`.
 
     The states are those of the encoder, or of the decoder in a language model. A word's state is the mean over its
     tokens, in a tagger the state of its first token; a text's state is the mean over its words. Words are what spaces
@@ -163,7 +173,7 @@ def probe(
 
 
 def _word_states(reader: Reader, text: str) -> tuple[list[str], Tensor, tuple[str, ...]]:
-    """Return the words of a text, their states after each layer, (layers, words, D), and the names of the layers."""
+    """Return a text's words, the words' states after each layer, (layers, words, D), and the layers' names."""
     reading = read(reader, text, "") if isinstance(reader, Translator) else read(reader, text)
     stack = "encoder" if reading.source_tokens else "decoder"
     names = [
@@ -182,7 +192,9 @@ def _word_states(reader: Reader, text: str) -> tuple[list[str], Tensor, tuple[st
 
 
 def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[str], Tensor]:
-    """Return the words of a text, and the weights by which states of its T tokens are averaged to words, (words, T).
+    """Return a text's words, and weights that average the states of its T tokens to the words' states, (words, T).
+
+    In a tagger, a word's state is that of its first token.
 
     Raises:
         TransduceError: the text has no word.
@@ -205,14 +217,20 @@ def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[
 
 
 def _random_labels(words: Sequence[str], labels: Sequence[str], seed: int) -> list[str]:
-    """Return a random label for every word, equal for equal words, drawn from `labels` with their frequencies."""
+    """Return a list with a random label for each word, equal for equal words, for the control task of probing.
+
+    Labels are drawn from `labels` with their frequencies.
+    """
     chance = random.Random(seed)
     chosen = {word: chance.choice(labels) for word in sorted(set(words))}
     return [chosen[word] for word in words]
 
 
 def _accuracy(train: Tensor, test: Tensor, train_labels: Sequence[str], test_labels: Sequence[str]) -> float:
-    """Fit multinomial logistic regression to train states, (N, D); return the share of test labels that it finds."""
+    """Fit multinomial logistic regression to train states, (N, D), and return its accuracy on the test states.
+
+    The accuracy is the share of test labels that the regression finds, from 0 to 1.
+    """
     kinds = sorted(set(train_labels))
     columns = {label: number for number, label in enumerate(kinds)}
     mean, deviation = train.mean(dim=0), train.std(dim=0).clamp_min(1e-6)
@@ -242,9 +260,9 @@ def _share(found: Sequence[str], labels: Sequence[str]) -> float:
 def _word_majority(
     train_words: Sequence[str], train_labels: Sequence[str], test_words: Sequence[str], test_labels: Sequence[str]
 ) -> float:
-    """Return the share of test labels found by answering each word's most frequent train label.
+    """Return the share of test labels found by answering each word's most frequent train label, as a baseline.
 
-    For a new word, the answer is the most frequent label of all.
+    For a word that training lacks, the answer is the most frequent label of all.
     """
     by_word: dict[str, Counter[str]] = {}
     for word, label in zip(train_words, train_labels, strict=True):

@@ -45,23 +45,23 @@ class Reading:
     answer: str
     """The model's output for the text: a translation, a class, tags, …"""
     source_tokens: tuple[str, ...] = ()
-    """The tokens that the encoder reads, special tokens included; none without an encoder."""
+    """The tokens that the encoder reads, special tokens included; empty without an encoder."""
     decoder_tokens: tuple[str, ...] = ()
-    """The tokens that the decoder reads, the start symbol included; none without a decoder."""
+    """The tokens that the decoder reads, the start symbol included; empty without a decoder."""
     outputs: tuple[str, ...]
-    """A name for each prediction: the predicted tokens, the tagged words, …; their number is R."""
+    """A name for each prediction: the predicted token, the tagged word, the class, …; empty without predictions."""
     labels: tuple[int, ...] = ()
-    """The index, in the logits, of each prediction's token, class or tag, (predictions,)."""
+    """For each prediction, the index of its token, class or tag in the logits; empty for vectors and numbers."""
     column_name: Callable[[int], str] = str
     """Function from an index in the logits to the name of its token, class or tag."""
     forward: Callable[[int], Tensor]
     """Function from a number of copies of the text to the states that predict, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
-    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model); None for
-    models without Transformer layers.
+    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model), and keeps the
+    shape; None for models without Transformer layers.
     """
     positions: tuple[int, ...] = ()
-    """For each prediction, the position of the state that it is computed from, (predictions,)."""
+    """For each prediction, the position of the state that it is computed from."""
     head: Callable[[Tensor], Tensor] | None = None
     """Function from predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns); None
     for models without probabilities (vectors, numbers).
@@ -69,15 +69,17 @@ class Reading:
     ids: tuple[int, ...] = ()
     """The ids of the tokens that the encoder reads (in a decoder-only model, the decoder), with special tokens."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
-    """Function from token ids of other texts to their predicting states, (texts, positions, d_model)."""
+    """Function from token ids of other texts to the states that predict for them, (texts, positions, d_model); None for
+    models that read numbers.
+    """
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
-    """Function from lengths to the states of the first positions, (1, length, d_model) for each length, which encodes
-    the source once.
+    """Function from lengths to a list of the decoder's states of that many first positions, (1, length, d_model) each.
+    The source is encoded once for all.
 
-    None if a state depends on later positions too.
+    None if a state depends on later positions too, and in a decoder-only model.
     """
     marks: frozenset[str] = field(default_factory=frozenset)
-    """Special tokens, which spell no word, in a model that reads one text; empty for a sentence pair."""
+    """Special tokens, which belong to no word, in a model that reads one text; empty for a sentence pair."""
 
     @property
     def stack(self) -> str:
@@ -92,8 +94,8 @@ class Reading:
     def logits(self, copies: int = 1) -> Tensor:
         """Return the logits of each prediction for `copies` of the text in one batch, float32.
 
-        The shape is (copies, predictions, columns), and columns are tokens, classes or tags. Copies differ only if
-        hooks edit the activations of each.
+        The shape is (copies, predictions, columns), and columns are tokens, classes or tags. The copies' logits differ
+        only if hooks edit their activations.
 
         Raises:
             TransduceError: the model predicts numbers or vectors, which have no logits.
@@ -102,10 +104,10 @@ class Reading:
         return self.predict(self.forward(copies))
 
     def check_head(self) -> None:
-        """Raise an error if the model predicts numbers or vectors, which have no probabilities.
+        """Check that the model predicts tokens, classes or tags, which have probabilities.
 
         Raises:
-            TransduceError: it does.
+            TransduceError: the model predicts numbers or vectors.
         """
         if self.head is None:
             raise TransduceError(
@@ -114,7 +116,10 @@ class Reading:
             )
 
     def predict(self, states: Tensor) -> Tensor:
-        """Return the logits of each prediction, (copies, predictions, columns), from states (copies, T, d_model)."""
+        """Return the logits of each prediction, (copies, predictions, columns), float32, from all states.
+
+        `states` is (copies, positions, d_model), as `forward` returns them.
+        """
         assert self.head is not None
         return self.head(states[:, list(self.positions)]).float()
 
@@ -142,21 +147,25 @@ class Reading:
         return self.chosen(self.logits(copies).log_softmax(dim=-1))
 
     def chosen(self, scores: Tensor) -> Tensor:
-        """Return the scores of each prediction's own token, class or tag, (copies, predictions), from all columns."""
+        """Return from scores, (copies, predictions, columns), those of the predicted labels, (copies, predictions).
+
+        A prediction's label is its own token, class or tag.
+        """
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
 
     def _row_without(self, position: int, removed: Sequence[int]) -> int:
-        """Return the new position of a predicting state after the tokens at `removed` are left out; -1 if it is gone.
+        """Return a predicting state's position after the tokens at `removed` are left out; -1 if the state is gone.
 
-        A language model then predicts the next token from the state before the removed ones.
+        In a language model, the state before the removed tokens then predicts the next token, and its position is
+        returned.
         """
         is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.marks)
         return -1 if is_gone else position - sum(each <= position for each in removed)
 
 
 def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | None = None) -> Reading:
-    """Run a loaded model on a text; return its tokens and output, with functions that compute predictions again.
+    """Run a loaded model on a text; return a `Reading`: tokens, output, and functions that predict again.
 
     Args:
         reader: a loaded model of any kind, as `transduce.load` returns it.
@@ -186,7 +195,7 @@ def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | No
 
 
 def check_single_model(translator: Translator) -> None:
-    """Raise an error if a translator is an ensemble of several models, which cannot be inspected.
+    """Check that a translator has a single model, because an ensemble of several cannot be inspected.
 
     Raises:
         TransduceError: the translator has several models.
@@ -199,10 +208,10 @@ def check_single_model(translator: Translator) -> None:
 
 
 def check_length(tokens: int, max_tokens: int) -> None:
-    """Raise an error if a text has more tokens than a model reads at once.
+    """Check that a text has no more tokens than a model reads at once.
 
     Raises:
-        TransduceError: there are too many tokens.
+        TransduceError: the text has more than `max_tokens` tokens.
     """
     if tokens > max_tokens:
         raise TransduceError(
@@ -214,9 +223,9 @@ def check_length(tokens: int, max_tokens: int) -> None:
 
 
 def _read_pair(translator: Translator, source: str, target: str | Sequence[int] | None) -> Reading:
-    """Read a source sentence and a translation of it (a text, or token ids) with a translator.
+    """Return the `Reading` of a source sentence and its translation (a text, or token ids) by a translator.
 
-    None: the translator's own translation.
+    If `target` is None, the translation is the translator's own.
     """
     check_single_model(translator)
     vocabulary = translator.tokenizer.target
@@ -232,7 +241,7 @@ def _read_pair(translator: Translator, source: str, target: str | Sequence[int] 
 
 
 def _read_parse(parser: Parser, sentence: str) -> Reading:
-    """Read a sentence with a parser, and the linearized tree that the parser writes for it."""
+    """Return the `Reading` of a sentence and of the linearized tree that a parser writes for it."""
     source_ids, tree_ids, parse = parser.linearize(sentence)
     return _encoder_decoder(
         parser, parser.model, sentence, source_ids, [*tree_ids, parser.model.config.eos_id], str(parse)
@@ -242,7 +251,10 @@ def _read_parse(parser: Parser, sentence: str) -> Reading:
 def _encoder_decoder(
     reader: Translator | Parser, model: Any, text: str, source_ids: list[int], target_ids: list[int], answer: str
 ) -> Reading:
-    """Return the reading of an encoder-decoder model, which predicts every target token from those before it."""
+    """Return the `Reading` of an encoder-decoder model, which predicts each target token from those before it.
+
+    `source_ids` and `target_ids` have special tokens around them.
+    """
     config, device = model.config, model.source_weight.device
     source = pad([source_ids], config.pad_id, device)  # (1, S)
     inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
@@ -290,7 +302,10 @@ def _encoder_decoder(
 
 
 def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
-    """Read the end of a history and the forecast for it: step t attends to the past, and to the steps before it."""
+    """Return the `Reading` of the end of a history and a forecaster's forecast for it.
+
+    Step t of the forecast attends to the past, and to the steps before t. There are no labels and no probabilities.
+    """
     model, card = forecaster.model, forecaster.card
     past, predicted = forecaster.normalized(history)  # (1, S, C), (1, T, C)
     inputs = torch.cat([past[:, -1:], predicted[:, :-1]], dim=1)
@@ -317,7 +332,7 @@ def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
 
 
 def _read_text(generator: Generator, text: str) -> Reading:
-    """Read a text with a language model, which predicts every next token, and one token after the text."""
+    """Return the `Reading` of a text by a language model, which predicts each next token, and one after the text."""
     model, vocabulary = generator.model, generator.vocabulary
     ids = generator.prompt_ids(text)
     check_length(len(ids), generator.context)
@@ -350,7 +365,7 @@ def _read_text(generator: Generator, text: str) -> Reading:
 
 
 class _Predictions(NamedTuple):
-    """The predictions of an encoder's head, in the fields of `Reading`; without a head, there are none."""
+    """The predictions of an encoder's head, as fields of a `Reading`; all are empty for an encoder without a head."""
 
     outputs: tuple[str, ...] = ()
     labels: Sequence[int] = ()
@@ -360,7 +375,7 @@ class _Predictions(NamedTuple):
 
 
 def _read_masked(filler: Filler, text: str) -> Reading:
-    """Read a text with a masked language model, which predicts the masked tokens, or all tokens if none is masked."""
+    """Return the `Reading` of a text by a masked language model, which predicts masked tokens, or all if none is."""
     model, vocabulary = filler.model, filler.tokenizer.source
     marks = special_tokens_of(vocabulary)
     ids = encode_masked(vocabulary, text)
@@ -384,7 +399,7 @@ def _read_masked(filler: Filler, text: str) -> Reading:
 
 
 def _read_classified(classifier: Classifier, text: str) -> Reading:
-    """Read a text with a classifier, whose only prediction is the class of the text."""
+    """Return the `Reading` of a text by a classifier, whose only prediction is the class of the text."""
     model, vocabulary = classifier.model, classifier.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(vocabulary.readable(text)), classifier.length)
 
@@ -398,7 +413,7 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
-    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word.
+    """Return the `Reading` of a sentence of space-separated words by a tagger, which predicts each word's tag.
 
     Raises:
         TransduceError: the sentence is empty or too long.
@@ -417,7 +432,7 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
 
 
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
-    """Read a text with an embedder, an encoder without predictions."""
+    """Return the `Reading` of a text by an embedder, an encoder without predictions."""
     vocabulary = embedder.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(vocabulary.readable(text)), embedder.length)
     answer = f"a vector of {embedder.model.config.d_model} numbers"
@@ -461,7 +476,7 @@ def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]
 def _best(
     model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
 ) -> list[int]:
-    """Return, for each prediction, the column (token, class, tag) with the greatest logit.
+    """Return a list with the index of the greatest logit (token, class, tag) of each prediction.
 
     `framed` are the token ids that the model reads, and `positions` those of the predicting states.
     """

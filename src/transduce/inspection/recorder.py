@@ -24,7 +24,7 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, EncoderDecoderLayers
 
 Edit = Callable[[Tensor], Tensor]
-"""A function from an activation to its replacement, of the same shape."""
+"""A function from an activation (a tensor in a model) to its replacement, of the same shape."""
 _Register = Callable[[nn.Module, Edit], Callable[[], object]]
 
 
@@ -40,20 +40,22 @@ class HookPoint(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A hook point with the module whose PyTorch hooks record and edit its tensor."""
+    """A hook point with the module at which PyTorch hooks record and edit the point's tensor."""
 
     point: HookPoint
     module: nn.Module
     register: _Register
-    """Function that registers an edit as a hook of the module, and returns the function that removes it."""
+    """Function that registers an edit as a hook of the module, and returns a function that removes the hook."""
     layer: int = 0
-    """The index of this layer's call among the calls of the module in a pass; several layers may share the module."""
+    """Which of the calls of the module in a pass is the hook point's, from 0, as layers that share weights share a
+    module.
+    """
     calls: int = 1
     """The number of calls of the module in one pass of the model."""
 
 
 class Recording(Mapping[str, Tensor]):
-    """The activations of a model by the names of their hook points, recorded while `record_activations` runs."""
+    """A mapping from names of hook points to activations of a model, filled while `record_activations` runs."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Tensor]] = {}
@@ -94,7 +96,7 @@ class Recording(Mapping[str, Tensor]):
         return f"Recording({', '.join(self._calls)})"
 
     def calls(self, name: str) -> list[Tensor]:
-        """Return the activations of every call of the model at a hook point, in the order of the calls.
+        """Return a list of the activations at a hook point in every call of the model, in the order of the calls.
 
         Raises:
             KeyError: nothing was recorded at this hook point.
@@ -106,9 +108,9 @@ class Recording(Mapping[str, Tensor]):
         self._calls.clear()
 
     def layers(self, stack: str, part: str) -> list[Tensor]:
-        """Return the activations of a part, such as `self_attention.heads`, in each layer of a stack, in order.
+        """Return a list with a part's activation in each layer of a stack, in order.
 
-        Layers without a recording are left out.
+        `part` is such as `self_attention.heads`. Layers without a recording are left out.
         """
         names = [name for name in self._calls if name.startswith(f"{stack}.") and name.endswith(f".{part}")]
         return [self[name] for name in sorted(names, key=_layer_of)]
@@ -124,7 +126,7 @@ def _layer_of(name: str) -> int:
 
 
 def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
-    """Return the points of a model at which `record_activations` can record, in the order of computation.
+    """Return a tuple of a model's `HookPoint`s, at which `record_activations` can record, in the order of computation.
 
     A stack is `encoder` or `decoder`; a decoder-only model has the stack `decoder`. Layer n of a stack has:
 
@@ -155,7 +157,7 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
 def record_activations(
     model: nn.Module, points: str | Iterable[str] | None = None, *, edit: Mapping[str, Edit] | None = None
 ) -> Iterator[Recording]:
-    """Record, and optionally edit, the activations of a model while the context runs.
+    """Record, and optionally edit, the activations of a model within a `with` block.
 
     The model's outputs stay what its reference path computes, unless edits change them. Activations are recorded after
     they were edited, with their gradients if the caller computes any. Concurrent use of the model is recorded, too.
@@ -195,9 +197,10 @@ def record_activations(
 
 
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
-    """Return the hook that edits (`change`) and records the activation of a hook point, each only if not None.
+    """Return a function for a hook, which edits (`change`) and records the activation of a hook point.
 
-    Calls of the same module by other layers, which share it, are ignored.
+    If `change` or `recording` is None, it does not edit or record. Calls of the same module by other layers, which
+    share the module, leave the activation unchanged.
     """
     count = 0
 
@@ -226,7 +229,7 @@ def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Ed
 
 
 def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register a hook that applies `act` to a module's first argument; return the function that removes the hook."""
+    """Apply `act` to a module's first argument in every call, by a hook; return the function that removes the hook."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (act(args[0]), *args[1:])
@@ -235,7 +238,7 @@ def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register a hook that applies `act` to a module's (first) output; return the function that removes the hook."""
+    """Apply `act` to a module's (first) output in every call, by a hook; return the function that removes the hook."""
 
     def hook(_: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return (act(output[0]), *output[1:]) if isinstance(output, tuple) else act(output)
@@ -244,7 +247,10 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return a function that registers a hook at the joined heads of attention, shown as (B, Q, heads, width)."""
+    """Return a function that hooks the input of attention's output projection, the joined heads.
+
+    An edit gets the heads as (B, Q, heads, width).
+    """
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
         return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
@@ -253,9 +259,9 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return a function that registers a hook at the queries (`part` 0), keys (1) or values (2) of a joint projection.
+    """Return a function that hooks the queries (`part` 0), keys (1) or values (2) in the output of a joint projection.
 
-    The hook gets them as (B, heads, T, width).
+    An edit gets them as (B, heads, T, width).
     """
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k
@@ -283,7 +289,7 @@ _WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent at
 
 
 def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register hooks that apply `act` to an attention module's weights; return the function that removes them.
+    """Call `act` with an attention module's weights in every call, by hooks; return the function that removes these.
 
     The weights are only recorded: what `act` returns is ignored.
     """
@@ -312,7 +318,7 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
     """Apply `act` to the logits of a model by wrapping its method `project`; return the function that undoes this.
 
-    No kernel replaces a wrapped method.
+    Models with a wrapped method are computed on the reference path, so that no kernel bypasses `act`.
     """
     attributes, project = vars(module), module.project
     before = attributes.get("project")
@@ -336,7 +342,7 @@ def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _sites(model: nn.Module) -> list[_Site]:
-    """Return the hook points of a model with their modules, in the order of computation.
+    """Return a list of a model's hook points, each with its module (`_Site`), in the order of computation.
 
     Raises:
         TransduceError: the module is none of the package's models.
@@ -368,7 +374,7 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
-    """Yield the hook points, with their modules, of a stack ("encoder" or "decoder") of Transformer layers."""
+    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`)."""
     if not count:
         return
     calls = count if len(layers) < count else 1  # layers that share their weights are one module
@@ -388,7 +394,7 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
 
 
 def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
-    """Yield the hook points of a sub-layer and its residual connection, with their modules and kinds of hooks."""
+    """Yield the hook points of a sub-layer and its residual connection, each with module and hook function."""
 
     def point(last: str, shape: str, *, can_edit: bool = True) -> HookPoint:
         return HookPoint(f"{name}.{last}", shape, can_edit)
@@ -413,7 +419,7 @@ def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[
 
 
 def _recurrent(model: Recurrent) -> Iterator[_Site]:
-    """Yield the hook points of a recurrent model, with modules: the states of each layer, and attention weights."""
+    """Yield a recurrent model's hook points with their modules (`_Site`): states of layers, and attention weights."""
     for stack, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         for number, layer in enumerate(layers):
             attention = getattr(layer, "past_attention", None)

@@ -49,10 +49,10 @@ _MAX_LOGITS = 2**24  # in memory at once
 
 
 class BeamRecorder:
-    """An observer that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
+    """An observer of a search that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
 
     def __init__(self, beam_size: int, eos_id: int, then: Observer | None = None) -> None:
-        """Create a recorder of a search, which passes every step on to the observer `then`, if any.
+        """Create a recorder of a search's hypotheses, which passes every step on to the observer `then`, if any.
 
         The observer `then` may stop the search.
         """
@@ -63,9 +63,9 @@ class BeamRecorder:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live (unfinished) hypotheses of the sentence after a step; return what the observer `then` does.
+        """Record the unfinished hypotheses of the sentence after a step; return the sentences that `then` abandons.
 
-        Without `then`, nothing is abandoned.
+        Without an observer `then`, the collection is empty, so that the search continues.
         """
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
@@ -78,10 +78,10 @@ def build_tree(
     vocabulary: Vocabulary,
     log_probabilities: dict[Path, float],
 ) -> tuple[TreeNode, ...]:
-    """Return the tree of all hypotheses that a search kept at any step, as nodes, parents before children.
+    """Return the tree of all hypotheses that a search kept at any step, a tuple of nodes, parents before children.
 
     Args:
-        kept: live hypotheses of all steps, without start and end symbols.
+        kept: unfinished hypotheses of all steps, as token ids without start and end symbols.
         finished: results of the search, the translation first.
         vocabulary: spells the tokens.
         log_probabilities: log-probability of every hypothesis and all its prefixes, see `path_log_probabilities`.
@@ -109,12 +109,12 @@ def build_tree(
 
 
 def path_with_end(hypothesis: Hypothesis, eos_id: int) -> Path:
-    """Return the token ids of a finished hypothesis, including the end symbol if it ended with one."""
+    """Return the token ids of a finished hypothesis, a tuple, with the end symbol if the hypothesis ended with it."""
     return (*hypothesis.ids, eos_id) if hypothesis.ended else hypothesis.ids
 
 
 def all_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """Return all non-empty prefixes of hypotheses (tuples of token ids), without duplicates, shortest first."""
+    """Return a list of all non-empty prefixes of hypotheses (tuples of token ids), each once, shortest first."""
     prefixes = {path[:length]: None for path in paths for length in range(1, len(path) + 1)}
     return sorted(prefixes, key=len)
 
@@ -122,9 +122,9 @@ def all_prefixes(paths: Iterable[Path]) -> list[Path]:
 def path_log_probabilities(
     model: Transformer, memory: Tensor, mask: AttentionMask, paths: Sequence[Path], excluded: Sequence[int]
 ) -> dict[Path, float]:
-    """Return the log-probability in nats of each hypothesis and all its prefixes, by their token ids.
+    """Return a dict from each hypothesis and each of its prefixes, as token ids, to the log-probability in nats.
 
-    Only the longest hypotheses are computed, whose prefixes are the others.
+    Only hypotheses that are no prefix of another are computed, as they contain the others.
 
     Args:
         model: the model to score with.
@@ -148,9 +148,9 @@ def path_log_probabilities(
 def _cumulative(
     model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path], excluded: Sequence[int]
 ) -> list[list[float]]:
-    """Return the log-probability in nats of each prefix of the longest hypotheses (`leaves`), (leaves, tokens).
+    """Return, for each of some hypotheses, a list of the log-probabilities in nats of its prefixes, (leaves, tokens).
 
-    Rows are as long as the longest; what follows the last token of a shorter one means nothing.
+    Lists are as long as the longest hypothesis (`leaves`); numbers after the last token of a shorter one mean nothing.
     """
     config = model.config
     with torch.inference_mode():
@@ -164,7 +164,7 @@ def _cumulative(
 
 
 def _allowed_logits(model: Transformer, hidden: Tensor, excluded: Sequence[int]) -> Tensor:
-    """Return the logits that the search normalizes, (W, T, vocabulary), float32, without those of `excluded` tokens."""
+    """Return logits, (W, T, vocabulary), float32, with minus infinity for `excluded` tokens, as search has them."""
     indices = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     return model.project(hidden).float().index_fill(-1, indices, float("-inf"))
 
@@ -180,7 +180,7 @@ def inspect_sentence(
     observer: Observer | None = None,
     attributions: bool | Sequence[Method] = False,
 ) -> Inspection:
-    """Return one sentence's translation, and how the model and the search produced it.
+    """Return an `Inspection`: one sentence's translation, and how the model and the search produced it.
 
     The translation equals `translator(source)`. The search continues until as many hypotheses are finished as the beam
     is wide, to show where each of them ends.
@@ -190,7 +190,8 @@ def inspect_sentence(
         source: a sentence that the model translates unsplit, and of which translation copies nothing (no placeholders).
         search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of the search, and may stop it.
-        attributions: True to add the contributions of the source words by every method of `attributions`, or methods.
+        attributions: True to add the contributions of the source words by every method of `attributions`, or the
+            methods to add; False: none.
 
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
@@ -248,7 +249,10 @@ def inspect_sentence(
 def _attributions(
     reader: Reader, source: str, translation: str | None, methods: bool | Sequence[Method]
 ) -> tuple[WordAttribution, ...]:
-    """Return the attributions by some methods, or by all that fit if `methods` is True; none if it is False."""
+    """Return the attributions of a text's predictions by some methods, or by all that fit if `methods` is True.
+
+    The tuple is empty if `methods` is False.
+    """
     if not methods:
         return ()
     found = find_attributions(reader, source, translation, methods=get_args(Method) if methods is True else methods)
@@ -256,7 +260,7 @@ def _attributions(
 
 
 def shown_attribution(found: Attribution) -> WordAttribution:
-    """Return an attribution by words as inspections show it, with shares rounded to three digits."""
+    """Return an attribution by words for display: shares rounded to 3 digits and, if known, the contributions' sum."""
     words = WordAlignment(found.source_words, found.target_words, _rounded_rows(found.shares()))
     if found.changes is None:
         return WordAttribution(found.method, words)
@@ -265,7 +269,9 @@ def shown_attribution(found: Attribution) -> WordAttribution:
 
 
 def sample_sentences(folder: pathlib.Path) -> list[str]:
-    """Return the source sentences of the dev translations that a training run stored last; empty without any.
+    """Return a list of source sentences: those of the dev translations that a training run last wrote to its folder.
+
+    The list is empty if the run wrote none.
 
     Args:
         folder: the folder of a run of `transduce train`.
@@ -278,16 +284,16 @@ def sample_sentences(folder: pathlib.Path) -> list[str]:
 
 
 class _SampleLine(msgspec.Struct):
-    """The sample translations in a line of a run's metrics.jsonl; other keys are ignored."""
+    """A line of a run's metrics.jsonl, with its sample translations; other fields are ignored."""
 
     samples: list[list[str]] = []
-    """Source, reference and translation of some sentences of the dev set; empty in other lines."""
+    """For some dev sentences, a list of source, reference and translation; empty in lines without samples."""
 
 
 def inspect_text(
     reader: Reader, text: str | ArrayLike, target: str | None = None, *, attributions: bool = False
 ) -> TextInspection:
-    """Return what a model of any kind predicts for a text, and the attention between its tokens.
+    """Return a `TextInspection`: what a model of any kind predicts for a text, and the attention between tokens.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
@@ -324,13 +330,16 @@ def inspect_text(
 
 
 def deterministic_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
-    """Return a copy of search settings with `n_best` results, without sampling and batch invariance."""
+    """Return a copy of search settings that gives `n_best` results without sampling, and without batch invariance.
+
+    The beam is at least `n_best` wide.
+    """
     beam_size = max(n_best, search.beam_size)  # an option of the beam turns sampling off
     return override_search(search, {"beam_size": beam_size, "n_best": n_best, "batch_invariant": False})
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:
-    """Return the token ids of a sentence to inspect, with the end symbol and other special tokens of the model.
+    """Return a list of the token ids of a sentence to inspect, with the end symbol and other special tokens.
 
     Raises:
         TransduceError: the sentence is empty or too long, or the model has no attention heads.
@@ -354,7 +363,10 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
 
 
 def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[int]) -> tuple[Step, ...]:
-    """Return the tokens (or classes) with their probabilities and alternatives, from logits (steps, columns)."""
+    """Return, for each predicted token (or class), a `Step` with its probability and the likeliest alternatives.
+
+    `logits` is (steps, columns), and `name_of` gives the name of a column.
+    """
     probabilities = logits.softmax(dim=-1)
     likeliest = probabilities.topk(min(_CANDIDATES, logits.shape[-1]), dim=-1)
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)

@@ -26,20 +26,20 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The word and the candidate that one attention head attends to most from a pronoun's position."""
+    """For one attention head, the word and the candidate antecedent that it attends to most from a pronoun."""
 
     layer: int
     """Layer number from 0."""
     head: int
     """Head number from 0."""
     word: int
-    """Index of the word with the most attention, the pronoun and later words included."""
+    """Index in the sentence of the word with the most attention; the pronoun and later words count, too."""
     weight: float
     """Attention (0 to 1) to the word with the most attention."""
     candidate: int
     """Index, in the list of possible antecedents, of the candidate with the most attention."""
     candidate_weight: float
-    """Attention to all words of that candidate."""
+    """Attention (0 to 1) to all words together of the candidate with the most attention."""
     points: bool
     """True if the candidate with the most attention is the antecedent; False if the antecedent is unknown."""
 
@@ -58,16 +58,16 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     left_to_right: bool
     """True if the model attends from left to right, so that it has not read what follows the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
-    """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
+    """Attention from the pronoun, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """The attention weights as an array, (layers, heads, words)."""
+        """The attention from the pronoun as an array, (layers, heads, words), float64."""
         return np.array(self.weights, dtype=np.float64)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """For every attention head, layer by layer, the word and candidate that it attends to most."""
+        """A tuple with a `Pointer` for every head, layer by layer: the word and candidate with most attention."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -100,11 +100,14 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the antecedent if they chose at random; 0 if it is unknown."""
+        """The share of heads that would point to the antecedent by chance; 0 if the antecedent is unknown."""
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
-        """Return a text for the terminal with a line per head, marked if the head points to the antecedent."""
+        """Return text for a terminal with a line per head: the word and the candidate that it attends to most.
+
+        Heads that point to the antecedent, if it is known, are marked and counted.
+        """
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
@@ -149,7 +152,7 @@ class PronounPair(msgspec.Struct, frozen=True):
     def largest_difference(self) -> float:
         """The largest difference in attention between the sentences, over all heads and words up to the pronoun.
 
-        It is infinite if the sentences differ in a word up to the pronoun.
+        The difference is infinite if the sentences differ in a word up to the pronoun.
         """
         if self.one.words[: self.one.pronoun + 1] != self.other.words[: self.other.pronoun + 1]:
             return math.inf
@@ -160,7 +163,7 @@ class PronounPair(msgspec.Struct, frozen=True):
         return zip(self.one.pointers, self.other.pointers, strict=True)
 
     def draw(self) -> str:
-        """Return a text for the terminal with a line per head and a column per sentence."""
+        """Return text for a terminal with a line per head: its strongest candidate in each of both sentences."""
         sides = self.one, self.other
         lines = [" ".join(side.words) for side in sides]
         names = [side.names for side in sides]
@@ -210,19 +213,19 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A token of the translation, or the final end symbol, with its probability and the alternatives."""
+    """A token of the translation (or another prediction) with its probability and the alternatives at its position."""
 
     token: str = msgspec.field(name="piece")
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
-    """The likeliest tokens at this position, likeliest first, with their probabilities."""
+    """The likeliest tokens at this position, likeliest first, with probabilities; the token may be one of these."""
 
     piece = renamed_attribute("piece", "token")
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A hypothesis that the beam kept at some step: its parent and one more token."""
+    """A node of the tree of a search's hypotheses: one that the beam kept, as its parent and one more token."""
 
     parent: int
     """Index of the parent in the list of nodes; -1 for the root, which has no token."""
@@ -232,7 +235,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
-    """For a finished hypothesis, the log-probability divided by the length penalty, which ranks it; else None."""
+    """For a finished hypothesis, the log-probability divided by the length penalty, by which it ranks; else None."""
     best: bool = False
     """True if the node is part of the translation."""
 
@@ -240,7 +243,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttentionBytes(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head as bytes, for small HTML pages: 255 stands for the weight 1."""
+    """Attention weights of every layer and head, one byte each, for small HTML pages: 255 stands for the weight 1."""
 
     shape: tuple[int, int, int, int]
     """The shape of the weights: (layers, heads, queries, keys)."""
@@ -249,7 +252,7 @@ class AttentionBytes(msgspec.Struct, frozen=True):
 
 
 class WordAlignment(msgspec.Struct, frozen=True):
-    """Attention, or another measure, from each target word to each source word."""
+    """A table of weights (attention, or another measure) from each target word to each source word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
@@ -263,16 +266,19 @@ class WordAttribution(msgspec.Struct, frozen=True):
     method: str
     """The name of the method of attribution, such as "value"."""
     words: WordAlignment
-    """The words, and the share of each source word in each target word."""
+    """The source and target words, with the share of each source word in each target word as weights."""
     total: float | None = None
-    """With `integrated`, the sum of all contributions to all target words, in nats."""
+    """With `integrated`, the sum of all source words' contributions to all target words, in nats; else None."""
     change: float | None = None
-    """With `integrated`, what the sum would be if it were exact: how much all source words together raise the
-    log-probability.
+    """With `integrated`, how much all source words together raise the log-probability of the target words, in nats,
+    which exact contributions would sum to; else None.
     """
 
     def note(self) -> str | None:
-        """Return a sentence that compares the sum of the contributions with the change, if both are known."""
+        """Return a sentence that compares the sum of the contributions with the change of the log-probability.
+
+        None if these are not known, as for all methods but `integrated`.
+        """
         if self.total is None or self.change is None:
             return None
         return (
@@ -338,13 +344,13 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     """The predictions with their probabilities and alternatives; empty if the model predicts numbers or vectors."""
     attention: Literal["memory", "encoder", "decoder"]
-    """The attention of `words`: to the source (`memory`), or the self-attention of the encoder or decoder."""
+    """The kind of attention in `words`: cross-attention (`memory`), or self-attention of the `encoder` or `decoder`."""
     words: WordAlignment
     """The attention of each word (or point in time) to each other, averaged over layers and heads."""
     rows: tuple[str, ...]
-    """The tokens of the rows of `weights`."""
+    """The tokens that attend: names of the rows of the attention matrices in `weights`."""
     columns: tuple[str, ...]
-    """The tokens of the columns of `weights`."""
+    """The tokens that are attended to: names of the columns of the attention matrices in `weights`."""
     weights: AttentionBytes
     """The attention of every layer and head, (layers, heads, rows, columns)."""
     attributions: tuple[WordAttribution, ...] = ()
@@ -358,7 +364,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         return page_in_iframe(self.to_html())
 
     def draw(self, title: str | None = None) -> str:
-        """Return the predictions and the table of words as text for a terminal.
+        """Return the predictions, and the attention between words as a table, as text for a terminal.
 
         `title` is the heading of the table; None: one that names the kind of attention.
         """
@@ -436,7 +442,7 @@ class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _page_content(page: InspectionPage | TextInspectionPage) -> str:
-    """Return the content of a page as JSON, with the language in which the page opens.
+    """Return a page's inspections as JSON for the page's script, with the language in which the page opens.
 
     Raises:
         TransduceError: the page has no inspection.
@@ -448,7 +454,7 @@ def _page_content(page: InspectionPage | TextInspectionPage) -> str:
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
-    """Return attention weights, (layers, heads, queries, keys), as bytes; a weight errs by at most 1/510."""
+    """Return attention weights, (layers, heads, queries, keys), as `AttentionBytes`; a weight errs by at most 1/510."""
     layers, heads, queries, keys = weights.shape
     quantized = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
     return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
@@ -487,9 +493,9 @@ def draw_attention(attention: WordAttention) -> str:
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
-    """Return an inspection as text: the translation, each token's probability beside alternatives, and the word table.
+    """Return an inspection as text for a terminal: translation, tokens' probabilities, and a table of attention.
 
-    `attention` is that table, below `title`, which may be empty.
+    `attention`, the table's content, is drawn below the heading `title`, which may be empty.
     """
     ended = [node for node in inspection.tree if node.ended]
     return "\n".join(
@@ -508,9 +514,9 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
 
 
 def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
-    """Return a line per predicted token: its probability as a number and a bar, and the likeliest alternatives.
+    """Return text with a line per predicted token: its probability as a number and a bar, and likeliest alternatives.
 
-    `outputs` names what the steps predict, if that is not the tokens themselves: the words that tags belong to.
+    `outputs` are words to show before the predictions, if they differ, such as the words that tags belong to.
     """
     names = [step.token for step in steps]
     if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
@@ -530,6 +536,6 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
 
 
 def draw_bar(share: float, cells: int) -> str:
-    """Return a bar whose length is `share` (0 to 1) of `cells` columns, to an eighth of a column."""
+    """Return a bar of block characters that is `share` (0 to 1) of `cells` columns long, to an eighth of one."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

@@ -87,10 +87,10 @@ def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | Non
 
 
 class AttentionTrace:
-    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists.
+    """A collector of attention weights, passed to a model whose layers append their weights to three lists.
 
-    `encoder` has those of the encoder's self-attention, `decoder` those of the decoder's, and `memory` those of
-    cross-attention.
+    The lists are `encoder` and `decoder` for self-attention, and `memory` for cross-attention. Each layer adds one
+    tensor, (B, H, Q, L), at each call.
     """
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class AttentionTrace:
 
 
 class MultiHeadAttention(Component):
-    """H attention heads, each over its own projection of queries, keys and values.
+    """A module of multi-head attention (section 3.2.2): self-attention, or cross-attention to the encoder's output.
 
-    The projections are one matrix with the rows [queries; keys; values], so that self-attention takes one matrix
-    multiplication. With fewer key/value heads (grouped-query attention), neighboring query heads share one of them, and
-    a cache holds only those.
+    One projection matrix has the rows [queries; keys; values], so that self-attention takes one matrix multiplication.
+    With fewer key/value heads than query heads (grouped-query attention), neighboring query heads share a key/value
+    head, and a cache holds the key/value heads only.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class MultiHeadAttention(Component):
             score: computes attention by another score function; None: the scaled dot product.
 
         Raises:
-            TransduceError: the number of heads does not divide `d_model`, or `num_key_value_heads` does not divide it.
+            TransduceError: `d_model` is no multiple of `num_heads` and `d_k` or `d_v` is None, or `num_heads` is no
+                multiple of `num_key_value_heads`.
         """
         super().__init__()
         if d_model % num_heads and (d_k is None or d_v is None):
@@ -178,11 +179,11 @@ class MultiHeadAttention(Component):
             cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
                 empty cache and then reads it.
             weights_out: a list that receives the weights, (B, H, Q, L).
-            position_effect: for self-attention, the rotary embedding of queries and keys, and the number of first
-                cached keys that are too far away for every query, and are left out.
+            position_effect: for self-attention: the rotary embedding of queries and keys, and the index of the first
+                cached key that is near enough to any query; earlier keys are left out.
 
         Returns:
-            (B, Q, D).
+            The output projection of all heads' results, (B, Q, D).
 
         Raises:
             TransduceError: an input has other axes or another dtype, or the mask does not fit.
@@ -310,7 +311,10 @@ class MultiHeadAttention(Component):
 
 
 def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
-    """Return whether each key that the mask hides is hidden from all heads and queries of its sentence."""
+    """Return whether the mask is None, or hides each hidden key from all heads and queries of its sentence.
+
+    Query heads that share keys can then be computed as several queries of one head, without a copy of the keys.
+    """
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
@@ -349,7 +353,11 @@ class KeyValueCache:
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys (B, H, n, K) and values (B, H, n, V) of n new positions; return all cached keys and values."""
+        """Append keys (B, G, n, K) and values (B, G, n, V) of n new positions, for G key/value heads.
+
+        Returns:
+            All cached keys, (B, G, L, K), and all cached values, (B, G, L, V).
+        """
         start, count = self.length, keys.shape[2]
         self._keys = _with_capacity(self._keys, keys, start)
         self._values = _with_capacity(self._values, values, start)
@@ -359,15 +367,15 @@ class KeyValueCache:
         return self.content()
 
     def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys (B, H, S, K) and values (B, H, S, V) of an encoder's output, and return them.
+        """Store the keys (B, G, S, K) and values (B, G, S, V) of an encoder's output, and return both tensors.
 
-        The content does not grow afterwards.
+        The cache of cross-attention does not grow afterwards.
         """
         self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
         return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Return all cached keys (B, H, L, K) and values (B, H, L, V).
+        """Return a pair: all cached keys, (B, G, L, K), and all cached values, (B, G, L, V).
 
         Raises:
             ValueError: the cache is empty.
@@ -388,9 +396,10 @@ class KeyValueCache:
 
 
 def _with_capacity(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """Return a buffer that has capacity for the positions of `new` after its first `length` positions.
+    """Return a buffer, (B, G, capacity, width), for `length` cached positions and the positions of `new` after them.
 
-    This is the old `buffer` if it is large enough, else a larger one with the old content.
+    `buffer` is returned if it is long enough. Otherwise the cached positions are copied to a larger buffer: twice the
+    needed capacity, and at least 16 positions. `new` itself is not copied.
     """
     batch, heads, count, width = new.shape
     end = length + count
@@ -558,13 +567,13 @@ SCORES: dict[str, type[ScoredAttention]] = {
     "general": ScoredAttention,
     "additive": ScoredAttention,
 }
-"""The attention modules by the names of their scores in the setting `model.attention_score`."""
+"""A dict from the name of a score, in the setting `model.attention_score`, to the class of its attention module."""
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the module for the score function that a configuration names.
+    """Build the attention module for the score function that a configuration names.
 
-    None stands for soft scaled dot-product attention, which needs no module.
+    The result is None for the paper's soft scaled dot-product attention, which `attend` computes without a module.
     """
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
@@ -588,7 +597,7 @@ _MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
 
 
 class Window(NamedTuple):
-    """Attention of each position to those at most `radius` away, passed in place of a mask for long sequences."""
+    """A limit of self-attention to positions at most `radius` away, passed in place of a mask for long sequences."""
 
     radius: int
     causal: bool
@@ -600,7 +609,7 @@ class Window(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The number of positions in each block, the unit in which attention in a window is computed."""
+        """The number of positions in a block; a long sequence is cut into blocks for attention in a window."""
         return block_length(self.radius)
 
 
@@ -664,7 +673,7 @@ def attend_in_window(
 
 
 def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
-    """Return the ranges (first, end) of blocks of positions that windowed attention computes at once.
+    """Return a list of ranges (first, end) of block indices: windowed attention computes the blocks of a range at once.
 
     On a CPU the attention scores of a range fit in its cache; `scores` is the number of scores of one block. A GPU
     computes all blocks at once; without a loop, a compiled layer works for any number of blocks.
@@ -676,12 +685,14 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
 
 
 def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of windowed attention for consecutive blocks, with the bias of positions if the model has one.
+    """Return the `AttentionMask` of windowed attention for N consecutive blocks, (B × N, 1, b, 2b or 3b).
+
+    If the model has a bias of positions, the mask adds this bias to the scores.
 
     Args:
         window: the window.
         present: which positions in these blocks and the blocks around them are not padding, (B, positions).
-        sizes: the numbers of queries and of keys of each block.
+        sizes: the number of queries of each block, b, and its number of keys.
         device: the device of the bias.
     """
     block, span = sizes

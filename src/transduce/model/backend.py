@@ -22,7 +22,10 @@ from transduce.model.positions import Rotation
 
 
 class Rows(NamedTuple):
-    """A range of rows of a weight matrix, from `start` to `stop` (exclusive), that a linear layer uses alone."""
+    """A range of rows of a weight matrix, from `start` to `stop` (exclusive), such as the rows of the queries alone.
+
+    A linear layer that gets this range computes only these outputs.
+    """
 
     start: int
     stop: int
@@ -43,9 +46,9 @@ PLAIN_ATTENTION = AttentionOptions()
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors of all parameters that an optimizer update reads and changes, of equal length.
+    """The float32 master weights of a model as one vector, with the other vectors that an optimizer update uses.
 
-    `master` has the float32 weights.
+    All vectors have the same length.
     """
 
     master: Tensor
@@ -72,30 +75,33 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """An output projection: a matrix (V, D), with a bias or without, prepared to compute logits of blocks of rows.
+    """A model's output projection, prepared by a backend to compute the logits of a block of N hidden states at once.
 
-    All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
+    The matrix is (V, D), with a bias or without. All tensors are contiguous. Logits have C ≥ V columns; those after the
+    first V are -inf.
     """
 
     columns: int
     """The number C of columns of the logits and of their gradient, at least the vocabulary size V."""
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits x · matrixᵀ + bias of rows x, (N, D), to `out`, (N, C)."""
+        """Write the logits x · matrixᵀ + bias of hidden states x, (N, D), to `out`, (N, C)."""
 
     def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """Compute gradients of the rows and the matrix from the gradient of the logits.
+        """Compute the gradients of the hidden states and of the matrix from the gradient of the logits.
 
         Args:
             gradient: the gradient with respect to the logits, (N, C).
-            x: the rows that `logits` multiplied, (N, D).
-            grad_x: receives the gradient with respect to x, (N, D).
-            weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it.
+            x: the hidden states that `logits` multiplied, (N, D).
+            grad_x: receives the gradient with respect to x, (N, D); None: it is not computed.
+            weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it; None: it is not
+                computed.
         """
 
 
 Polynomials = tuple[tuple[float, float, float], ...]
-"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which Muon applies in turn to orthogonalize."""
+"""A tuple with the coefficients (a, b, c) of each odd polynomial a x + b x³ + c x⁵ that Muon applies to
+orthogonalize."""
 
 
 class LossRecorder(Protocol):
@@ -107,10 +113,11 @@ class LossRecorder(Protocol):
         """Return the loss and one more number of a batch; run the loss's backward pass before the next call.
 
         Args:
-            size: identifies the sequence of operations, which must not depend on `numbers`.
-            numbers: the batch; equally long for equal sizes.
-            compute: computes two scalars from the batch on the model's device. It must not read values back to the
-                CPU, and may read no changing tensors except parameters. Only the first scalar has gradients.
+            size: a key of the CUDA graph, such as the batch's shape. Calls with an equal key run the same sequence of
+                operations, whatever `numbers` holds.
+            numbers: the batch as one int64 array; equally long for equal sizes.
+            compute: computes two scalars from the batch on the model's device. It must not read values back to the CPU,
+                and may read no changing tensors except parameters. Only the first scalar has gradients.
 
         Returns:
             The two scalars of `compute`.
@@ -215,9 +222,10 @@ class TrainingKernels(Protocol):
         return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Apply a rotary embedding to the first `heads` heads of each row, copy the others: (B, T, C) to (B, T, C).
+        """Rotate the first `heads` heads of each position by a rotary embedding, and copy the other heads.
 
-        The rotation, for heads of width K, is the same for all sentences of a batch, (T, K / 2).
+        The input and the result are the projections (B, T, C) that hold the heads side by side. The rotation, for heads
+        of width K, is the same for all sentences of a batch, (T, K / 2).
         """
 
     def supports_rows(self, x: Tensor) -> bool:
@@ -227,13 +235,16 @@ class TrainingKernels(Protocol):
         """
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
-        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
+        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256.
+
+        A residual of None counts as zero.
+        """
 
     def residual_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Return x, for a residual connection, and x normalized over the last dimension, (…, D) each.
+        """Return a pair: x itself, for a residual connection, and x normalized over the last dimension, (…, D) each.
 
-        The norm is LayerNorm, (x - mean) / √(variance + ε) · weight + bias, or without a bias RMSNorm,
-        x / √(mean of x² + ε) · weight. The backward pass adds the gradients of both outputs.
+        The norm is LayerNorm, (x - mean) / √(variance + ε) · weight + bias, or without a bias RMSNorm, x / √(mean of x²
+        + ε) · weight. The backward pass adds the gradients of both outputs.
         """
 
     def sum_rows(self, x: Tensor) -> Tensor:
@@ -245,7 +256,7 @@ class TrainingKernels(Protocol):
     def add_rows_in_place(
         self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
     ) -> None:
-        """Add factor · part[n] to total[ids[n]] for each n, except to the frozen row.
+        """Add factor · part[n] to total[ids[n]] for each n, except to the frozen row, to sum gradients of embeddings.
 
         Args:
             total: float32, (V, D), contiguous.
@@ -286,9 +297,10 @@ class TrainingKernels(Protocol):
         """
 
     def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
-        """Return an output matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows (N, D).
+        """Return a `Projection` for an output matrix, (V, D), to compute logits of blocks of at least 8 hidden states.
 
-        None means that PyTorch is at least as fast.
+        `bias`, (V,), may be None, and `hidden` is an example of the hidden states, (N, D). The result is None if
+        PyTorch is at least as fast.
         """
         return None
 
@@ -507,7 +519,10 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product left · right to `total`; on a GPU, bfloat16 products are summed in float32."""
+    """Add the matrix product left · right to `total` in place.
+
+    A product of bfloat16 matrices is summed in float32 on a GPU; a CPU computes it in bfloat16 first.
+    """
     if right.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     elif total.is_cuda:

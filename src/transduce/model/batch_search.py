@@ -13,11 +13,11 @@ from torch import Tensor
 class RepetitionPenalties(NamedTuple):
     """Penalties of a batch search for tokens that occurred before, which make their repetition less likely.
 
-    They change log-probabilities in a beam search, logits in greedy search and sampling.
+    In a beam search the penalties change log-probabilities; in greedy search and sampling they change logits.
     """
 
     before: Sequence[Sequence[int]]
-    """Tokens before the output of each sentence, to which only `repetition` applies."""
+    """For each sentence, the token ids before its output, such as its prompt; only `repetition` applies to them."""
     repetition: float
     """A factor of negative scores, and a divisor of other scores; greater than 0."""
     frequency: float
@@ -33,15 +33,17 @@ class SearchRules(NamedTuple):
     """
 
     forced: Sequence[Sequence[int]] = ()
-    """The first tokens of each sentence's hypotheses, which keep the model's probability after `certain_count` ones."""
+    """For each sentence, the token ids with which its hypotheses must begin; empty: none. The first of them may count
+    as certain (`context_lengths`, `certain_count`); the others keep the model's probability."""
     certain_count: int = 0
-    """The number of first tokens after the context that have probability 1 instead of the model's if forced."""
+    """The number of first tokens after a sentence's context that, if they are forced, count with probability 1 instead
+    of the model's."""
     context_lengths: Sequence[int] = ()
     """The number of each sentence's forced tokens that are context: they have probability 1, and rules, penalties and
     scores begin after them; empty: no context.
     """
     forced_last: int | None = None
-    """The token at each sentence's maximum length, with probability 1; None: any token."""
+    """The token id that every hypothesis gets at its sentence's maximum length, with probability 1; None: any token."""
     forbidden: Sequence[int] = ()
     """Token ids that no hypothesis may contain; their probability stays unused, unless `renormalizes`."""
     more_ends: Sequence[int] = ()
@@ -57,18 +59,16 @@ class SearchRules(NamedTuple):
     renormalizes: bool = False
     """True if probabilities are normalized over the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"
-    """`paper`: ended hypotheses rank first, and a sentence is finished once its n best are certain. Other values select
-    the search of Hugging Face's `generate`, with this value of `GenerateSettings.stop`.
-    """
+    """`paper`: ended hypotheses rank first, and a sentence is finished once no other hypothesis can enter its n best.
+    Other values select the search of Hugging Face's `generate`, with this value of `GenerateSettings.stop`."""
 
 
 class SamplingNumbers(NamedTuple):
     """The options of a batch search that draws tokens, and its random numbers."""
 
     uniform: Tensor
-    """Random numbers in [0, 1) by sentence, step and sample, float32 (N, steps, W), for at least max(max_lengths)
-    steps.
-    """
+    """Random numbers in [0, 1), one for each draw of a token: float32, (sentences, steps, samples), for at least
+    max(max_lengths) steps."""
     temperature: float
     """The number by which logits are divided; below 1, likely tokens become more likely."""
     top_k: int
@@ -106,9 +106,10 @@ class BatchSearchOptions(NamedTuple):
     beam_size: int
     """W, the number of hypotheses of each sentence; 1 is greedy search."""
     n_best: int
-    """The number of hypotheses that must be certain before a sentence is finished."""
+    """The number of results of each sentence; its search ends once no other hypothesis can enter these best ones."""
     penalties: Tensor
-    """The length penalty of 0, 1, … tokens after the context, float64; at least max(max_lengths) + 2 entries."""
+    """The length penalties, divisors of a hypothesis's score, of 0, 1, … tokens after the context: a float64 vector of
+    at least max(max_lengths) + 2 entries."""
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
@@ -142,16 +143,16 @@ class BatchSearch(Protocol):
         """Return tokens, int64 (B, W, t), and log-probabilities, (B, W), of the W live hypotheses of each sentence."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` finished hypotheses of the sentence with this index in the original batch, best first.
+        """Return a list of at most `count` finished hypotheses of the sentence with this index in the original batch.
 
-        In sampling, the order is that of the random numbers instead, and a sample is padded after its end symbol with
-        more of them.
+        The best comes first. In sampling the order is that of the random numbers instead, and a sample is padded after
+        its end symbol with further end symbols.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Stop decoding sentences, and return the unfinished hypotheses of each.
+        """Stop decoding sentences, and return a list of each one's unfinished hypotheses, in the order of `rows`.
 
-        `rows` are indices into `active`, the list of sentences still decoded.
+        `rows` are indices into `active`, the batch indices of the sentences that are still decoded.
         """
 
 
@@ -164,11 +165,11 @@ class JoinableSearch(BatchSearch, Protocol):
 
     @property
     def own_lengths(self) -> list[int]:
-        """Return the number of tokens generated so far for each unfinished sentence, in the order of the batch."""
+        """A list with the number of tokens generated so far for each unfinished sentence, in the order of the batch."""
 
     @property
     def gains_by_joining(self) -> bool:
-        """Return whether one step for many hypotheses takes much less time than several steps for few.
+        """True if one step for many hypotheses takes much less time than several steps for few.
 
         If not, it is better to search for other sentences separately.
         """

@@ -86,11 +86,11 @@ def build_decoder(config: ModelConfig) -> Decoder:
 
 
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
-    """Compute a loaded model's buffers that weights files do not store (`persistent=False`), as `build` computes them.
+    """Fill the buffers of a loaded model that weights files do not store (`persistent=False`), in place.
 
-    A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
-    from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay as
-    they are.
+    A model folder is read into a model that was built on the meta device, where such a buffer has no values. The values
+    come from a second model, which the function `build` makes on the CPU; a model without such buffers costs nothing.
+    PyTorch's random numbers stay as they are.
     """
     missing = [name for name, buffer in model.named_buffers(remove_duplicate=False) if buffer.is_meta]
     if not missing:
@@ -186,10 +186,10 @@ def _differences(path: str, module: nn.Module, described: nn.Module) -> Iterator
 
 
 def _different_attributes(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield the differences of a module's attributes, which must be those of the one that a configuration describes.
+    """Yield a `Difference` for each attribute of a module that is not equal to that of the described module.
 
-    Attributes that cannot be compared, such as tensors, are left out; and of classes of the user's, those that are
-    None at first, which may be filled by use.
+    Attributes that cannot be compared, such as tensors, are skipped. In classes that users define, so are attributes
+    that the described module sets to None, because use may fill them.
     """
     of_training = [name for kinds, names in _OF_TRAINING if isinstance(described, kinds) for name in names]
     is_own = type(described).__module__.startswith("transduce.")
@@ -201,7 +201,10 @@ def _different_attributes(where: str, module: nn.Module, described: nn.Module) -
 
 
 def _different_tensors(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield the differences of a module's own tensors in names, shapes and, of buffers that are not stored, values."""
+    """Yield a `Difference` for each parameter or buffer of a module itself that is not as in the described module.
+
+    Names and shapes are compared; values are compared only of buffers that a state dict does not hold.
+    """
     found, wanted = (
         {name: each for name, each in (part._parameters | part._buffers).items() if each is not None}
         for part in (module, described)
@@ -219,7 +222,10 @@ def _different_tensors(where: str, module: nn.Module, described: nn.Module) -> I
 def _different_names(
     where: str, found: Mapping[str, Any], wanted: Mapping[str, Any], remedy: str
 ) -> Iterator[Difference]:
-    """Yield the differences of the names of a module's tensors or submodules from those that it should have."""
+    """Yield up to two differences between the names of a module's tensors or submodules and the expected names.
+
+    The first `Difference` lists the additional names, the other the missing ones.
+    """
     if more := found.keys() - wanted.keys():
         yield Difference(f"{where} has the additional {shown_names(sorted(more))}", remedy)
     if missing := wanted.keys() - found.keys():
@@ -232,7 +238,7 @@ def _has_values(tensor: Tensor, expected: Tensor) -> bool:
 
 
 def _is_comparable(value: Any) -> bool:
-    """Return whether a value is plain, such as a number, a name, a function, or a list of these."""
+    """Return whether a value is plain: a number, a name, a class, a function, or a list or dict of plain values."""
     if isinstance(value, list | tuple):
         return all(map(_is_comparable, value))
     if isinstance(value, Mapping):
@@ -241,9 +247,10 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
-    """Return whether two values are equal, as far as they are comparable.
+    """Return whether two attributes of modules are equal; values that are not plain only need equal types.
 
-    Functions are equal if they have the same code and the same values from outside.
+    Tensors, for example, are not plain. Functions are equal if they have the same code and the same values from
+    outside.
     """
     if isinstance(value, partial) and isinstance(expected, partial):
         parts = [(each.func, *each.args, *sorted(each.keywords.items())) for each in (value, expected)]
@@ -308,10 +315,13 @@ _MORE_TOKENS, _ROUNDING = 40, 1e-3  # the latter in standard deviations of a log
 
 
 def _difference_if_built_without_memory(model: AnyModel, named: str) -> Difference | None:
-    """Return `difference_from_config`, which builds a model on the meta device, as opening its folder does.
+    """Return the first difference of a model from its configuration's model, which is built on the meta device.
+
+    None means that there is no difference.
 
     Raises:
-        TransduceError: a component reads the values of tensors while it is built; `named` names the components.
+        TransduceError: a component reads the values of tensors while it is built, so that a model folder with it could
+            not be opened; `named` names the components.
     """
     try:
         return difference_from_config(model)
@@ -364,7 +374,10 @@ def check_registered(config: ModelConfig) -> None:
 
 
 def _smaller(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of a model with at most two layers in each stack and a small vocabulary."""
+    """Return a copy of a configuration with at most two layers in each stack, a small vocabulary and a small d_ff.
+
+    A check of registered components builds this small model.
+    """
     size = max(config.pad_id, config.eos_id, config.start_id) + _MORE_TOKENS
     return msgspec.structs.replace(
         config,
@@ -377,7 +390,11 @@ def _smaller(config: ModelConfig) -> ModelConfig:
 
 
 def _largest_changes(model: AnyModel) -> tuple[float, float]:
-    """Return how much decoding with a cache, and padding, change an output of a model, in its standard deviations."""
+    """Return how much a model's output changes by decoding with a cache, and by padding: two numbers.
+
+    The unit is the output's standard deviation. A number is 0 where the kind of model has no such change. Parameters
+    with equal elements, such as closed gates, get small random values first.
+    """
     for parameter in model.parameters():
         if bool((parameter == parameter.flatten()[0]).all()):  # such as a gate that is closed at first
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -90,9 +90,9 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split a model's settings into those with built-in values and those that name components registered by users.
+    """Split a model's settings into two dicts: those with built-in values, and those that name registered components.
 
-    The second dictionary has only the latter, as setting and component's name.
+    The second dict maps a setting, such as `norm`, to the name of the component that a user registered.
     """
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in tuple(known)}
     return {name: value for name, value in content.items() if name not in own}, own
@@ -110,7 +110,7 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
 
 
 def explained(error: msgspec.ValidationError) -> str:
-    """Return what is wrong with a configuration, without a period; of an unknown component, with the remedy."""
+    """Return an error's message without its period; for an unknown component, a message with the remedy instead."""
     found = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(?:model\.)?(\w+)`", str(error))
     if found is None or found[2] not in OWN_NAMES:
         return str(error).rstrip(".")
@@ -303,8 +303,8 @@ AttentionName = Literal["multi-head"]
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The scaling of rotary embeddings by which Llama 3 reads sequences longer than those of its pre-training.
 
-    Wavelengths above original_length / low_frequency_factor become `factor` times as long, those below
-    original_length / high_frequency_factor stay, and between the two the change is gradual.
+    Wavelengths above original_length / low_frequency_factor become `factor` times as long, those below original_length
+    / high_frequency_factor stay, and between the two the change is gradual.
     """
 
     factor: float
@@ -419,10 +419,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     neighboring pairs (Su et al. 2021), T5's bias by distance (Raffel et al. 2020), or none."""
 
     max_positions: int = 1024
-    """Rows of the learned table, which is the longest sequence."""
+    """Positions of the table of learned positions: the length of the longest sequence."""
 
     position_offset: int = 0
-    """Row of the table for the first position; BART and M2M100 start with row 2."""
+    """Row of the table of learned or sinusoidal positions for the first position; BART and M2M100 start with row 2."""
 
     sinusoids_to_end: bool = False
     """Use the exponent 2i / (d_model - 2) for sinusoids, as in M2M100, instead of the paper's."""
@@ -431,7 +431,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Base of the rotary wavelengths 2π · base^(2i / d_k); the longest wavelength is below 2π times the base."""
 
     rotary_scaling: RotaryScaling | None = None
-    """Longer rotary wavelengths for longer sequences, as in Llama 3."""
+    """Longer rotary wavelengths for longer sequences, as in Llama 3; None: no scaling."""
 
     relative_buckets: int = 32
     """Number of buckets of distances for the relative bias."""
@@ -576,14 +576,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def has_plain_attention(self) -> bool:
-        """True if attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
+        """True if attention is the paper's: scaled dot product and softmax, without a window and effects of positions.
+
+        A recurrent model's attention is not.
+        """
         parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
         is_plain = parts == ("multi-head", "scaled", "soft", None, None)
         return self.kind != "recurrent" and is_plain and self.positions in ("sinusoidal", "learned", "none")
 
     @property
     def can_be_packed(self) -> bool:
-        """True if sentences of a training batch may be joined without padding, as only attention depends on their ends.
+        """True if a training batch may join its sentences without padding: only attention needs to know their ends.
 
         This excludes other attention than the paper's, dropout of attention weights, and BatchNorm.
         """

@@ -60,7 +60,7 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Look up the rows of token ids in the matrix, and add positions, token types, norm and dropout.
+        """Look up token ids in the matrix, scale the vectors, and add positions, token types, norm and dropout.
 
         Args:
             ids: token ids, (B, T).

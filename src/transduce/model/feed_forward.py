@@ -22,7 +22,10 @@ class Linear(Component, nn.Linear):
     """A linear layer, x · weightᵀ + bias, that can also compute only a range of its outputs."""
 
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """Return x · weightᵀ + bias, (…, inputs) to (…, outputs), or only the outputs of the weight rows `rows`."""
+        """Return x · weightᵀ + bias, (…, inputs) to (…, outputs).
+
+        If `rows` is a range of weight rows, only these outputs are computed.
+        """
         if rows is None:
             return F.linear(input, self.weight, self.bias)
         part = (0, rows.start, rows.stop - rows.start)
@@ -42,7 +45,7 @@ _WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32
 
 
 def keep_mask(x: Tensor, drop_256ths: int) -> Tensor:
-    """Return a random dropout mask: ones where an element is kept and zeros where it is dropped, shaped like x."""
+    """Return a random dropout mask in x's shape and dtype: 0 with probability drop_256ths / 256, otherwise 1."""
     word, sign_bit, one = _WORDS[x.dtype]
     lanes = x.element_size()
     count = (x.numel() + lanes - 1) // lanes
@@ -86,7 +89,7 @@ class Dropout(Component):
         self.set(p)
 
     def set(self, p: float) -> None:
-        """Set the dropout probability, which is rounded to 256ths."""
+        """Set the dropout probability; masks that are drawn from random bytes (on a CPU) use it rounded to 256ths."""
         self.p = p
         self.drop_256ths = min(255, round(p * 256))
 

@@ -88,7 +88,7 @@ def initialize_layers(model: nn.Module) -> None:
 
 
 def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
-    """Yield the ids of PyTorch's layers inside components that users registered.
+    """Yield the `id` of each PyTorch layer inside components that users registered, whose weights stay as constructed.
 
     Args:
         module: the module to search.

@@ -66,10 +66,10 @@ class _Entry(NamedTuple):
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
-"""The classes that the layer graph knows, with what their modules may hold; subclasses are not known."""
+"""A dict from each class that the layer graph knows to what its modules may hold; subclasses are not known."""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-"""The names of the attributes with the numbers of inputs and of outputs, by class of linear layers."""
+"""A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""
 # The methods of known classes when they were registered, by which a replaced method is found.
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
@@ -126,9 +126,10 @@ def register_wrapper(mixin: type, hooks_from: str) -> None:
 
 
 def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a forward hook as one that changes nothing; return the hook.
+    """Mark a forward hook as one that changes nothing, and return the hook.
 
-    A module with such a hook stays known, and a kernel that computes a whole layer may skip the hook.
+    A module with such a hook stays known to the layer graph, so that kernels may compute it; a kernel that computes a
+    whole layer may skip the hook.
     """
     hook.only_observes = True  # type: ignore[attr-defined]
     return hook

@@ -68,7 +68,7 @@ class Linear(NamedTuple):
 
 
 class Attend(NamedTuple):
-    """The attention operation of a multi-head attention module, without the projections before and after it."""
+    """An operation of a layer graph: multi-head attention without the projections before and after it."""
 
     module: MultiHeadAttention
     score: str
@@ -82,7 +82,7 @@ class Attend(NamedTuple):
 
 
 class Activate(NamedTuple):
-    """The nonlinear function inside a feed-forward network, and the dropout after it."""
+    """An operation of a layer graph: the nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
     """The name of the function, one of those of the setting `model.activation`."""
@@ -91,7 +91,7 @@ class Activate(NamedTuple):
 
 
 class DropoutAdd(NamedTuple):
-    """Dropout of a sub-layer's output, and its addition to the residual connection."""
+    """An operation of a layer graph: dropout of a sub-layer's output, and its addition to the residual connection."""
 
     module: Dropout
 
@@ -100,7 +100,7 @@ Operation = Norm | Linear | Attend | Activate | DropoutAdd
 
 
 class Sublayer(NamedTuple):
-    """Attention or a feed-forward network with its residual connection, a part of a layer in a layer graph."""
+    """A part of a layer in a layer graph: attention or a feed-forward network, with its residual connection."""
 
     path: str
     """The module's dotted name inside the layer or model that was described."""
@@ -113,7 +113,7 @@ class Sublayer(NamedTuple):
 
     @property
     def norms(self) -> list[Norm]:
-        """The normalizations of the sub-layer: one, or two if norms surround the sub-layer (sandwich norm)."""
+        """A list of the sub-layer's normalizations: one, or two if norms surround the sub-layer (sandwich norm)."""
         return [operation for operation in self.operations if isinstance(operation, Norm)]
 
     @property
@@ -257,7 +257,7 @@ def description_of(module: nn.Module) -> "Description":
 
 
 _Reading = tuple[dict[str, Any], str, Any]
-"""An attribute that a description depends on: the `vars` of its module, the attribute's name, and its value."""
+"""An attribute that a description of a module depends on: the `vars` of its owner, its name, and its value."""
 
 
 class Description:
@@ -268,7 +268,10 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:
-        """Describe a module; a `change` to modules throughout the process makes it unsupported for this reason."""
+        """Describe a module as a layer graph.
+
+        `change`, if not None, is a change to modules throughout the process: it makes the module unsupported.
+        """
         self.global_change = change
         readings: list[_Reading] = []
         self.graph = _describe(module, readings) if change is None else Unsupported(change)
@@ -300,7 +303,7 @@ class Description:
         return any(map(itemgetter("training"), self._with_modes))
 
     def is_current(self, module: nn.Module) -> bool:
-        """Return whether the module, which must be the described one, has not changed since it was described."""
+        """Return whether `module`, which must be the described module, has not changed since it was described."""
         submodules = self._current_submodules()
         return (
             submodules == self._submodules
@@ -329,9 +332,9 @@ _DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
-    """Return the layer graph of a model or layer, and append the attributes that it depends on to `readings`.
+    """Return the layer graph of a model or layer, or `Unsupported` if a component is unknown or changed.
 
-    An unknown or changed component makes it `Unsupported`.
+    The attributes that the graph depends on are appended to `readings`.
     """
     try:
         if (reason := replaced_method()) is not None:
@@ -360,7 +363,10 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _is_same(function: object, other: object) -> bool:
-    """Return whether two functions are identical, or equal `partial` objects: copying a model copies a `partial`."""
+    """Return whether two functions are identical, or `partial` objects with equal functions and arguments.
+
+    Copying a model copies a `partial`, so identity is too strict for it.
+    """
     if isinstance(function, partial) and isinstance(other, partial):
         parts = [(each.func, each.args, each.keywords) for each in (function, other)]
         return parts[0] == parts[1]
@@ -397,9 +403,9 @@ class _Describer:
         self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module, and record its value if it lies in `vars(module)`.
+        """Return an attribute of a module, and record its value if the attribute lies in `vars(module)`.
 
-        The description is made again if such a value has changed.
+        If a recorded value has changed later, the module is described again.
         """
         value = getattr(module, name)
         if name in vars(module):
@@ -434,9 +440,12 @@ class _Describer:
         return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
-        """Return the description of a model's layers and properties, by which backends are chosen.
+        """Return the `ModelGraph` of a model: its layers and properties, by which backends are chosen.
 
-        `facts`, properties of its modules such as wrappers, is extended.
+        `facts` holds the properties of its modules, such as wrappers; those of the model are appended.
+
+        Raises:
+            UnknownError: a class or setting is unknown, or a component does not agree with the configuration.
         """
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
@@ -458,7 +467,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return facts about the embedding, positions and final norm of an encoder or decoder, around its layers.
+        """Return a list of facts about the modules around a stack's layers: embedding, positions and final norm.
 
         Args:
             model: the model.
@@ -515,16 +524,20 @@ class _Describer:
         return name
 
     def attributes_must_be(self, path: str, module: nn.Module, settings: Mapping[str, str]) -> None:
-        """Check attributes of a module against the configuration; `settings` maps attributes to names of settings."""
+        """Check that attributes of a module equal settings of the configuration; `settings` maps attribute to setting.
+
+        Raises:
+            UnknownError: an attribute differs; `path` names the module.
+        """
         for attribute, setting in settings.items():
             actual = self.get(module, attribute)
             if self.config is not None and actual != getattr(self.config, setting):
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the descriptions of the operations of an encoder's or decoder's layers, by dotted name.
+        """Return the layer graphs of a stack's layers, a dict by dotted name such as `decoder_layers.0`.
 
-        `count` is their number in the configuration; layers with shared weights are one.
+        `count` is the number of layers in the configuration; layers with shared weights are one.
         """
         assert self.config is not None
         expected = 1 if self.config.share_layers else count
@@ -532,9 +545,9 @@ class _Describer:
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
-        """Return the description of the operations of an encoder or decoder layer.
+        """Return the `LayerGraph` of an encoder or decoder layer: the operations of its sub-layers.
 
-        `prefix` begins the dotted names of its submodules.
+        `prefix`, such as "decoder_layers.0.", begins the dotted names of its submodules.
         """
         kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
         names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
@@ -542,7 +555,10 @@ class _Describer:
         return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
 
     def sublayer(self, path: str, name: str, layer: nn.Module) -> Sublayer:
-        """Return the description of a layer's sub-layer `name`, such as `self_attention`, with its residual."""
+        """Return the `Sublayer` description of a layer's attention or feed-forward network and its residual.
+
+        `name` is the attribute in the layer, such as `self_attention`, and `path` its dotted name.
+        """
         module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
         self.kind(f"{path}_residual", residual, Residual)
         before, after = (
@@ -562,9 +578,9 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the kind and epsilon of a normalization module; both must agree with the configuration.
+        """Return the `Norm` description of a normalization: the module, its kind and its epsilon.
 
-        A norm without weights is refused as unknown.
+        Kind and epsilon must agree with the configuration. A norm without weights is refused as unknown.
         """
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
@@ -575,7 +591,7 @@ class _Describer:
         return Norm(norm, kind, epsilon)
 
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
-        """Return the operations of multi-head attention in order: projections, attention, output projection.
+        """Return a list of the operations of multi-head attention in order: projections, attention, output projection.
 
         The module's sizes and score must agree with the configuration.
         """
@@ -601,9 +617,9 @@ class _Describer:
         return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
-        """Return the name of an attention's score, whether attention is hard, and the scale, as `Attend` stores them.
+        """Return an attention's score: its name, whether attention is hard, and the scale (None: the default).
 
-        A `score` of None stands for the scaled dot product.
+        A `score` module of None stands for the scaled dot product.
 
         Raises:
             UnknownError: the score's class is not registered, or it differs from the model's configuration.
@@ -629,7 +645,7 @@ class _Describer:
         return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
-        """Return the operations of a feed-forward network in order: linear layer, activation, linear layer."""
+        """Return the operations of a feed-forward network, a list in order: linear layer, activation, linear layer."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
@@ -642,7 +658,7 @@ class _Describer:
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
-        """Return the description of a linear layer, after a check of its numbers of inputs and outputs.
+        """Return the `Linear` description of a linear layer, after a check of its numbers of inputs and outputs.
 
         A number of None stands for the model width. Number formats without such attributes are not checked.
         """
@@ -667,7 +683,7 @@ _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
 
 
 def _facts(sublayer: Sublayer) -> Iterator[Fact]:
-    """Yield the properties of a sub-layer, such as its norm and activation, that the tables of backends list."""
+    """Yield the properties of a sub-layer, such as its norm and activation, that backends compare with tables."""
     path = sublayer.path
     yield Fact(path, "norm order", sublayer.order)
     for norm in sublayer.norms:
@@ -699,7 +715,7 @@ class Table(NamedTuple):
     title: str
     """The backend's name, for messages."""
     values: Mapping[str, frozenset[str]]
-    """The allowed values by aspect, as in the fields of `Fact`."""
+    """The allowed values of each aspect, a dict from an aspect such as "norm" (as in `Fact`) to a set of values."""
 
     def refusal(self, graph: Graph) -> str | None:
         """Return why the backend cannot compute a described model or layer, as a clause; None: the backend can.

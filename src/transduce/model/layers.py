@@ -37,7 +37,7 @@ class Residual(Component):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
-        """Apply a sub-layer with its residual connection, dropout and norm: (B, T, D) to (B, T, D).
+        """Apply a sub-layer (a function) with its residual connection, dropout and norm: (B, T, D) to (B, T, D).
 
         `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
@@ -51,7 +51,10 @@ class Residual(Component):
 
 
 class EncoderLayer(Component):
-    """An encoder layer, self-attention and feed-forward network; with a look-ahead mask, that of a decoder-only one."""
+    """An encoder layer: self-attention and a feed-forward network.
+
+    Decoder-only models use it too, with a look-ahead mask.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class EncoderLayer(Component):
 
 
 class DecoderLayer(Component):
-    """Masked self-attention, cross-attention to the memory, then the feed-forward network."""
+    """A decoder layer: masked self-attention, cross-attention to the encoder's output, and a feed-forward network."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -231,7 +234,11 @@ class StackPositions(nn.Module):
             x: the embedded inputs, (B, T, D).
             mask: hides padding, or positions that a hypothesis does not see; None in a decoder: the look-ahead mask.
             positions: (T,) or (B, T); None: those after the cached positions.
-            cache: the cache of a decoder; the positions are added to it.
+            cache: the cache of a decoder; if the model needs positions in attention, they are added to it.
+
+        Returns:
+            The mask of self-attention (for a long sequence with a window, a `Window`; None: nothing is hidden), and a
+            `PositionEffect`: the rotary embedding, and the first key in reach.
         """
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
@@ -267,10 +274,10 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine a mask with the window mask `near`, and drop the leading keys that no query reaches.
+    """Combine a mask, or None, with the window mask `near`, and leave out the leading keys that no query reaches.
 
     Returns:
-        The mask, and the number of keys that were dropped.
+        The mask of the remaining keys, and the number of keys that were left out.
     """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
@@ -289,7 +296,7 @@ def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, 
 
 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
-    """Yield the `count` layers of a stack in the order of computation; one with shared weights is repeated."""
+    """Yield `count` layers of a stack in the order of computation; a single layer with shared weights is repeated."""
     return islice(cycle(layers), count)
 
 

@@ -34,7 +34,10 @@ class AttentionMask:
         self._bias: dict[torch.dtype, Tensor] = {}
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the term to add to attention scores: 0 where attention is allowed, else the lowest finite number."""
+        """Return the term to add to attention scores: 0 where attention is allowed, else the dtype's lowest number.
+
+        The term has the mask's shape and is stored for the next call.
+        """
         if dtype not in self._bias:
             blocked = torch.zeros(self.allowed.shape, dtype=dtype, device=self.allowed.device)
             self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
@@ -42,9 +45,10 @@ class AttentionMask:
 
     @cached_property
     def lengths(self) -> Tensor | None:
-        """The number of keys in each sentence, int64, (B,); None if the mask hides more than padding at the right.
+        """The number of keys that each sentence may attend to, int64, (B,); None if the mask is not plain padding.
 
-        None also if a sentence has no key. The mask is read back from its device: use this on a CPU only.
+        Plain padding hides keys at the right, from all queries alike, and leaves each sentence a key. The mask is read
+        back from its device: use this on a CPU only.
         """
         if self.allowed.shape[1:3] != (1, 1):
             return None
@@ -54,13 +58,16 @@ class AttentionMask:
         return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """Return the mask that allows attention where both masks do; additional terms for the scores are added."""
+        """Return the mask that allows attention where two masks do; additional terms for the scores are added."""
         if isinstance(other, BiasedMask):
             return other & self
         return AttentionMask(self.allowed & other.allowed)
 
     def from_key(self, first: int) -> "AttentionMask":
-        """Return the mask of the keys from `first` on; one that is broadcast over all keys is returned unchanged."""
+        """Return the mask of the keys from the index `first` on.
+
+        A mask with one column for all keys keeps this column.
+        """
         return AttentionMask(_from_key(self.allowed, first))
 
 
@@ -85,7 +92,7 @@ def _why_not_a_mask(value: object) -> str:
 
 
 def as_attention_mask(mask: object) -> AttentionMask:
-    """Return an attention mask as it is, and a boolean tensor with the axes (batch, heads, queries, keys) as one.
+    """Return an `AttentionMask` unchanged; wrap a boolean tensor, with the axes (batch, heads, queries, keys), in one.
 
     Raises:
         TransduceError: the argument is neither.
@@ -103,9 +110,9 @@ class BiasedMask(AttentionMask):
     """A mask with an additional term for the scores where attention is allowed, such as T5's relative bias."""
 
     def __init__(self, allowed: Tensor, term: Tensor, base: AttentionMask | None = None) -> None:
-        """Combine a boolean mask and a term of the model's dtype, both broadcastable to (B, H, Q, K).
+        """Combine a boolean mask and a term to add to the scores, both broadcastable to (B, H, Q, K).
 
-        `base` is the mask that `allowed` comes from, if there is one.
+        `base` is the `AttentionMask` that `allowed` comes from, if there is one.
         """
         super().__init__(allowed)
         self.term, self.base = term, base
@@ -113,11 +120,14 @@ class BiasedMask(AttentionMask):
 
     @property
     def lengths(self) -> None:
-        """None, because numbers of keys cannot express the additional term."""
+        """None, because numbers of keys cannot express the mask's additional score term."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the sum of the boolean mask's term and the additional term, in one broadcast shape."""
+        """Return the boolean mask's term plus the additional term, in one broadcast shape.
+
+        The boolean mask's term is 0, or the lowest number where a key is hidden.
+        """
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self.term.to(dtype)
         return self._sum[dtype]

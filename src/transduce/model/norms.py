@@ -32,7 +32,7 @@ class BatchNorm(nn.Module):
     """
 
     momentum = 0.1
-    """The weight of a batch's statistics in the running ones, PyTorch's default."""
+    """The weight of a new batch in the running mean and variance, PyTorch's default."""
     running_mean: Tensor
     running_variance: Tensor
 
@@ -45,7 +45,10 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_variance", torch.ones(width))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Move or convert the module, but keep its statistics in float32: small updates would be lost in bfloat16."""
+        """Move the module to another device or dtype, but keep its running statistics in float32.
+
+        In bfloat16 small updates of the statistics would be lost.
+        """
         mean, variance = self.running_mean, self.running_variance
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # PyTorch may have rounded the statistics: only its choice of device is taken.
@@ -57,7 +60,8 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """Normalize x, (B, T, D), to the same shape; `present` is True at the positions that are no padding, (B, T).
 
-        In training, statistics are those of these positions (None: all), and the running statistics follow them.
+        In training, mean and variance are those of the positions that are present (None: all), and the running
+        statistics are updated. In evaluation the running statistics are used.
         """
         _check_width(self, x)
         if self.training:
@@ -106,7 +110,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
     "batch": lambda width, epsilon: BatchNorm(width, epsilon=epsilon),
     "annotated": lambda width, epsilon: AnnotatedNorm(width, eps=epsilon),
 }
-"""Functions that build a norm from the model width and ε, by the norm's name in the setting `model.norm`."""
+"""A dict from a norm's name in the setting `model.norm` to the function that builds it from the model width and ε."""
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

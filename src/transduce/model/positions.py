@@ -81,7 +81,7 @@ class SinusoidalPositions(nn.Module):
     def until(self, needed: int, like: Tensor) -> Tensor:
         """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`.
 
-        It is stored for the next call.
+        A longer table is computed if needed, and stored for the next call.
         """
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
@@ -93,8 +93,8 @@ class SinusoidalPositions(nn.Module):
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
     """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
 
-    The number is T without `positions`, otherwise `end` or, if that is None too, read from `positions`; reading a GPU's
-    tensor stalls the CPU.
+    Without `positions` this is T. Otherwise it is `end` or, if that is None too, the greatest position plus 1: reading
+    a GPU's tensor stalls the CPU.
     """
     if positions is None:
         return x.shape[1]
@@ -137,7 +137,7 @@ class LearnedPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """A module in place of position encodings that adds none; such an encoder does not see the order of tokens."""
+    """A module in place of position encodings that adds nothing to the embeddings."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:  # noqa: ARG002
         """Return the embeddings unchanged, since no positions are added to them."""
@@ -210,7 +210,10 @@ class RotaryPositions(nn.Module):
         self.register_buffer("table", torch.empty(0, width, device="cpu"), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
-        """Return the rotary embedding at positions (T,) or (B, T); all are below `end`, if that is known."""
+        """Return the rotary embedding (a `Rotation`) at positions (T,) or (B, T).
+
+        All positions are below `end`, if that is known.
+        """
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
@@ -294,8 +297,8 @@ BIASES: dict[str, Callable[[ModelConfig, bool], nn.Module]] = {
         bidirectional=not causal,
     )
 }
-"""Functions that build a bias of attention scores from positions, by its name in the setting `model.positions`.
+"""A dict from a name in the setting `model.positions` to the function that builds a bias of attention scores.
 
-The second argument is True for layers with a look-ahead mask. A bias is a module with the arguments and the result of
-`RelativePositions.forward`.
+The function gets the configuration, and True for layers with a look-ahead mask. The bias is a module with the arguments
+and the result of `RelativePositions.forward`.
 """

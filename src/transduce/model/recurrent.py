@@ -120,7 +120,7 @@ def join_step_weights(steps: list[Tensor]) -> Tensor:
 
 
 class CellState(NamedTuple):
-    """The states of one layer of recurrent cells for N hypotheses, (N, D) each."""
+    """The states of one layer of recurrent cells for N hypotheses; `hidden` is the hidden state, (N, D)."""
 
     hidden: Tensor
     cell: Tensor | None
@@ -192,7 +192,7 @@ class RecurrentDecoderLayer(nn.Module):
         self.past_attention = PastAttention(config, input_width) if config.recurrent_self_attention else None
 
     def begin(self, start: Tensor) -> CellState:
-        """Return the state before the first step, made from one vector for each of N hypotheses, (N, D).
+        """Return the `CellState` before the first step, made from one vector for each of N hypotheses, (N, D).
 
         The vector becomes the hidden state, and an LSTM's cell state too.
         """
@@ -248,9 +248,9 @@ def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
 
 
 class RecurrentCache:
-    """The state of a recurrent decoder between decoding steps.
+    """The state of a recurrent decoder between decoding steps, for B sentences with W hypotheses each.
 
-    Rows are hypotheses, sentence by sentence; in training there is one for each sentence.
+    Tensors have one row for each hypothesis, sentence by sentence; in training a sentence has one hypothesis.
     """
 
     def __init__(self) -> None:
@@ -315,9 +315,9 @@ class Recurrent(SequenceToSequence):
         initialize(self)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return outputs (B, length, D), before the output projection, of a decoder that reads its own best tokens.
+        """Return the outputs (B, length, D), before the output projection, of a decoder that reads its own best tokens.
 
-        It starts with the start symbol, and goes on after the end symbol.
+        Decoding starts with the start symbol, takes `length` steps, and continues after an end symbol.
         """
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
@@ -328,7 +328,10 @@ class Recurrent(SequenceToSequence):
         return torch.cat(outputs, dim=1)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
-        """Return the encoder's output (B, S, D) and the mask that hides its padding; `trace` is ignored."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for source token ids (B, S).
+
+        `trace` is ignored, because the encoder has no attention.
+        """
         mask = padding_mask(source_ids, self.config.pad_id)
         reversal = reversal_permutation(mask.allowed[:, 0, 0])
         x = self.source_embedding(source_ids, self.source_weight)
@@ -347,7 +350,7 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), for input ids (B, T).
 
-        With a cache, the inputs follow the cached ones. `trace` receives the attention weights.
+        With a cache, which is updated, the inputs follow the cached ones. `trace` receives the attention weights.
         """
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
@@ -391,7 +394,7 @@ class Recurrent(SequenceToSequence):
         return cache
 
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
-        """Return one vector for each source, (B, D): the mean of all states, or the last state of each direction."""
+        """Return one vector for each source, (B, D): the mean of all states, or each direction's last state."""
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
         if self.config.recurrent_context == "mean":
@@ -461,7 +464,7 @@ class Recurrent(SequenceToSequence):
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Append the attention weights of several calls to a trace, joined as if they came from one call.
+    """Append the attention weights of several calls of a recurrent decoder to a trace, as if they came from one call.
 
     Args:
         steps: the weights of all calls.
@@ -478,7 +481,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
 
 
 class RecurrentState(DecodingState):
-    """A decoding state of a recurrent model, which copies the cells' states when several hypotheses continue one."""
+    """A decoding state of a recurrent model; a cell state is copied where several hypotheses continue it."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
         """Create a decoding state: encode the source token ids (B, S) with `model`."""

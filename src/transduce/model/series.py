@@ -46,10 +46,10 @@ class ValueEmbedding(Embedding):
 
 
 class SeriesTransformer(EncoderDecoderLayers):
-    """An encoder of past values and a decoder of future values; decoder position S follows encoder position S - 1.
+    """An encoder of past values and a decoder of future values, both numbers; positions continue from past to future.
 
-    The caller normalizes the numbers. The decoder's first input is the last number of the past, and each further input
-    is the number before the one to predict.
+    With S past points, the decoder's first input has position S. The caller normalizes the numbers. The decoder's first
+    input is the last number of the past, and each further input is the number before the one to predict.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -78,7 +78,7 @@ class SeriesTransformer(EncoderDecoderLayers):
             target_input: the last point of the past, then the points to predict except the last, (B, T, C).
 
         Returns:
-            For each point of the input, the prediction of the next point.
+            A `SeriesPrediction` with the distribution of the point after each input point, (B, T, C).
         """
         return self.decode(target_input, self.encode(past), first_position=past.shape[1])
 
@@ -89,7 +89,7 @@ class SeriesTransformer(EncoderDecoderLayers):
     def decode(
         self, target_input: Tensor, memory: Tensor, *, first_position: int, cache: DecoderCache | None = None
     ) -> SeriesPrediction:
-        """Predict the point after each input point by the decoder: the distributions of T points, (B, T, C).
+        """Predict the point after each input point by the decoder: a `SeriesPrediction` for T points, (B, T, C).
 
         Args:
             target_input: (B, T, C); with a cache, those after the cached ones.
@@ -110,7 +110,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))
 
     def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> SeriesPrediction:
-        """Predict T points one after another, each from the predictions before it; return them as (B, T, C).
+        """Predict T points one after another, each from the predictions before it: a `SeriesPrediction`, (B, T, C).
 
         If values are drawn, the result has the drawn values as `means`.
 

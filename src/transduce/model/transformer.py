@@ -138,7 +138,7 @@ class Ancestry:
     def extend(self, width: int) -> AttentionMask | None:
         """Add a cached position for each of a sentence's W hypotheses, and return the attention mask (B, 1, W, L).
 
-        Each hypothesis sees its own new position and those of its ancestors. The result is None if every hypothesis may
+        A hypothesis sees its own new position and those of its ancestors. The result is None if every hypothesis may
         attend to all cached positions.
         """
         batch, _, length = self.ancestors.shape
@@ -155,7 +155,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only what is recorded of the sentences at these batch indices, in this order; others left the batch."""
+        """Keep only the records of the sentences at these batch indices, in this order."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -409,9 +409,10 @@ class Encoder(VocabularyModel):
         return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
     def hidden(self, states: Tensor) -> Tensor:
-        """Return the input of the output projection for any of the encoder's states: (…, D) to (…, D).
+        """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, D).
 
-        A masked language model needs the states of masked positions only.
+        A masked language head, if the model has one, is applied. A masked language model needs the states of masked
+        positions only.
         """
         return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
 

@@ -55,7 +55,7 @@ class Application:
         self.is_draining = False
         """True once the server is shutting down, when every new request is refused."""
         self.operations = self._all_operations()
-        """The methods and addresses of all APIs, each with its handler."""
+        """A list of all APIs' operations: the method and address of each, paired with the function that handles it."""
         operations = [operation for operation, _ in self.operations]
         self._spec = msgspec.json.encode(document(operations, service.settings))
         starlette = Starlette(
@@ -80,7 +80,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request by the protocol of ASGI, as the server calls the application for each request."""
+        """Answer one HTTP request by the protocol of ASGI, which the server calls for each request."""
         await self._app(scope, receive, send)
 
     def _refuse(self) -> RequestError | None:

@@ -53,7 +53,7 @@ class JobBatch:
         """The greatest estimated work of a single job in the batch, in decoding steps times sentences."""
 
     def split(self) -> list["JobBatch"]:
-        """Return a batch for each job (client's request) in this one, so that an error of one job fails no other."""
+        """Return a list with a batch for each job (client's request), so that an error of one job fails no other."""
         return [JobBatch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
@@ -130,7 +130,7 @@ class Batcher:
     def abandon(self, job: Job) -> bool:
         """Cancel a job (client's request) that no client waits for any more; return whether its decoding had started.
 
-        In that case, its batches drop its sentences at their next decoding step.
+        If the job is being decoded, its batches drop its sentences at their next decoding step.
         """
         with self._changed:
             job.abandoned = True
@@ -158,9 +158,9 @@ class Batcher:
                 self.idle_workers -= 1
 
     def take_overtaking(self) -> JobBatch | None:
-        """Block until short requests may overtake longer batches, and return a batch of them.
+        """Block until short requests may overtake longer batches, and return a batch of these requests.
 
-        None once the queue is closed and empty.
+        The result is None once the queue is closed and empty.
         """
         with self._changed:
             return self._take(self._overtaking_jobs, _OVERTAKING_SECONDS)
@@ -174,11 +174,11 @@ class Batcher:
     def _take(self, find_jobs: Callable[[], list[Job]], seconds: float) -> JobBatch | None:
         """Block until some queued jobs fill a batch or have waited long enough, and return a batch of them.
 
-        None once the queue is closed and empty.
+        The result is None once the queue is closed and empty.
 
         Args:
             find_jobs: returns the queued jobs (clients' requests) that the batch may have at present.
-            seconds: how long the oldest of them waits for others.
+            seconds: how long the oldest of these jobs waits for others.
         """
         while True:
             while self._next_job(find_jobs()) is None:
@@ -193,7 +193,7 @@ class Batcher:
                 return self._start_batch(self._pick(head, jobs))
 
     def _overtaking_jobs(self) -> list[Job]:
-        """Return the queued jobs with little work compared with all batches being decoded; [] if a worker is idle."""
+        """Return a list of queued jobs with little work beside that of every current batch; [] if a worker is idle."""
         if self.idle_workers or not self._decoding:
             return []
         least = min(batch.work for batch in self._decoding)
@@ -202,7 +202,7 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that runs already or may start now; None if `max_running` others run."""
+        """Return the first of some queued jobs that is in decoding or may start; None if `max_running` others are."""
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
@@ -211,7 +211,7 @@ class Batcher:
 
         Args:
             find_jobs: returns the queued jobs that the batch may have at present.
-            seconds: how long the oldest of them waits since it was accepted.
+            seconds: how long the oldest of these jobs waits since it was accepted.
         """
         while (jobs := find_jobs()) and not self._closed and not self._can_fill_batch(jobs):
             seconds_left = min(job.accepted_at for job in jobs) + seconds - time.monotonic()
@@ -220,7 +220,7 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether waiting for more jobs is useless: these fill a batch, or no further request may start."""
+        """Return whether waiting for more jobs is useless: these `jobs` fill a batch, or no more requests may start."""
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
@@ -230,13 +230,13 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
-        """Choose the sentences of a new batch: the longest that waits in a job, and others of about its length.
+        """Return the sentences of a new batch: the longest one that waits in a job, and others of similar length.
 
-        A job whose sentences are context of one another goes into one batch, in order.
+        A job whose sentences are context of one another goes into one batch alone, in order.
 
         Args:
             job: the job (client's request) that has waited longest since its last batch.
-            jobs: the jobs of which the others may be, if they are compatible with it.
+            jobs: the jobs from which further sentences may come, if they are compatible with `job`.
         """
         if job.documents is not None:
             return [JobSentence(job, number) for number in range(len(job.sentences))]
@@ -257,9 +257,9 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of a number of queued sentences a batch should take, so that idle workers get some, too.
+        """Return the number of queued sentences, out of `sentences`, for one batch, so that idle workers get some, too.
 
-        If there are fewer than 16 for each worker, fewer workers get some.
+        If there are fewer than 16 sentences for each worker, fewer workers get some.
         """
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
@@ -276,7 +276,7 @@ class Batcher:
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
-        """Record that sentences have gone into a batch; jobs that have no waiting ones left leave the queue."""
+        """Record that sentences have gone into a batch; jobs without further waiting sentences leave the queue."""
         now = time.monotonic()
         for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
@@ -288,10 +288,10 @@ class Batcher:
         self._queue = [job for job in self._queue if job.waiting]
 
     def join(self, batch: JobBatch, free_texts: int) -> list[JobSentence]:
-        """Add waiting sentences to a batch that is being decoded, and return them; empty if none can join.
+        """Add waiting sentences to a batch that is being decoded, and return a list of them; empty if none can join.
 
-        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join
-        this batch; otherwise a stream of joining requests could delay the latter without end.
+        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join this
+        batch; otherwise a stream of joining requests could delay the latter without end.
 
         Args:
             batch: a batch with a continuous decoder.
@@ -327,7 +327,7 @@ class Batcher:
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
-        """Return the first waiting sentences of a job that can be added to a batch.
+        """Return a list of the first waiting sentences of a job that can be added to a batch.
 
         Args:
             job: the job (client's request).
@@ -416,7 +416,7 @@ class Batcher:
 
 
 def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
-    """Yield the waiting sentences of some jobs that may be in a batch with the sentence `head`, 256 of each job."""
+    """Yield the waiting sentences of some jobs that may share a batch with the sentence `head`, 256 of each job."""
     for job in jobs:
         if job.is_compatible_with(head.job):
             for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
@@ -425,7 +425,7 @@ def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[Jo
 
 
 def _largest_work(sentences: Sequence[JobSentence]) -> int:
-    """Return the estimated work of the job that has most of it in a batch, in steps times sentences; 0 if empty."""
+    """Return the greatest work of a single job among sentences, in decoding steps times sentences; 0 for none."""
     steps: dict[Job, list[int]] = {}
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
@@ -433,7 +433,7 @@ def _largest_work(sentences: Sequence[JobSentence]) -> int:
 
 
 def num_hypotheses(job: Job) -> int:
-    """Return the number of hypotheses that search keeps for each sentence of a job: beam size, or samples."""
+    """Return the number of hypotheses that search keeps for each sentence of a job: beam size, or number of samples."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
@@ -493,7 +493,7 @@ class BatchObserver:
         self._adapt_threads = adapt_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report progress to clients after a decoding step, and return the batch indices of the sentences to abandon.
+        """Report progress to clients after a decoding step, and return a list of batch indices of sentences to abandon.
 
         A sentence is abandoned if its request's deadline has passed or its client has disconnected.
 
@@ -541,7 +541,7 @@ class Workers:
 
     Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
     Separate threads avoid waiting for each other at every matrix multiplication. One more thread decodes short requests
-    while all workers are busy with long ones, so its batches and theirs advance in turns.
+    while all workers are busy with long ones, so that short and long requests progress at the same time.
     """
 
     def __init__(
@@ -615,7 +615,7 @@ class Workers:
                 self._busy.remove(thread)
 
     def _adapt_threads(self) -> None:
-        """Set the number of PyTorch threads of the calling worker to an equal share of all of them, at least 1."""
+        """Set the calling worker's number of PyTorch threads to an equal share of all compute threads, at least 1."""
         busy = [*self._busy]
         share, remainder = divmod(self._compute_threads, len(busy))
         share = max(1, share + (busy.index(threading.get_ident()) < remainder))

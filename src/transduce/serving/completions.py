@@ -61,13 +61,15 @@ class CompletionRequest(NamedTuple):
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends (stop sequences); they are not part of it."""
     sampling: Mapping[str, float | None] = {}
-    """Sampling settings `temperature`, `top_p`, … and `seed`, which only language models use; None: the default."""
+    """Values of `temperature`, `top_p`, … and `seed` by name, which only language models use; None: the default."""
     penalties: Mapping[str, float | None] = {}
-    """`frequency_penalty` and `presence_penalty`, which only language models use; None: the default."""
+    """Values of `frequency_penalty` and `presence_penalty` by name, which only language models use; None: the
+    default."""
     with_tokens: bool = False
     """True if the completions should contain their tokens with log-probabilities."""
     before: Sequence[tuple[str, str]] = ()
-    """Earlier texts of the user in the conversation, with the answers to them, for a model that reads context."""
+    """Earlier turns of the conversation, for a model that reads context: pairs of a user's text and the answer to
+    it."""
 
 
 class Choice(NamedTuple):
@@ -76,20 +78,20 @@ class Choice(NamedTuple):
     text: str
     finish_reason: FinishReason
     tokens: tuple[TokenProbability, ...] = ()
-    """The tokens up to the end of the text with their log-probabilities, if the request asked for them."""
+    """The tokens of the completion's text with their log-probabilities; empty if the request did not ask for them."""
     num_tokens: int = 0
-    """The number of tokens of the text."""
+    """The number of tokens of the completion's text."""
 
 
 class Completion(NamedTuple):
     """The completions of all prompts of a request, with the numbers of tokens."""
 
     choices: list[Choice]
-    """The completions of the first prompt, then those of the second, and so on."""
+    """One list: the completions of the first prompt, then those of the second, and so on."""
     prompt_tokens: int
     """The number of tokens of all prompts together."""
     headers: Mapping[str, str] = {}
-    """Headers of the response, with warnings about the language of the prompts."""
+    """HTTP headers of the response by name, with warnings about the language of the prompts; empty without warnings."""
 
     @property
     def completion_tokens(self) -> int:
@@ -111,12 +113,12 @@ class Completions:
 
     @property
     def names(self) -> list[str]:
-        """The names of all models: language pairs such as "zh-en", and folders of language models."""
+        """A list of the names of all models: language pairs such as "zh-en", and folders of language models."""
         pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
         return [*pairs, *self.service.generators]
 
     def find(self, name: str) -> str:
-        """Return the name of the model that a client means; case and the tag `:latest` do not matter.
+        """Return the name of the served model that a client means; case and the tag `:latest` do not matter.
 
         Raises:
             RequestError: status 404, no model has this name.
@@ -128,16 +130,16 @@ class Completions:
         return found
 
     def context_before(self, name: str) -> int:
-        """Return how many earlier texts of a conversation the translation model with a name reads."""
+        """Return how many earlier texts of a conversation the translation model called `name` reads."""
         return self._model(self._pair(name)).context_before
 
     def _pair(self, name: str) -> tuple[str, str]:
-        """Return the source and target language of the translation model with a name."""
+        """Return the source and target language code of the translation model called `name`, such as "zh-en"."""
         pairs = self.service.routes.named_pairs
         return next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
 
     def _model(self, pair: tuple[str, str]) -> Model:
-        """Return the model of a language pair that is served."""
+        """Return the translation model that is served for a language pair."""
         routes = self.service.routes
         model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
         assert model is not None
@@ -196,9 +198,9 @@ class Completions:
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
-        """Return the response header that warns of prompts which are not in the translation model's source language.
+        """Return the HTTP header that warns of prompts in another language than the model's source language, as a dict.
 
-        The result is empty if there are no such prompts, or for a language model.
+        The dict is empty if there are no such prompts, or for a language model.
         """
         name = self.find(request.model)
         return {} if name in self.service.generators else language_headers(request.prompts, self._pair(name)[0])
@@ -309,9 +311,9 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
 
 
 class GenerationJob(Job):
-    """The prompts of one request to a language model as a job of the queue.
+    """A job of the decoding queue with the prompts of one client's request to a language model.
 
-    A batch may contain prompts of several such jobs.
+    Prompts of several such jobs may be decoded in one batch.
     """
 
     may_overtake = False
@@ -355,7 +357,7 @@ class GenerationJob(Job):
         return self.search.max_length or self.tokens[number]
 
     def can_join(self, other: Job) -> bool:
-        """Return whether prompts of this job may join another job's decoder: if both are for one language model."""
+        """Return whether this job's prompts may join another job's decoder: both must be for one language model."""
         return isinstance(other, GenerationJob) and self.served is other.served
 
     @property
@@ -366,7 +368,7 @@ class GenerationJob(Job):
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
         """Report the first of a prompt's growing continuations, and return whether all have reached a stop sequence.
 
-        If so, they need not be continued. The result is False for a job without a report or stop sequences.
+        If so, decoding of the prompt can end. The result is False for a job without a report or stop sequences.
 
         Args:
             prompt: the text of the prompt.
@@ -432,7 +434,8 @@ def _find_stop(text: str, stops: Sequence[str]) -> int | None:
 def _safe_length(text: str, stops: Sequence[str]) -> int:
     """Return how many characters at the start of a growing text are final, as no stop sequence can cut them off.
 
-    Those before the first stop sequence are, or else all except an end that a stop sequence begins with.
+    These are the characters before the first stop sequence. Without one, they are all except an end with which a stop
+    sequence may begin.
     """
     stops = list(map(_composed, stops))
     position = _find_stop(text, stops)
@@ -447,15 +450,15 @@ class TextFormatter(EventFormatter):
     """A base class of formatters of a streamed completion, whose text is sent as soon as it is final."""
 
     _sent: str | None = None
-    """The text that was sent; None: no event was sent."""
+    """The text of the stream that was sent so far; None: no event was sent."""
 
     @abstractmethod
     def text(self, text: str, *, is_first: bool) -> bytes:
-        """Return the event with new text of the completion, which may be empty."""
+        """Return the bytes of the event with new text of the completion, which may be empty."""
 
     @abstractmethod
     def end(self, answer: Completion) -> bytes:
-        """Return the events after the last text: the reason why it ended, and numbers of tokens."""
+        """Return the bytes of the events after the last text: the reason why it ended, and numbers of tokens."""
 
     @override
     def progress(self, progress: Progress) -> bytes:
@@ -472,7 +475,7 @@ class TextFormatter(EventFormatter):
         return self._new_text(text) + self.end(answer)
 
     def _new_text(self, text: str) -> bytes:
-        """Return the event with the text that became final since the last event; empty if there is none."""
+        """Return the bytes of the event with the text that became final since the last event; b"" if there is none."""
         before = self._sent or ""
         if text == self._sent or not text.startswith(before):
             return b""
@@ -500,7 +503,9 @@ class _StoppingReport:
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
-    """Return the translations of a prompt as completions, the best first, cut at a stop sequence or maximum length.
+    """Return the translations of a prompt as a list of completions, the best first.
+
+    Each is cut at the first stop sequence or at the maximum length.
 
     Args:
         answer: the best translation and its alternatives.
@@ -548,7 +553,7 @@ def _character_start(text: str, position: int) -> int:
 
 
 def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
-    """Return the character offset in a text at which each of its tokens begins, without the spaces before it.
+    """Return a list with the character offset of each token in a text, without the spaces before the token.
 
     A token that is not in the text, such as a byte of a character, gets the offset at which the token before it ends.
     """
@@ -593,7 +598,7 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens of a generated text that begin within its first part.
+    """Return the tokens of a generated text that begin within a first part of it.
 
     Args:
         tokens: the tokens of the whole text.

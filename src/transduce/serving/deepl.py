@@ -265,9 +265,10 @@ class DeepLHandlers:
         return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
 
     def _source(self, message: DeepLRequest | DeepLDocumentRequest) -> str:
-        """Return the source language of a request, or `auto`; of several that its code may mean, the first.
+        """Return the canonical code of a request's source language, or `auto` if the request names none.
 
-        DeepL's clients name source languages without a region.
+        DeepL's clients name source languages without a region. Of several served languages that the code may mean, the
+        first with a model for the target language is chosen.
 
         Raises:
             RequestError: no served language fits a code, or several fit that of the target language.
@@ -278,7 +279,7 @@ class DeepLHandlers:
         return routes.find_first_pair(message.source_lang or AUTO, routes.find(message.target_lang))[0]
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
-        """Return the stored glossary that a request names by its id, or None if it names none.
+        """Return the glossary, ready for search, that a request names by its id, or None if it names none.
 
         Args:
             message: the request.
@@ -477,15 +478,15 @@ def _check_formality(formality: Formality | None) -> None:
 
 
 def _split(value: str | Sequence[str] | None) -> list[str]:
-    """Return the names in a field of a request: a text, or several, each with names separated by commas.
+    """Return a list of the names in a field of a request: a text, or several, each with names separated by commas.
 
-    The result is empty for None; empty names are left out.
+    The list is empty for None; empty names are left out.
     """
     return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
 
 
 def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of HTML or XML tags in a field of a request; empty if it is not set.
+    """Return a tuple of the names of HTML or XML tags in a field of a request; empty if the field is not set.
 
     Args:
         field: the name of the field, for the message.

@@ -36,7 +36,7 @@ class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     """Time of creation, in seconds since 1970."""
     terms: tuple[tuple[str, str], ...]
-    """Source and target of each term."""
+    """The terms: pairs of a source text and its translation."""
     owner: str = ""
     """Digest of the API key of the client that created the glossary; empty if the server has no keys."""
 
@@ -55,12 +55,15 @@ class GlossaryStore:
         self._for_search: dict[str, Glossary] = {}
 
     def list(self, owner: str) -> list[StoredGlossary]:
-        """Return the glossaries of the client with this digest of an API key, oldest first; "" without keys."""
+        """Return a list of the glossaries of one client, oldest first.
+
+        The client is named by the digest of its API key, `owner`; "" on a server without keys.
+        """
         own = (stored for stored in self._glossaries.values() if stored.owner == owner)
         return sorted(own, key=lambda stored: (stored.created_at, stored.id))
 
     def get(self, id: str, owner: str) -> StoredGlossary:
-        """Return a client's glossary.
+        """Return the stored glossary with this identifier, if it is the client's.
 
         Args:
             id: the glossary's identifier.
@@ -75,7 +78,7 @@ class GlossaryStore:
         return stored
 
     def glossary(self, stored: StoredGlossary) -> Glossary:
-        """Return the terms of a stored glossary in the form that search uses; further calls return the same object."""
+        """Return a stored glossary as a `Glossary`, which search uses; further calls return the same object."""
         if stored.id not in self._for_search:
             self._for_search[stored.id] = _as_glossary(stored.terms)
         return self._for_search[stored.id]
@@ -86,7 +89,7 @@ class GlossaryStore:
         """Store a new glossary, in the folder if there is one, and return it with its new identifier.
 
         Args:
-            name: the client's name for it.
+            name: the client's name for the glossary.
             source: code of the source language.
             target: code of the target language.
             terms: source and translation of each term.
@@ -153,14 +156,15 @@ def _as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
 
 
 def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
-    """Return the terms of a glossary that a client sends: source and translation of each.
+    """Return the terms of a glossary that a client sends: a tuple of pairs (source text, translation).
 
     Args:
         text: a term per line; blank lines are skipped.
         format: how source and translation are separated, `tsv` (a tab) or `csv`, where further columns are ignored.
 
     Raises:
-        RequestError: a line has no two texts, a source occurs twice, or there are no terms or too many.
+        RequestError: a line has no two texts, a source occurs twice, a text is too long, or there are no terms or too
+            many.
     """
     rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in _lines(text))
     terms: dict[str, str] = {}

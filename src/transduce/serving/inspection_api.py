@@ -58,7 +58,10 @@ class InspectionHandlers:
         self.views = views
 
     def operations(self) -> list[tuple[Operation, Handler]]:
-        """Return the operations of the inspection API with their methods, and with the types of the views' results."""
+        """Return a list of the inspection API's operations, each paired with its handler.
+
+        The type of each answer is the one that the views define.
+        """
         types = {"/inspect": self.views.inspection, "/intervene": self.views.comparison}
         return [(replace(each, answer=types[each.path]), handler) for each, handler in operations_of(self)]
 
@@ -109,7 +112,7 @@ class InspectionHandlers:
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
-        """Return the model for a request to inspect a sentence, and the search settings for its alternatives.
+        """Return a pair for a request to inspect a sentence: the model, and the search settings for its alternatives.
 
         Raises:
             RequestError: no served model translates between the languages or can be inspected, both languages are the

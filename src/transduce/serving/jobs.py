@@ -18,13 +18,13 @@ from transduce.text.word_spans import Span
 
 
 class QueuedModel(Protocol):
-    """A translation or language model, as far as the queue of requests uses it."""
+    """An interface: what the queue of requests needs of a translation or language model."""
 
     search: SearchSettings
     """Search settings for requests that specify none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each sentence (or prompt), including the end symbol of a sentence."""
+        """Return a list with the number of tokens of each sentence (or prompt), including a sentence's end symbol."""
 
     @property
     def max_source_tokens(self) -> int:
@@ -32,7 +32,7 @@ class QueuedModel(Protocol):
 
 
 class Model(QueuedModel, Protocol):
-    """A translation model for one language pair, as far as the server uses it."""
+    """An interface: what the server needs of a translation model for one language pair."""
 
     source_language: str
     """Code of the source language, as the model spells it."""
@@ -66,7 +66,7 @@ class Model(QueuedModel, Protocol):
         protected: Sequence[Sequence[Span]] | None = None,
         documents: Documents | None = None,
     ) -> list[Translation]:
-        """Return the translations of a batch of sentences, in order; a sentence is a line or a text.
+        """Return a list with the translation of each sentence of a batch; a sentence is a line or a text.
 
         Args:
             sentences: the batch.
@@ -84,7 +84,7 @@ class Model(QueuedModel, Protocol):
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
         """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
 
-        While the translation of such a text grows, its text so far follows from its tokens alone.
+        The progress of such a text can be reported from its tokens alone while the translation grows.
 
         Args:
             text: the text.
@@ -94,16 +94,19 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return where the words of some spans of each source sentence are in its best translation, as character spans.
+        """Locate spans of source sentences in their best translations, such as the words of inline HTML elements.
 
         Args:
             translations: the translations.
             spans: for each of them, spans of its source.
             glossary: the glossary that the translations were made with; None: none.
+
+        Returns:
+            For each translation, a list with the character span in it of each source span.
         """
 
     def encode_target(self, text: str) -> list[int]:
-        """Return the token ids of a text in the target language, without special tokens."""
+        """Return the list of token ids of a text in the target language, without special tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text in the target language that token ids spell."""
@@ -113,8 +116,8 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""Callback for progress: takes a sentence's index in its job, the token ids of its best hypothesis so far, and how
-many of these do not change any more."""
+"""The type of a callback for a sentence's progress: it takes the sentence's index in its job, the token ids of its best
+hypothesis so far, and the number of these ids that are final."""
 
 
 @runtime_checkable
@@ -126,8 +129,8 @@ class TextProgress(Protocol):
 
         Args:
             number: the line's index in its job.
-            ids: the token ids of its best hypothesis so far.
-            certain: how many of these do not change any more.
+            ids: the token ids of the line's best hypothesis so far.
+            certain: how many of these ids do not change any more.
         """
 
     def report_text(self, number: int, final: str, draft: str) -> None:
@@ -135,7 +138,7 @@ class TextProgress(Protocol):
 
         Args:
             number: the line's index in its job.
-            final: the start of its translation, which does not change any more.
+            final: the start of the line's translation, which does not change any more.
             draft: the translation so far, with the best guess for its rest.
         """
 
@@ -148,21 +151,22 @@ class ContinuousDecoder(Protocol):
         """The maximum number of further hypotheses (beam size or samples per sentence) that can join."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
-        """Add sentences, which the next steps decode together with those that are being decoded."""
+        """Add sentences (or prompts); the next steps decode them together with those that are being decoded."""
 
     def step(self) -> list[tuple["JobSentence", Any]]:
-        """Run one decoding step, and return the sentences that have finished with it, with their results."""
+        """Run one decoding step, and return a list of pairs: each sentence that has finished, and its result."""
 
     def abandon(self, job: "Job") -> None:
         """Stop decoding the sentences of a job (a client's request), which then get no results."""
 
 
 class AlignedTranslation(NamedTuple):
-    """A sentence's translation, with where the words of its inline HTML elements (marks) are in each alternative."""
+    """A sentence's translation, with the positions of the words of its inline HTML elements (marks)."""
 
     translation: Translation
     mark_spans: Sequence[Sequence[Span]] = ()
-    """For each alternative, the character span of each mark; empty if the sentence has no marks."""
+    """For each alternative translation, a list with the character span of each mark; empty if the sentence has no
+    marks."""
 
 
 class Job:
@@ -254,9 +258,9 @@ class Job:
         return self.abandoned or time.monotonic() >= self.deadline
 
     def expected_steps(self, number: int) -> int:
-        """Return the expected number of decoding steps of the sentence at an index, to estimate the job's work.
+        """Return the expected number of decoding steps of the sentence at index `number`, to estimate the job's work.
 
-        Here it is the number of source tokens.
+        For a translation it is the number of source tokens; subclasses may override it.
         """
         return self.tokens[number]
 
@@ -276,21 +280,23 @@ class Job:
         )
 
     def continuous_decoder(self) -> ContinuousDecoder | None:
-        """Return a decoder for a batch that sentences of other jobs may join later.
+        """Return a decoder for a batch that sentences of other jobs may join later, or None.
 
-        None, as here, if batches are decoded as a whole by `decode`.
+        The result is None for translations, whose batches are decoded as a whole by `decode`.
         """
         return None
 
     def can_join(self, other: "Job") -> bool:  # noqa: ARG002
         """Return whether this job's sentences may join a batch that another job's continuous decoder decodes.
 
-        False here, as batches of translations are decoded as a whole.
+        The result is False for translations, whose batches are decoded as a whole.
         """
         return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
-        """Decode a batch of sentences of this job and of compatible ones, and return their results in order.
+        """Decode a batch of sentences of this job and compatible ones, and return a list of their results in order.
+
+        For a translation job, a result is an `AlignedTranslation`.
 
         Args:
             batch: the sentences.
@@ -324,6 +330,9 @@ class Job:
         Args:
             translation: the sentence's translation.
             marks: the spans of the elements in the source sentence.
+
+        Returns:
+            For each alternative, a list with the character span of each mark.
         """
         single_alternatives = [
             msgspec.structs.replace(translation, alternatives=(alternative,))
@@ -338,7 +347,7 @@ _FIXED_COST = 4  # of a decoding step, in sentences
 def estimate_work(steps: Sequence[int]) -> int:
     """Return the estimated work of decoding sentences together, in decoding steps times sentences; 0 for none.
 
-    Every step costs as much as four sentences more.
+    It is the sum of all sentences' steps, plus four times the longest sentence's steps for the fixed cost of a step.
 
     Args:
         steps: number of decoding steps of each sentence.
@@ -410,5 +419,5 @@ class FunctionJob(Job):
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
-        """Run the job's function with the observer, and return its result as the only one of the batch."""
+        """Run the job's function with the observer, and return a list with its result, the only one of the batch."""
         return [self._work(observer)]

@@ -35,7 +35,7 @@ def language_name(code: str) -> str:
 
 
 class Routes:
-    """The translation models of a server by their language pairs, which finds the model for a request's languages."""
+    """The translation models of a server, indexed by language pair to find the model for a request's languages."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         """Index the models by their language pairs.
@@ -53,12 +53,12 @@ class Routes:
                 )
             self._models[pair] = model
         self.codes = sorted({code for pair in self._models for code in pair})
-        """Canonical codes of all languages."""
+        """Canonical codes of all served languages, sorted."""
 
     def _add_code(self, own_code: str) -> str:
-        """Return the canonical code of a model's language; a language that several models spell otherwise has one.
+        """Return the canonical code of a model's language; other spellings of one language get the same code.
 
-        The model's own code is stored if it is the first.
+        The model's own spelling is stored if it is the first one of the language.
         """
         code = next((each for each in self._own_codes if is_same_language(each, own_code)), canonical(own_code))
         self._own_codes.setdefault(code, own_code)
@@ -66,17 +66,17 @@ class Routes:
 
     @property
     def sources(self) -> list[str]:
-        """The canonical codes of the languages that some model translates from, sorted."""
+        """A sorted list of the canonical codes of the languages that some model translates from."""
         return sorted({source for source, _ in self._models})
 
     @property
     def targets_of_any(self) -> list[str]:
-        """The canonical codes of the languages that some model translates to, sorted."""
+        """A sorted list of the canonical codes of the languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
     def default_pair(self) -> tuple[str, str]:
-        """The language pair that the web page selects at first: that of the first model.
+        """The language pair (source, target) that the web page selects at first: that of the first model.
 
         Raises:
             RequestError: status 404, no translation model is served.
@@ -87,17 +87,17 @@ class Routes:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The language pairs as canonical codes, in the order of the models."""
+        """A list of the language pairs (source, target) as canonical codes, in the order of the models."""
         return list(self._models)
 
     @property
     def samples(self) -> list[tuple[str, ...]]:
-        """Source sentences that each model offers as examples on the web page, in the models' order; () for none."""
+        """For each model in order, a tuple of source sentences that the web page offers as examples; () for none."""
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
     def named_pairs(self) -> list[tuple[str, str]]:
-        """The language pairs with the codes that the models themselves use, in the order of the models."""
+        """A list of the language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def own_code(self, code: str) -> str:
@@ -108,7 +108,7 @@ class Routes:
         return self._own_codes.get(code, code)
 
     def targets(self, source: str) -> list[str]:
-        """Return the canonical codes of the languages that a source language is translated to, sorted.
+        """Return a sorted list of the canonical codes of the languages that a source language is translated to.
 
         The source's own code is among them, as in LibreTranslate.
         """
@@ -131,10 +131,10 @@ class Routes:
         return served
 
     def find_first_pair(self, source: str, target: str) -> tuple[str, str]:
-        """Return the canonical codes of the served languages that a client's codes mean; of several pairs, the first.
+        """Return the pair of canonical codes of the served languages that a client's codes mean.
 
-        A code without region may mean several languages: `pt` both `pt-BR` and `pt-PT`. If no model has such a pair,
-        the codes are the first ones.
+        A code without region may mean several languages: `pt` both `pt-BR` and `pt-PT`. The first pair with a model is
+        returned; if no model has such a pair, the first code of each.
 
         Raises:
             RequestError: no served language fits a code.
@@ -181,7 +181,7 @@ class Routes:
         return model
 
     def sources_of(self, target: str) -> list[str]:
-        """Return the canonical codes of the languages that some model translates into a target language.
+        """Return a sorted list of the canonical codes of the languages that models translate into a target language.
 
         Raises:
             RequestError: no model translates into the target language.
@@ -194,7 +194,7 @@ class Routes:
         return sources
 
     def identify_source(self, text: str, target: str, detector: "Detector") -> DetectedLanguage:
-        """Detect the language of a text to translate, among those that are translated into the target language.
+        """Detect the language of a text among those that are translated into the target language, with its confidence.
 
         Args:
             text: the text, of which the first 2,000 characters count.
@@ -249,13 +249,16 @@ _LETTERS = {
 
 
 def _letters_of(code: str) -> re.Pattern[str]:
-    """Return the pattern of the Unicode names of a language's letters, which are Latin if its script is not known."""
+    """Return a regular expression that matches the Unicode names of a language's letters.
+
+    If the language's script is not known, the letters are Latin.
+    """
     script = script_of(code)
     return re.compile(_LETTERS.get(short_code(code)) or _LETTERS.get(script) or script.upper())
 
 
 class Detector:
-    """Detects the language of a text among the served ones, by profiles of their letters or else by their scripts."""
+    """A detector of a text's language among the served ones, by profiles of their letters or else by their scripts."""
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
         """Create a detector.
@@ -271,7 +274,7 @@ class Detector:
         self._profile_codes = {code: each for each in known for code in self.codes if is_same_language(code, each)}
 
     def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
-        """Return the languages that a text may be in with their confidence in percent, likeliest first.
+        """Return a list of the languages that a text may be in with their confidence in percent, likeliest first.
 
         Args:
             text: only its first 2,000 characters are used, without URLs and other protected spans.
@@ -295,10 +298,10 @@ class Detector:
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """Return a probability for each language by its code, from the scripts of a text's letters alone.
+    """Return a dict from each language code to a probability, by the scripts of a text's letters alone.
 
-    It is the share of the letters that are of the language's script, normalized so that all sum to 1. All are equal for
-    a text without such letters.
+    A language's weight is the fraction of the letters that are of its script; a text without kana is hardly Japanese.
+    The weights are normalized to sum to 1. For a text without letters of these scripts all are equal.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _letters_of(code)) for code in codes}

@@ -84,7 +84,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """The detected source language, set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
     """Alternative translations, set if the request asked for some; best first, without duplicates, and for a list of
-    texts a list for each."""
+    texts one list for each text."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
@@ -182,7 +182,7 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
     api_keys: bool
     """True if the server has API keys."""
     key_required: bool
-    """True if requests need a key, which is the same here."""
+    """True if requests need a key; the same as `api_keys`."""
     suggestions: bool
     """True if suggested translations are stored."""
     files_translation: bool
@@ -241,7 +241,7 @@ class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
     pairs: list[tuple[str, str]]
     """Source and target language code of each model."""
     samples: list[tuple[str, ...]] = []
-    """Some source sentences for each pair; none for models that `transduce train` did not write."""
+    """For each language pair, some source sentences; none for models that `transduce train` did not write."""
     max_characters: int
     """Maximum number of characters of a request."""
     max_alternatives: int
@@ -321,7 +321,9 @@ def unsupported_field(name: str) -> RequestError:
 
 
 def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Raise an error if a request sets one of these fields, as far as it has them, to a value that is not empty.
+    """Refuse a request that sets one of these unsupported fields to a value that is not empty.
+
+    Fields that the message does not have are skipped.
 
     Raises:
         RequestError: a field is set, which would change the answer, but which the server does not know.
@@ -332,7 +334,7 @@ def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
 
 
 def check_characters(characters: int, limit: int, name: str = "request") -> None:
-    """Check the number of characters of a request or of a part of it, which `name` names.
+    """Check the number of characters of a request or of a part of it; `name` names this part in the error.
 
     Raises:
         RequestError: there are more than `limit` characters.
@@ -374,7 +376,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Awaitable[Response]])
 class Operation(msgspec.Struct, frozen=True):
     """A path and method of the server, with the types of its request and its response.
 
-    An instance is a decorator of the method that answers the requests. Routes and the OpenAPI document are made of all.
+    An instance is a decorator of the method that answers the requests. Routes and the OpenAPI document are made of all
+    operations.
     """
 
     method: Literal["delete", "get", "post"]
@@ -402,7 +405,10 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def operations_of(api: object) -> list[tuple[Operation, Handler]]:
-    """Return the operations that an object's methods answer, each with the method, in the order of the class."""
+    """Return a list of pairs for an object of handlers: each operation, and the method that answers it.
+
+    The order is that of the class.
+    """
     return [
         (operation, getattr(api, name))
         for name, member in vars(type(api)).items()
@@ -412,7 +418,7 @@ def operations_of(api: object) -> list[tuple[Operation, Handler]]:
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
-    """Return the OpenAPI document, which describes the server's paths to programs, as JSON values.
+    """Return the OpenAPI document, which describes the server's paths to programs, as a dict of JSON values.
 
     Args:
         operations: the paths and methods with their types of requests and responses.

@@ -61,7 +61,7 @@ class Metrics:
 
 
 class _Page(Collector):
-    """The collector of what Prometheus reads once: a server's metrics, without creation times, and its gauges."""
+    """A collector for prometheus-client: a server's metrics, without creation times, and its gauges of the moment."""
 
     def __init__(self, registry: CollectorRegistry, gauges: Mapping[str, tuple[str, float]]) -> None:
         self._registry = registry

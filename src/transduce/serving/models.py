@@ -159,12 +159,12 @@ class ServedGenerator:
         return self.generator.device
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each prompt, including the start symbol before it if the model has one."""
+        """Return a list with the number of tokens of each prompt, including the model's start symbol, if it has one."""
         return [len(self.generator.prompt_ids(sentence)) for sentence in sentences]
 
 
 def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
-    """Divide an argument of `transduce serve` into a pair of language codes and a path.
+    """Divide an argument of `transduce serve` into a pair of language codes, or None, and a path.
 
     The path is that of a model folder or, in the option for glossaries, of a model's glossary file.
 

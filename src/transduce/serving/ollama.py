@@ -29,7 +29,7 @@ from transduce.serving.service import RequestChecks
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """The options of a completion, such as its length and sampling; unlisted ones are accepted without effect."""
+    """The options of a completion in Ollama's API, such as its length and sampling; unlisted ones have no effect."""
 
     num_predict: Annotated[int, Meta(description="Maximum number of tokens; not positive: no limit.")] | None = None
     stop: Stop | None = None
@@ -50,7 +50,7 @@ class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields that the requests to `/api/chat` and `/api/generate` have in common."""
+    """The fields that the requests to Ollama's `/api/chat` and `/api/generate` have in common."""
 
     model: Annotated[str, Meta(description="A `name` from `GET /api/tags`.")]
     stream: bool | None = True
@@ -95,11 +95,11 @@ class OllamaResponse(msgspec.Struct, kw_only=True, frozen=True):
     created_at: str
     """Time of the line, in UTC, in ISO 8601."""
     message: OllamaAnswer | UnsetType = UNSET
-    """The new text of `/api/chat`."""
+    """The new text of the answer to `/api/chat`; unset in other answers."""
     response: str | UnsetType = UNSET
-    """The new text of `/api/generate`."""
+    """The new text of the answer to `/api/generate`; unset in other answers."""
     done: bool
-    """True in the last line, which alone has the fields below."""
+    """True in the last line of an answer, which alone has durations and numbers of tokens."""
     done_reason: FinishReason | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     """Nanoseconds from the request to the answer."""
@@ -308,7 +308,7 @@ class _LineFormatter(TextFormatter):
         return _line(self.last_line(answer, ""))
 
     def error(self, error: RequestError) -> bytes:
-        """Return the line of the stream with the error that ends it."""
+        """Return the bytes of the line of the stream with the error that ends it."""
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:

@@ -84,7 +84,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields that the requests for chat completions and for text completions have in common."""
+    """The fields that OpenAI's requests for chat completions and for text completions have in common."""
 
     model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
     stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
@@ -338,7 +338,7 @@ class OpenAIHandlers:
     def _completion_request(
         self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
     ) -> CompletionRequest:
-        """Convert a request of OpenAI's API to the form that both APIs share.
+        """Convert a request of OpenAI's API to a `CompletionRequest`, the form that OpenAI's and Ollama's APIs share.
 
         Args:
             message: the fields of the request.
@@ -409,9 +409,10 @@ class _Render(Protocol):
 def read_conversation(
     completions: Completions, model: str, messages: Sequence[ChatMessage]
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return what a model reads of a conversation: its prompt, and the earlier turns that are context of it.
+    """Return what a model reads of a conversation: a prompt, and a list of earlier turns (user's text, answer).
 
-    A language model reads the whole conversation as prompt.
+    For a translation model, the prompt is the last user message, and the turns are its context. A language model reads
+    the whole conversation as prompt, and no turns.
 
     Args:
         completions: the models.
@@ -440,7 +441,7 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
 
 
 def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str, str]]:
-    """Return up to `most` messages of the role `user` before the last one, each with the assistant's answer.
+    """Return a list of up to `most` user messages before the last one, each paired with the assistant's answer.
 
     The answer is "" if there is none. Messages without text are left out.
 
@@ -459,7 +460,7 @@ def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str,
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:
-    """Return the texts of a conversation's messages, joined by line feeds, as a language model, which knows no roles.
+    """Return the texts of a conversation's messages joined by line feeds, for a language model that knows no roles.
 
     Messages without text are left out.
 
@@ -588,7 +589,7 @@ class OpenAIEventFormatter(TextFormatter):
         return events + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
-        """Return an event with the error that ends the stream, in OpenAI's format."""
+        """Return the bytes of an event with the error that ends the stream, in OpenAI's format."""
         return _event(openai_error(error))
 
     def _choice(self, text: str, *, is_first: bool = False, finish_reason: FinishReason | None = None) -> StreamChoice:

@@ -34,7 +34,7 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 
 def read_message(body: bytes, content_type: str, query: str, message: type[_Message]) -> _Message:
-    """Return the typed message that a request carries.
+    """Return the typed message that a request carries: an instance of the struct `message`.
 
     Args:
         body: the body, decompressed.
@@ -68,7 +68,7 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """Return the typed message in a JSON object; neither in it nor in objects inside may a key occur twice.
+    """Return the typed message in a JSON object, in which, at any depth, a key must not occur twice.
 
     Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
 
@@ -93,7 +93,11 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object of a JSON text in which a key occurs twice, as decoders would keep only the last value."""
+    """Refuse an object of a JSON text in which a key occurs twice, as decoders would keep only the last value.
+
+    Raises:
+        RequestError: a key is repeated.
+    """
     counts = Counter(key for key, _ in pairs)
     if len(counts) < len(pairs):
         repeated = max(counts, key=counts.__getitem__)
@@ -182,7 +186,7 @@ class _Parts:
         self._header, self._value = bytearray(), bytearray()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """Return the methods that handle the events of python-multipart's parser, by the name of the event."""
+        """Return a dict from each event of python-multipart's parser to the method that handles it."""
         return {
             "on_header_field": self._add_to_header,
             "on_header_value": self._add_to_value,
@@ -369,7 +373,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
 
 
 class Decoder:
-    """Decodes the body of a request chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
+    """A decoder of a request's body, chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
         """Return the bytes of a chunk of the body as they are; subclasses decompress at most `max_bytes` bytes."""

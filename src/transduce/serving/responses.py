@@ -58,7 +58,8 @@ def error_response(error: RequestError, path: str) -> Response:
 def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
     """Return the body of an error response in the format of the API that the request's path belongs to.
 
-    Paths under `/v1/` are OpenAI's; DeepL's under `/v2/` also have a field `message`; all others have `error` alone.
+    Paths under `/v1/` are OpenAI's; errors under DeepL's `/v2/` also have a field `message`; other APIs, the field
+    `error` alone.
     """
     if path.startswith("/v1/"):
         return openai_error(error)
@@ -166,7 +167,7 @@ class ResponseMiddleware:
 
 
 class _Exchange:
-    """Sends one response: adds cross-origin headers, records the status and limits the time to send each message."""
+    """The sending side of a response: adds cross-origin headers, records the status, limits the time of messages."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -215,7 +216,7 @@ def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
 
 
 class ProgressBuffer:
-    """The latest progress of each line of a translation that was not sent to the client yet.
+    """A buffer of the latest progress of each line of a translation that was not sent to the client yet.
 
     New progress of a line replaces earlier one, so that a slow client gets fewer events.
     """
@@ -236,7 +237,7 @@ class ProgressBuffer:
         arrived.cancel()
 
     def take(self) -> list[Progress]:
-        """Return and remove the progress stored since the last call, at most one entry per line."""
+        """Return and remove a list of the progress stored since the last call, at most one entry per line."""
         self._arrived.clear()
         progress = list(self._latest.values())
         self._latest.clear()
@@ -264,7 +265,7 @@ class EventStream(Response):
 
 
 class EventFormatter:
-    """Formats a streamed translation as server-sent events: `progress` of lines, then `result` or `error`."""
+    """A formatter of a streamed translation as server-sent events: `progress` of lines, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
         """Return the bytes of the server-sent event that reports the progress of a line's translation."""

@@ -86,7 +86,7 @@ class LimitedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle received bytes: pass them to uvicorn's parser unless the request is refused or postponed.
 
-        While the head of a request is incomplete, a timer runs, after which it is refused.
+        While the head of a request is incomplete, a timer runs, after which the request is refused.
         """
         if self._is_refused or self.transport.is_closing():
             return
@@ -105,7 +105,7 @@ class LimitedConnection(H11Protocol):
     def _admits(self, data: bytes) -> bool:
         """Return whether to read a new request now.
 
-        If not, it is refused because the queue is full, or postponed to the next iteration of the event loop.
+        If not, the request is refused because the queue is full, or postponed to the next iteration of the event loop.
 
         Args:
             data: the first bytes of the request.
@@ -356,7 +356,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """In a `with` block, let SIGTERM and SIGINT start the shutdown, and SIGHUP reload the models.
 
-        Unlike in uvicorn's version, they are not raised again after the shutdown.
+        Unlike in uvicorn's version, the signals are not raised again after the shutdown.
         """
         with signal_handlers(self.handle_exit), signal_handlers(self.handle_reload, _RELOAD_SIGNALS):
             yield

@@ -81,11 +81,11 @@ class TranslationRequest(NamedTuple):
     is_document: bool = False
     """True for consecutive texts of an uploaded document, which has limits of its own."""
     before: Sequence[tuple[str, str]] = ()
-    """Texts of a conversation or document before the first text, with the answers to them or their translations, which
-    a model that reads context reads; other models ignore them."""
+    """Pairs of a text before the first text of the request and its translation (or, in a conversation, its answer):
+    context for a model that reads context; other models ignore them."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that a model uses for this request: the request's or else its own; None: no terms."""
+        """Return the glossary that a model uses here: the request's or else the model's own; None: no terms."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
@@ -116,17 +116,17 @@ class Answer(NamedTuple):
     source: str
     """Canonical code of the source language, named or detected."""
     detected: DetectedLanguage | None
-    """The detected source language; None if the request named the language."""
+    """The detected source language with its confidence; None if the request named the language."""
     quality_warnings: tuple[QualityWarning, ...] = ()
-    """Quality warnings for all sentences, if the request asked for them."""
+    """Quality warnings for all sentences of the text; empty if the request did not ask for them."""
     language_warning: str | None = None
     """A reason such as "looks English, not German" if the text seems to be in another language; else None."""
     tokens: tuple[TokenProbability, ...] = ()
-    """The tokens of the best translation, if the request asked for them."""
+    """The tokens of the best translation with log-probabilities; empty if the request did not ask for them."""
     is_complete: bool = True
     """False if the model's maximum length truncated the translation."""
     alternative_tokens: tuple[tuple[str, ...], ...] = ()
-    """The tokens of each alternative, if the request asked for them."""
+    """The token texts of each alternative translation; empty if the request did not ask for them."""
     complete_alternatives: tuple[bool, ...] = ()
     """For each alternative, False if the model's maximum length truncated it."""
 
@@ -136,13 +136,14 @@ class PlannedText(NamedTuple):
 
     text: str
     plan: Plan
-    """The sentences (or lines) to translate, and the function that makes the translated text of their translations."""
+    """A plan: the sentences (or lines) of the text to translate, and a function that makes the translated text of their
+    translations."""
     model: Model | None
     """The model that translates the text; None if the text is in the target language already."""
     source: str
     """Canonical code of the source language."""
     detected: DetectedLanguage | None
-    """The detected source language; None if the request named the language."""
+    """The detected source language with its confidence; None if the request named the language."""
 
 
 Report = Callable[[Progress], None]
@@ -209,7 +210,7 @@ class Service:
         known = [common_profiles()] if catalog.profiles is None else [catalog.profiles, common_profiles()]
         self.routes = routes
         self.generators = generators
-        """Language models by name."""
+        """Language models by the name of their folder."""
         self.detector = Detector(routes.codes, merge_profiles(known))
         self.keys = ApiKeys(catalog.api_keys)
 
@@ -226,7 +227,7 @@ class Service:
     async def translate(
         self, request: TranslationRequest, disconnected: asyncio.Future[None], report: Report | None = None
     ) -> list[Answer]:
-        """Return the translation of each text of a request, in order.
+        """Return a list with an `Answer`, the translation of one text, for each text of a request.
 
         Args:
             request: what the client asks for.
@@ -275,7 +276,9 @@ class Service:
         return planned_texts
 
     def _identify(self, text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str) -> DetectedLanguage:
-        """Return the detected language of a text; a short text is judged together with the others of its script.
+        """Return the detected language of a text, with its confidence.
+
+        A short text is judged together with the request's other texts of its script.
 
         Args:
             text_plan: the text, divided into sentences.
@@ -355,9 +358,10 @@ class Service:
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
-    """Return the texts of a request joined by their scripts, so that the language of short ones is judged together.
+    """Return a dict from each script to all texts of a request in this script, joined to one text.
 
-    The key None, for texts without letters, has all texts joined.
+    The language of short texts is judged on the joined text. The key None has the texts of all scripts joined, for
+    texts without letters.
     """
     texts: dict[str | None, list[str]] = {None: []}
     for plan in plans:
@@ -369,7 +373,7 @@ def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
-    """Prepare a text of a request for translation by its format: divide it into lines or other units to translate.
+    """Return a plan for the translation of a request's text, divided by its format into lines or other units.
 
     Args:
         text: the text.
@@ -389,7 +393,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
-    """Prepare a text that is a document, such as Markdown, for translation: divide it into units to translate.
+    """Return a plan for the translation of a text that is a document, such as Markdown, divided into units.
 
     Args:
         text: the content of the document.
@@ -467,12 +471,12 @@ class _Reporter:
         self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Report the progress of a line that is one plain sentence; lines of other kinds are reported as text.
+        """Report the progress of a line that is one plain sentence; other lines use `report_text`.
 
         Args:
             number: the line's index in its job.
-            ids: the token ids of its best hypothesis so far.
-            certain: how many of these do not change any more.
+            ids: the token ids of the line's best hypothesis so far.
+            certain: how many of these ids do not change any more.
         """
         if self._is_plain[number]:
             text, draft = (without_incomplete_character(self._model.decode(part)) for part in (ids[:certain], ids))
@@ -483,7 +487,7 @@ class _Reporter:
 
         Args:
             number: the line's index in its job.
-            final: the start of its translation, which does not change any more.
+            final: the start of the line's translation, which does not change any more.
             draft: the translation so far, with the best guess for its rest.
         """
         if not self._is_plain[number]:
@@ -554,7 +558,10 @@ def _shown_token(token: str) -> str:
 
 
 def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[TokenProbability, ...]:
-    """Return the tokens of translations or generated texts in order, with log-probabilities and without end symbols."""
+    """Return a tuple of the tokens of translations or generated texts, one after the other, with log-probabilities.
+
+    End symbols are left out.
+    """
     return tuple(
         TokenProbability(_shown_token(token), log_probability)
         for text in texts
@@ -566,7 +573,7 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
 def _quality_warnings(
     translations: Iterable[Translation], planned: PlannedText, request: TranslationRequest, model: Model
 ) -> tuple[QualityWarning, ...]:
-    """Return the quality warnings for the translations of a text's sentences, one sentence after the other.
+    """Return a tuple of the quality warnings for the translations of a text's sentences, sentence by sentence.
 
     Args:
         translations: the translation of each sentence.
@@ -588,7 +595,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return a translation of a text, made of the alternatives of its sentences at the same rank.
+    """Return one translation of a text, made of the alternatives of its sentences at the same rank.
 
     Args:
         plan: the function that makes the translated text, and its spans to locate.
@@ -608,7 +615,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 
 
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
-    """Return a warning sentence for each text that seems not to be in the language that the request names.
+    """Return a list of warnings, one for each text that seems not to be in the language that the request names.
 
     Texts whose language was detected have none.
     """
@@ -620,17 +627,17 @@ def language_warnings(answers: Sequence[Answer]) -> list[str]:
 
 
 def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
-    """Return the HTTP header with the warnings about texts in another language than the request names; {} for none.
+    """Return the HTTP header, as a dict, with warnings about texts in another language than the request names.
 
-    It is for APIs whose responses have no field for warnings.
+    The dict is empty without warnings. The header is for APIs whose responses have no field for warnings.
     """
     return warning_header(language_warnings(answers))
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the HTTP header that warns of texts in another language than the code `source` names; {} for none.
+    """Return the HTTP header, as a dict, that warns of texts in another language than the code `source` names.
 
-    It needs no translations, so that a streamed response can begin with it.
+    The dict is empty without warnings. No translations are needed, so a streamed response can begin with the header.
     """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
@@ -647,7 +654,7 @@ def describe_warning(number: int, warning: str) -> str:
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return the HTTP header `Transduce-Warning` with the first three warnings; {} if there are none."""
+    """Return the HTTP header `Transduce-Warning` with the first three warnings, as a dict; {} if there are none."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
@@ -658,7 +665,7 @@ _Message = TypeVar("_Message")
 
 
 class RequestChecks:
-    """Checks the limits and API keys of requests of all APIs, and parses their bodies."""
+    """The checks of limits and API keys for requests of all APIs, and the parser of their bodies."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -50,7 +50,7 @@ class DocumentOrder(NamedTuple):
 def document_settings(
     format: str | None, columns: Sequence[str] | None, fields: Sequence[str] | None, encoding: str | None
 ) -> DocumentSettings:
-    """Return the settings of an uploaded document by the fields of its form, of which None or "" is not set."""
+    """Return the settings of an uploaded document by the fields of its form; a field that is None or "" is not set."""
     return DocumentSettings(
         format=format or None, columns=tuple(columns or ()), fields=tuple(fields or ()), encoding=encoding or None
     )
@@ -146,7 +146,10 @@ class DocumentTranslation:
         return result
 
     def _context_before(self) -> int:
-        """Return how many earlier sentences the model reads; if the language is detected, the most of all models."""
+        """Return how many earlier sentences the document's model reads.
+
+        If the source language is detected, this is the most of all models into the target language.
+        """
         routes = self._service.routes
         target = routes.find(self.order.target)
         sources = routes.sources_of(target) if self._source == "auto" else [routes.find(self._source)]
@@ -154,13 +157,13 @@ class DocumentTranslation:
         return max((model.context_before for model in models if model is not None), default=0)
 
     def translate_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
-        """Translate consecutive texts of the document, all plain, XML or HTML, through the queue of all requests.
+        """Return a list of translations of consecutive texts of the document, made through the queue of all requests.
 
         This runs in the document's thread and waits until the event loop has the translations.
 
         Args:
             texts: the texts; a plain text without words, such as `B`, stays as it is.
-            kind: what all of them are.
+            kind: what all of the texts are: plain text, XML or HTML.
             before: the document's texts before them with their translations, for a model that reads context.
         """
         future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind, before), self._loop)
@@ -210,7 +213,7 @@ class DocumentTranslation:
         return found
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
-        """Wait until the queue has a free slot, then translate texts of the document and return the answers.
+        """Wait until the queue has a free slot, then translate texts of the document; return a list of the answers.
 
         Raises:
             RequestError: the deadline of the document has passed, or the request is refused.
@@ -241,14 +244,14 @@ def _count_characters(unit: Unit) -> int:
 
 
 class _QueuedTexts(ContextTexts):
-    """Translates the texts of an uploaded document in order, as a callable that stores them as context."""
+    """A callable that translates an uploaded document's texts in order, and stores them as context for later ones."""
 
     def __init__(self, document: DocumentTranslation, max_sentences: int) -> None:
         super().__init__(max_sentences)
         self._document = document
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return the translation of each text, in order; the texts of all calls are one document."""
+        """Return a list with the translation of each text; the texts of all calls are one document."""
         translations = self._document.translate_texts(texts, kind, self.before)
         self.remember(texts, translations, kind)
         return translations
@@ -267,7 +270,10 @@ class DocumentStore:
         return self._service.settings
 
     def start(self, order: DocumentOrder) -> DocumentTranslation:
-        """Store an uploaded document and begin its translation in the background; return it with id and secret key.
+        """Store an uploaded document and begin its translation in the background.
+
+        Returns:
+            The `DocumentTranslation`, which has the identifier and the secret key for the client.
 
         Raises:
             RequestError: the languages are not served, the file is empty, or too many documents are stored.

@@ -41,7 +41,9 @@ def examine_corpus(
     columns: tuple[str, str] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> CorpusReport:
-    """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
+    """Check a parallel corpus for faults, and return a `CorpusReport`.
+
+    The corpus is files that correspond line by line, or files of pairs.
 
     Args:
         source: files of the source side, plain or compressed; without a target, files of pairs in any form
@@ -96,7 +98,7 @@ def _line_counts(text: CorpusText) -> Finding:
 
 
 def _malformed_lines(text: CorpusText) -> list[Finding]:
-    """Return a finding about lines of tables that are no pairs, in a list; the list is empty without such lines."""
+    """Return a list with one finding about table lines that have not two columns; an empty list without such lines."""
     count = len(text.malformed)
     return [
         Finding(
@@ -150,7 +152,11 @@ def _unrelated_files(lines: int) -> Finding:
 
 
 def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
-    """Return the lag (shift of line numbers) of the last stretch with a lag before `stretch`; 0 without one."""
+    """Return the shift of line numbers of the last stretch before `stretch` that has one; 0 if none has.
+
+    A stretch is a range of source lines whose translations are shifted equally, so that a report tells how shifts
+    change.
+    """
     lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
     return lags[-1] if lags else 0
 

@@ -44,19 +44,21 @@ class SideFeatures(NamedTuple):
     length: Floats
     """Number of characters of each line, (lines,)."""
     ending: Ints
-    """Mark at the end of each line: 0 none, 1 question mark, 2 exclamation mark, 3 both, (lines,)."""
+    """Question and exclamation marks anywhere in each line: 0 none, 1 question mark, 2 exclamation mark, 3 both,
+    (lines,).
+    """
     commas: Ints
     """Number of commas of each line: 0, 1, or 2 for two or more, (lines,)."""
     digits: NDArray[np.int64]
     """A hash of the numbers in each line, or 0 if it has none, (lines,)."""
     codes: NDArray[np.int64]
-    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, codes)."""
+    """Hashes of the longest words with digits, such as product codes and years; padded with 0, (lines, codes)."""
     words: Ints
-    """The rarest words of each line, as ranks by frequency from 1 (most frequent); padded with 0, (lines, words)."""
+    """The rarest known words of each line, as ranks by frequency from 1 (most frequent), (lines, words); 0 pads."""
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
-    """Return the features (length, marks, numbers, words) of all lines of one side, for the alignment of lines."""
+    """Return a `SideFeatures` with length, marks, numbers and words of all lines of one side, to align lines."""
     return SideFeatures(
         length=np.array([len(line) for line in lines], dtype=np.float32),
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
@@ -124,9 +126,9 @@ class Evidence:
     """A scorer of whether two lines are translations of each other, in nats, learned from the corpus itself."""
 
     def __init__(self, source: SideFeatures, target: SideFeatures, lags: Indices) -> None:
-        """Learn which words and lengths correspond from the pairs of source line i and target line i + lags[i].
+        """Learn which words and lengths correspond, from the pairs of source line i and target line i + lags[i].
 
-        Pairs beyond the end of the target are left out.
+        `lags` is (source lines,); pairs beyond the ends of the target are left out.
         """
         self._source, self._target = source, target
         sources = np.arange(len(source.length))
@@ -139,9 +141,9 @@ class Evidence:
         self._learn_weights(sources, targets)
 
     def score(self, sources: Indices, targets: Indices) -> Floats:
-        """Return the evidence, in nats, that the lines of each pair are translations of each other, (pairs,).
+        """Return the evidence, in nats, that the two lines of each pair are translations of each other, (pairs,).
 
-        `sources` and `targets` are the indices of the lines; negative values are evidence against it.
+        `sources` and `targets` are the indices of the lines; a negative value is evidence against a translation.
         """
         parts = [
             self._score_chunk(sources[start : start + _CHUNK], targets[start : start + _CHUNK])
@@ -157,7 +159,10 @@ class Evidence:
         return total
 
     def _feature_cells(self, sources: Indices, targets: Indices) -> list[Indices]:
-        """Return, for each feature, the index of its histogram cell for each pair of lines, (pairs,)."""
+        """Return a list with an array, (pairs,), for each feature of line pairs: indices of histogram cells.
+
+        The features are length, marks, commas, numbers and words of both lines; each cell has a weight as evidence.
+        """
         a, b = self._source, self._target
         digits = np.where(
             (a.digits[sources] == 0) & (b.digits[targets] == 0),
@@ -181,9 +186,10 @@ class Evidence:
         ]
 
     def _length_cells(self, sources: Indices, targets: Indices) -> Indices:
-        """Return the histogram cell of the length difference of each pair, as by Gale and Church (1993).
+        """Return the index of the histogram cell of each pair's length difference, (pairs,).
 
-        Cells are half standard deviations wide.
+        The difference is measured as by Gale and Church (1993). Cells are half standard deviations wide; the last has
+        all larger differences.
         """
         expected = (self._source.length[sources] + 1.0) * np.exp(self._ratio)
         actual = self._target.length[targets] + 1.0
@@ -196,9 +202,9 @@ class Evidence:
         return np.asarray(np.where(have_words, bins, _WORD_BINS))
 
     def _word_scores(self, sources: Indices, targets: Indices) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the mean association of words with their best partners in each pair of lines, (pairs,).
+        """Return the mean association of words with their best partners, (pairs,), and whether both lines have words.
 
-        The second result is whether both lines have words; without words the mean is 0.
+        Without words in a line the mean is 0. Associations are from the half of the corpus that a pair is not in.
         """
         rows, columns = self._source.words[sources], self._target.words[targets]  # (M, W)
         fold = (sources // _FOLD_LINES) % 2
@@ -212,9 +218,10 @@ class Evidence:
         return (total / np.maximum(1, counts)).astype(np.float32), have_words
 
     def _learn_words(self, sources: Indices, targets: Indices, fold: int) -> Floats:
-        """Return the association of each word pair, (source vocabulary, target vocabulary), in one half of the lines.
+        """Return the association of each word pair, (source words, target words), in half `fold` (0 or 1) of the lines.
 
-        The association is the log of the ratio of joint occurrences, minus one, to those expected by chance.
+        The association is log(1 + n / e): n is the number of joint occurrences, less one, and e that expected by
+        chance. Row and column 0, which pad lines, are 0.
         """
         in_fold = (sources // _FOLD_LINES) % 2 == fold
         left, right = self._source.words[sources[in_fold]], self._target.words[targets[in_fold]]  # (M, W)
@@ -235,9 +242,10 @@ class Evidence:
         return table
 
     def _learn_weights(self, sources: Indices, targets: Indices) -> None:
-        """Learn the weight of each feature's histogram cells: its log-ratio between corresponding and unrelated lines.
+        """Learn weights of each feature's histogram cells: log-ratios between corresponding and unrelated lines.
 
-        Unrelated pairs are drawn at random, some lines apart.
+        `sources` and `targets` are the indices of corresponding lines. Unrelated pairs are drawn at random, some lines
+        apart.
         """
         draw = np.random.default_rng(1)
         offsets = draw.integers(_MIN_DISTANCE, _MAX_DISTANCE, len(targets)) * draw.choice([-1, 1], len(targets))
@@ -249,7 +257,9 @@ class Evidence:
         self._weights = [_log_ratio(a, b) for a, b in zip(corresponding_counts, unrelated_counts, strict=True)]
         scores = self._score_chunk(sources[inside][:_CHUNK], unrelated[inside][:_CHUNK])
         self.nats_of_unrelated = float(np.quantile(scores, _UNRELATED_SHARE)) if len(scores) else _BAD_PAIR_NATS
-        """Evidence, in nats, below which 35 % of the pairs of unrelated lines are."""
+        """The 35 % quantile of the evidence, in nats, of unrelated pairs of lines, for `unlikely_count` of an
+        alignment.
+        """
 
     def _count_cells(self, sources: Indices, targets: Indices, sizes: tuple[int, ...]) -> list[Floats]:
         counts = [np.zeros(size, dtype=np.float32) for size in sizes]
@@ -261,13 +271,13 @@ class Evidence:
 
 
 def _have_one_in_common(one: Indices, other: Indices) -> NDArray[np.bool_]:
-    """Return whether each pair of rows of codes, (pairs, codes), shares a code, (pairs,)."""
+    """Return whether the lines of each pair share a code, (pairs,), from their codes, (pairs, codes), padded with 0."""
     same = (one[:, :, None] == other[:, None, :]) & (one[:, :, None] != 0)  # (M, C, C)
     return np.asarray(same.any(axis=(1, 2)))
 
 
 def _log_ratio(corresponding: Floats, unrelated: Floats) -> Floats:
-    """Return the smoothed log-ratio of two histograms by cell, bounded so that no single feature decides."""
+    """Return the log-ratio of two histograms, smoothed, (cells,), and bounded so that no single feature decides."""
     smoothing = 0.5
     p = (corresponding + smoothing) / (corresponding.sum() + smoothing * len(corresponding))
     q = (unrelated + smoothing) / (unrelated.sum() + smoothing * len(unrelated))
@@ -299,7 +309,9 @@ class Stretch(msgspec.Struct, frozen=True):
     first_line: int
     last_line: int
     lag: int | None
-    """Number of lines by which the translations come later in the target; None if no line nearby corresponds."""
+    """Number of lines by which the translations come later in the target, negative if earlier; None if no line nearby
+    corresponds.
+    """
 
 
 class Alignment(msgspec.Struct, frozen=True):
@@ -311,11 +323,11 @@ class Alignment(msgspec.Struct, frozen=True):
     unlikely_count: int
     """Number of aligned lines that look less like translations than most pairs of unrelated lines do."""
     mean_nats: float
-    """Mean evidence per aligned line, in nats; below about 1 it is weak."""
+    """Mean evidence that aligned lines are translations, in nats per line; below about 1 it is weak."""
 
     @property
     def is_unrelated(self) -> bool:
-        """True if the two files seem not to be translations of each other."""
+        """True if the two files seem not to be translations of each other, by the mean evidence of their lines."""
         few = self.stretches[-1].last_line < _FEW_LINES
         return self.mean_nats < (_MIN_MEAN_NATS_OF_FEW if few else _MIN_MEAN_NATS)
 
@@ -324,11 +336,14 @@ class _Path(NamedTuple):
     lags: Indices
     """Lag (target minus source line number) of each source line, (lines,); NO_LAG if no line corresponds."""
     nats: Floats
-    """Evidence in nats for each line's lag, (lines,)."""
+    """Evidence in nats that each source line and its line at the lag are translations, (lines,)."""
 
 
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
-    """Return which target line corresponds to each line of the source; both sides need at least `MIN_LINES` lines."""
+    """Align the lines of a corpus's two sides: return an `Alignment`, with ranges of lines whose shift is equal.
+
+    Both sides need at least `MIN_LINES` lines.
+    """
     lags, proposed = _propose(source, target)
 
     def learn(lags: Indices) -> tuple[Evidence, _Path]:
@@ -349,7 +364,10 @@ def align(source: SideFeatures, target: SideFeatures) -> Alignment:
 
 
 def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[int]]:
-    """Return an initial lag (difference of line numbers) for each source line, and a list of candidate lags."""
+    """Return an initial lag of each source line, (lines,), and a list of candidate lags.
+
+    A lag is the target line's number minus the source line's. Cross-correlation of blocks of lines proposes lags.
+    """
     source_signals, target_signals = _signals(source), _signals(target)
     size = len(source.length)
     lags = np.zeros(size, dtype=np.int64)
@@ -368,7 +386,10 @@ def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:
-    """Return normalized signals, (5, lines): length, question mark, exclamation mark, commas and numbers."""
+    """Return a side's features as signals, (5, lines): length, question mark, exclamation mark, commas and numbers.
+
+    A moving mean is subtracted and each signal has variance 1, so that lags are found by cross-correlation.
+    """
     rows = [
         np.log(side.length + 1.0),
         side.ending % 2,
@@ -388,9 +409,10 @@ def _standard(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: int) -> tuple[int, float]:
-    """Return the lag at which a block of source lines fits the target best, and the peak in standard deviations.
+    """Return the lag (line shift) at which a block of source lines fits the target best, and its height.
 
-    `block` and `target` are signals, (5, lines), and `start` is the index of the block's first line.
+    The height is the correlation at that lag in standard deviations over all lags. `block` and `target` are signals,
+    (5, lines), and `start` is the index of the block's first line. Lags are searched up to 4,096 lines.
     """
     low = max(0, start - _MAX_LAG)
     high = min(target.shape[1], start + block.shape[1] + _MAX_LAG)
@@ -404,9 +426,10 @@ def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: i
 
 
 def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int) -> _Path:
-    """Return the lag of each source line that maximizes evidence less the cost of lag changes, and its evidence.
+    """Return the lag of each source line (`_Path`) that maximizes evidence less the cost of changes of the lag.
 
-    Lags are differences of line numbers, chosen among `lags` by the Viterbi algorithm.
+    Lags are differences of line numbers, chosen among `lags`, or none, by the Viterbi algorithm. `size` and
+    `target_size` are the numbers of lines.
     """
     nats = np.zeros((size, len(lags) + 1), dtype=np.float32)  # the last column: no corresponding line
     for column, lag in enumerate(lags):

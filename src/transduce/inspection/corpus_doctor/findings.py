@@ -89,7 +89,7 @@ _PATTERNS = (
 
 
 def character_findings(text: CorpusText) -> list[Finding]:
-    """Return the findings about characters: suspicious ones by kind, empty lines, punctuation and quotes."""
+    """Return a list of findings about characters: suspicious ones by kind, empty lines, punctuation and quotes."""
     findings = []
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
@@ -131,7 +131,7 @@ def _white_space(text: CorpusText) -> Finding:
 
 
 def _quoted_side(text: CorpusText) -> Finding:
-    """Return a finding about a side whose lines are in quotes, as in spreadsheets, while the other side's are not."""
+    """Return a finding about a side with nearly all lines in double quotes, while nearly none of the other's are."""
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
     shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (
@@ -154,10 +154,10 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> tuple[list[int], bool]:
-    """Return the indices of the lines with the rarer punctuation, and whether it is full-width marks.
+    """Return the indices of lines with the rarer width of punctuation, and whether that is full width.
 
-    The other kind are ASCII marks after Chinese characters. On a side where under half of the lines have Chinese
-    characters, full-width marks are the rarer kind in any case.
+    Half width means ASCII marks after Chinese characters. On a side where under half of the lines have Chinese
+    characters, full width is taken as the rarer in any case.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
@@ -180,14 +180,17 @@ def normalized_line(line: str) -> str:
 
 
 def _keep_word_marks(between: re.Match[str]) -> str:
-    r"""Return the combining marks of a match of `\W`, such as vowel signs, which belong to words, and drop the rest."""
+    r"""Return the combining marks, such as vowel signs, in a match of `\W`, and drop its other characters.
+
+    Combining marks belong to words, though regular expressions do not count them as word characters.
+    """
     return "".join(filter(is_word_character, between[0]))
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
-    """Return findings about duplicates, copies, sources with several translations, and overlap with the test set.
+    """Return a list of findings about duplicates, copies, repeated sources, and overlap with a test set.
 
-    Without a test set (None), overlap is not checked.
+    If `test` is None, overlap is not checked.
     """
     findings = [_duplicates(text), _copies(text), _retranslated(text)]
     return findings if test is None else [*findings, *_overlaps(text, test)]
@@ -256,9 +259,9 @@ def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
 
 
 def _overlap(side: Side, test: Side) -> Finding:
-    """Return a finding about test sentences of one side that occur in the training text.
+    """Return a finding about test sentences of one side (source or target) that occur in the training text's side.
 
-    Case, spaces and punctuation are ignored.
+    Case, spaces and punctuation are ignored; the count is of different sentences.
     """
     test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
     line_numbers = [
@@ -290,10 +293,10 @@ _ODD_SHARE = 0.2  # share of byte and unknown tokens from which a line is an exa
 
 
 def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
-    """Return findings about the tokens of lines: long lines, unequal lengths, unknown tokens.
+    """Return a list of findings about tokens: long lines, pairs of unequal lengths, and unknown tokens.
 
-    The tokenizer is a model's or, if None, one trained on part of the corpus; a corpus too small for that has no
-    findings.
+    Without a tokenizer (None), one is trained on part of the corpus; for a corpus too small for that, the list is
+    empty.
     """
     is_trained_here = tokenizer is None
     tokenizer = tokenizer or _train_tokenizer(text)
@@ -313,7 +316,7 @@ def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
 
 
 class _TokenCounts:
-    """The number of tokens of each line of a side, and how many of them are byte or unknown tokens."""
+    """Two lists for the lines of a corpus side: `counts` of tokens, and `odd`, the counts of byte or unknown tokens."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
         odd = fallback_ids(vocabulary)
@@ -328,7 +331,7 @@ class _TokenCounts:
 def _train_tokenizer(text: CorpusText) -> Tokenizer | None:
     """Train a tokenizer on part of the corpus, with the vocabulary size that training would choose for all of it.
 
-    None: fewer than 50 pairs can be used.
+    Returns None if fewer than 50 pairs can be used.
     """
     step = max(1, text.pairs // _TRAINING_PAIRS)
     lines = zip(text.source.lines[::step], text.target.lines[::step], strict=False)
@@ -357,7 +360,7 @@ def _unequal_lengths(
 
 
 def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
-    """Return a finding about byte and unknown tokens; it is no problem if the tokenizer was trained on this corpus."""
+    """Return a finding about byte and unknown tokens; never a problem if the tokenizer was trained on this corpus."""
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
@@ -412,7 +415,10 @@ _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese 
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Return a finding about lines in the rarer of simplified and traditional Chinese on a side, or in both."""
+    """Return a finding about lines in the rarer of simplified and traditional Chinese on their side, or with both.
+
+    Japanese lines, which mix both forms, are left out.
+    """
     line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
     return line_finding(text, "mixed Chinese scripts", (line_numbers[0], line_numbers[1]), message, 0.01)
@@ -449,7 +455,7 @@ _MIN_WORDS = 4
 
 
 def language_findings(text: CorpusText) -> list[Finding]:
-    """Return findings about lines in a wrong script and, if both sides share a script, in the other side's language."""
+    """Return a list of findings about lines in a wrong script or, if both sides share one, in the other's language."""
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
     misplaced = _misplaced_lines(text, scripts)
     own_scripts = [
@@ -476,10 +482,11 @@ def language_findings(text: CorpusText) -> list[Finding]:
 
 
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
-    """Return the indices of each side's lines in the other side's main script, which are swapped or copied lines.
+    """Return the indices of lines in the other side's main script, a set for the source and a set for the target.
 
-    A line counts if its counterpart is in the line's side's main script (swapped) or equals the line (copied). Such
-    lines are not evidence that a side has text in both scripts.
+    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals it (copied). It
+    is then no evidence that a side has text in both scripts. The sets are empty if both sides have the same main
+    script.
     """
     misplaced: tuple[set[int], set[int]] = (set(), set())
     main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]
@@ -504,9 +511,9 @@ def _join_names(names: set[str]) -> str:
 
 
 def _other_language_lines(text: CorpusText) -> tuple[list[int], list[int]]:
-    """Return the indices of lines, by side, whose words are much likelier on the other side, without counting the line.
+    """Return the indices of lines whose words are much likelier on the other side, a list for each side.
 
-    Lines of fewer than 4 words are left out.
+    A line's own words are not counted for its side, and lines of fewer than 4 words are left out.
     """
     words = [[_WORD.findall(line.casefold()) for line in side.lines] for side in text.sides]
     counts = [Counter(word for line in side for word in line) for side in words]

@@ -30,7 +30,7 @@ class Example(msgspec.Struct, frozen=True):
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the number of the line (of a row of Parquet, a unit of TMX) from 1, as FILE:LINE."""
+    """The file and line as FILE:LINE, counted from 1; a line is a row in a Parquet file and a unit in a TMX file."""
     text: str
 
     def __str__(self) -> str:
@@ -96,9 +96,9 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding about `count` of `total` lines: a problem from the share `problem_share` on.
+    """Return the severity of a finding that affects `count` of `total` lines.
 
-    None affected is fine; fewer than that share should be looked at.
+    `fine` if no line is affected, `problem` from the share `problem_share` on, and `look` for a smaller share.
     """
     if not count:
         return "fine"
@@ -157,17 +157,19 @@ class Side:
     """For each file, the index of its first line in `lines`."""
     notes: LineNotes
     numbers: Sequence[int] | None = None
-    """The number of each line in its file, if lines of tables were left out; None: no line was."""
+    """The number of each line in its file, from 1, if it differs from the order, as lines of tables may be left out;
+    None: the lines are numbered in order.
+    """
 
     def example(self, number: int) -> Example:
-        """Return the line with this index, from 0, as an example for the report."""
+        """Return the line with this index, from 0, as an `Example`: shortened, with its file and line number."""
         file = bisect_right(self.starts, number) - 1
         line = number - self.starts[file] + 1 if self.numbers is None else self.numbers[number]
         return Example(side=self.name, location=f"{self.paths[file]}:{line}", text=shortened(self.lines[number]))
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
-    """Return the lines of all files of one side of a corpus, undecodable ones included.
+    """Return the lines of all files of one side of a corpus, joined, with undecodable lines kept.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
@@ -188,7 +190,7 @@ class CorpusText:
     source: Side
     target: Side
     malformed: tuple[str, ...] = ()
-    """The places (FILE:LINE) of lines of tables that have not two columns, and are on neither side."""
+    """Locations (FILE:LINE) of table lines that have not two columns and are therefore on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -196,7 +198,7 @@ class CorpusText:
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
-        """Return both lines of the pair with this index, from 0, as an example with the source's location."""
+        """Return both lines of the pair with this index, from 0, as one `Example` with the source line's location."""
         source, target = (side.example(number) for side in self.sides)
         return Example(side="source", location=source.location, text=f"{source.text}  ⇔  {target.text}")
 
@@ -212,7 +214,7 @@ def read_corpus(
     languages: tuple[str, str] | None = None,
     columns: tuple[str, str] | None = None,
 ) -> CorpusText:
-    """Return both sides of a corpus in parallel files or, without a target, in files of pairs, as training reads them.
+    """Return both sides of a corpus, as a `CorpusText`, from parallel files or files of pairs, as training reads them.
 
     Args:
         source: files of the source side, or of pairs; `-` is standard input.
@@ -260,7 +262,7 @@ def _one_line(text: str) -> str:
 def line_finding(
     text: CorpusText, name: str, found: tuple[Sequence[int], Sequence[int]], message: str, problem_share: float = 2.0
 ) -> Finding:
-    """Return a finding about lines of either side, with the number of affected lines and a few examples.
+    """Return a finding about affected lines of either side: their number, share, severity and a few examples.
 
     Args:
         text: the corpus.
@@ -284,7 +286,7 @@ def line_finding(
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return the first few lines (side and index) as examples, at most 3, from both sides if both have any."""
+    """Return at most 3 of the first lines, each a side and an index, as examples; from both sides if both have any."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check of the model doctor, which tests how a model is wired, with its message."""
+    """The result of one check of the model doctor, which tests how a model is wired: value, verdict and message."""
 
     name: str
     """Identifier of the check, for scripts and tests."""
@@ -54,13 +54,13 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     bar: str
     """The bound that the measured value must meet, as text."""
     passed: bool | None
-    """True if the measured value meets the bound; None if the check was skipped."""
+    """True if the measured value meets the bound, False if not or if the model raised an error; None if skipped."""
     meaning: str
     """Message on what the result means for the model."""
     follows_from: str = ""
     """The name of the failed check or known mistake that probably causes this failure; empty if there is none."""
     weights: tuple[str, ...] = ()
-    """The names of the weights that fail a check of weights."""
+    """The names of the weights that fail the check, if it is one of single weights (`gradient`); else empty."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -82,14 +82,19 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckResult, ...]
     elapsed_seconds: float
     mistakes: tuple[KnownMistake, ...] = ()
-    """Mistakes of well-known tutorials that the model makes; those that explain no check make learning harder only."""
+    """Mistakes of well-known tutorials that the model makes: those behind failed checks, and those that no check
+    measures, which make learning harder only.
+    """
 
     def failed(self) -> list[str]:
         """Return the names of the checks that failed."""
         return [check.name for check in self.checks if check.passed is False]
 
     def causes(self) -> list[str]:
-        """Return the names of what to repair: mistakes behind failures, and failed checks that follow from no other."""
+        """Return a list of names of what to repair first: known mistakes and failed checks that cause the failures.
+
+        A failed check that follows from another, or from a mistake, is left out.
+        """
         behind = [mistake.name for mistake in self.mistakes if set(mistake.explains) & set(self.failed())]
         return [*behind, *(check.name for check in self.checks if check.passed is False and not check.follows_from)]
 
@@ -128,7 +133,7 @@ _FOLLOWERS = {
     "source padding": ("batch-mates", "cache"),
     "target padding": ("batch-mates", "cache"),
 }
-"""For each check, the names of the checks that fail because it fails; the most basic check is first."""
+"""Dict: name of a check → names of the checks that fail because it fails; the most basic check is first."""
 
 
 def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
@@ -171,9 +176,10 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
 
 
 def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set[str]) -> set[str]:
-    """Return the names of failed checks that would also fail without dropout, so that dropout is not their cause.
+    """Return the set of failed checks' names that would also fail without dropout, so that dropout is not their cause.
 
-    The result is empty if evaluation is not random, or if something else than dropout is random.
+    The set is empty if evaluation is not random (the check `repeatability` passed), if logits are not finite, or if
+    something else than dropout is random.
     """
     if "repeatability" not in failed or "finite logits" in failed:
         return set()
@@ -184,10 +190,10 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 
 
 def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes that a model makes and that explain a failed check, or explain no check at all.
+    """Return the known mistakes of a model that explain a failed check, or that explain no check at all.
 
-    None are returned if the subject asks for no search, or if the model raises an error. NaN looks like many mistakes,
-    so those that explain only failures that follow from it are left out.
+    The tuple is empty if the subject's `look_for_mistakes` is False, or if the model raises an error. Logits of NaN
+    look like many mistakes, so a mistake that explains only failures due to NaN is left out.
     """
     if not subject.look_for_mistakes:
         return ()
@@ -201,9 +207,9 @@ def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, .
 
 
 def _cause_of(name: str, failed: set[str], independent: set[str], mistakes: Iterable[KnownMistake]) -> str:
-    """Return the name of the known mistake or failed check from which a failure probably follows; empty without one.
+    """Return the name of the known mistake or failed check that probably causes the failure of check `name`; or "".
 
-    `independent` are the failed checks that do not follow from dropout.
+    `failed` and `independent` are names of failed checks, the latter of those that do not follow from dropout.
     """
     if "finite logits" in failed and name in _FOLLOWERS["finite logits"]:
         return "finite logits"

@@ -30,7 +30,7 @@ MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, Asser
 
 
 class FastPathError(RuntimeError):
-    """An error of PyTorch's fast path of attention for input that its ordinary path computes."""
+    """An error that PyTorch's fast path of attention raised for input that its ordinary path computes."""
 
 
 # --- cached decoding ---
@@ -71,13 +71,15 @@ _BATCH, _SOURCE, _TARGET = 3, 7, 9  # different lengths: a model that adds the m
 
 
 def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
-    """Return a generator of random tokens, and random source ids, (B, S), and target input ids, (B, T)."""
+    """Return a random test batch: the generator of tokens, source ids, (B, S), and target input ids, (B, T)."""
     samples = RandomTokens(subject)
     return samples, samples.source(_BATCH, _SOURCE), samples.target_input(_BATCH, _TARGET)
 
 
 def _check_finite_logits(subject: Subject) -> Measurement:
-    """Measure the share of the logits of sentences without padding that are NaN or infinite, also on the fast path.
+    """Measure which share of logits, for sentences without padding, is NaN or infinite, also on PyTorch's fast path.
+
+    The `Measurement` that is returned holds if the share is 0.
 
     Raises:
         FastPathError: PyTorch's fast path of attention raised an error, but its ordinary path did not.
@@ -162,7 +164,10 @@ def _check_target_padding(subject: Subject) -> Measurement:
 
 
 def _check_batch_mates(subject: Subject) -> Measurement:
-    """Measure how a sentence's logits change between being alone and being in a batch with longer sentences."""
+    """Measure the largest change of a sentence's logits from being alone to being in a batch with longer sentences.
+
+    The `Measurement` that is returned holds if the change is within rounding errors.
+    """
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -183,9 +188,10 @@ def _check_source_positions(subject: Subject) -> Measurement | None:
 
 
 def _check_target_positions(subject: Subject) -> Measurement | None:
-    """Measure how the outputs for one repeated target token differ by position, which shows an effect of positions.
+    """Measure the least change of logits from one position to the next if the target repeats one token.
 
-    None: the model has no absolute positions.
+    A decoder that sees positions must change them. Returns a `Measurement`; None (skipped) if the model has no absolute
+    positions.
     """
     if not subject.uses_positions or subject.positions_are_relative:
         return None
@@ -198,9 +204,10 @@ def _check_target_positions(subject: Subject) -> Measurement | None:
 
 
 def _check_memory_order(subject: Subject) -> Measurement | None:
-    """Measure how the logits change if the memory is permuted with its mask: not at all, as attention sums over it.
+    """Measure the largest change of a logit if the encoder's output and its mask are permuted alike.
 
-    None: the subject has no separate encoder and decoder.
+    Attention sums over positions, so that no logit may change. Returns a `Measurement`; None (skipped) without a
+    separate encoder and decoder.
     """
     if subject.split is None:
         return None
@@ -214,7 +221,10 @@ def _check_memory_order(subject: Subject) -> Measurement | None:
 
 
 def _check_all_padding(subject: Subject) -> Measurement:
-    """Measure whether the logits stay finite when one source of the batch consists of padding only."""
+    """Measure the largest logit if one source of a batch is padding only.
+
+    The `Measurement` that is returned holds if all logits are finite.
+    """
     _, source, target = _random_batch(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
@@ -333,11 +343,11 @@ def _check_residual(subject: Subject) -> Measurement | None:
 
 
 def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
-    """Return how much a layer with zeroed sub-layers deviates from the function that its norm order implies.
+    """Return the largest deviation of a layer from its residual stream when its sub-layers return zeros.
 
-    `like` is a tensor with the dtype and device of the layer's input. A pre-norm layer must return its input. A
-    post-norm layer must return the normalized input: doubling the input changes nothing, while a different input
-    changes the output.
+    A pre-norm layer must return its input. A post-norm layer must return the normalized input: doubling the input
+    changes nothing, while a different input changes the output (else infinity). `like` has the input's dtype and
+    device.
     """
     generator = torch.Generator().manual_seed(1)
     x, other = (3.0 * torch.randn(2, 5, layer.d_model, generator=generator).to(like) + 1.0 for _ in range(2))
@@ -352,7 +362,7 @@ def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
 
 @contextmanager
 def _zeroed(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Replace the outputs of these modules by zeros within a `with` block."""
+    """Replace the outputs of `modules` by zeros within a `with` block, to test a layer's residual stream."""
     handles = [module.register_forward_hook(_zeros) for module in modules]
     try:
         yield
@@ -368,9 +378,9 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 
 
 def _check_sinusoids(subject: Subject) -> Measurement | None:
-    """Measure the largest difference between the model's and the paper's position tables, with columns in any order.
+    """Measure the largest difference of a column of the model's position table from the nearest of the paper's.
 
-    None: the model has no such table.
+    The order of columns is free. Returns a `Measurement`; None (skipped) if the model has no sinusoids.
     """
     if subject.position_table is None:
         return None
@@ -432,7 +442,7 @@ def reference_loss(subject: Subject, source: Tensor, target: Tensor, label_smoot
 
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
-    """Return the source and target ids of four random sentence pairs of two lengths, with padding."""
+    """Return random source ids, (4, 6), and target ids, (4, 7), of sentence pairs of two lengths, with padding."""
     samples = RandomTokens(subject)
     sources = [padded(samples.source(2, 4), subject.pad_id, 2), samples.source(2, 6)]
     targets = [samples.target(2, 7), padded(samples.target(2, 5), subject.pad_id, 2)]
@@ -449,7 +459,7 @@ def _check_loss(subject: Subject) -> Measurement | None:
 
 
 def _new_model(subject: Subject) -> Subject | None:
-    """Return a newly initialized model of the same kind in evaluation mode; None if the subject cannot make one."""
+    """Return a subject with a new model, built by the subject's `fresh`, in evaluation mode; None without `fresh`."""
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
@@ -460,7 +470,9 @@ def _new_model(subject: Subject) -> Subject | None:
 
 
 def refuse_wrong_fresh(subject: Subject) -> None:
-    """Raise an error if `fresh` of a subject does not build a new model that the learning checks can train.
+    """Check that a subject's function `fresh` builds a new model that the checks of learning can train.
+
+    A subject without `fresh`, and one whose `fresh` fails when called, pass.
 
     Raises:
         TransduceError: `fresh` returns neither a subject nor a module, a module that `logits` does not use, or the
@@ -517,9 +529,9 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def _check_overfit(subject: Subject) -> Measurement | None:
-    """Train a new model on one batch without dropout, for at most 200 steps, and measure its final loss.
+    """Train a new model on one batch without dropout, for at most 200 steps, and measure its last loss.
 
-    None: the subject cannot make a new model.
+    Returns a `Measurement`; None (skipped) if the subject cannot make a new model.
     """
     if (fresh := _new_model(subject)) is None:
         return None

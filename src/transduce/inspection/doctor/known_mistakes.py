@@ -49,9 +49,10 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recognize(subject: Subject) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of a model, most basic first; the model runs once, and each norm once more.
+    """Return a tuple of the known mistakes that a model makes, most basic first.
 
-    Only operations of PyTorch that Python code calls are seen. A mistake that is not recognized may still be there.
+    The model runs once, and each norm once more. Only operations of PyTorch that Python code calls are seen, so that a
+    mistake that is not recognized may still be there.
     """
     watch, norms = _Watch(), list[tuple[str, nn.Module, Tensor]]()
     samples = RandomTokens(subject)
@@ -102,9 +103,10 @@ _MASK_MISTAKES = (
 
 
 def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
-    """Return the name of the mistake in a mask; empty if the mask is right.
+    """Return the name of the mistake in an attention mask; empty if the mask is right.
 
-    `hidden` are the scores that the mask must hide; `unmasked` is the name of the mistake if none of them is hidden.
+    `hidden` has the scores, before softmax, that the mask must hide; `unmasked` is the mistake if none of them is
+    hidden.
     """
     if not hidden.numel() or float(hidden.max()) <= _LOW:
         return ""
@@ -112,16 +114,20 @@ def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
 
 
 class _Watch(TorchFunctionMode):
-    """A context that records softmaxes of attention, the products and scalings before them, and dropout in a pass."""
+    """A context that records what attention computes in a forward pass: softmaxes, products, scalings and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.softmaxes: list[tuple[Tensor, int]] = []
-        """The scores and the axis of every softmax over a matrix of queries and keys."""
+        """Pairs of the scores and the axis of every softmax over a tensor of at least three dimensions."""
         self.products: list[tuple[Tensor, int, float]] = []
-        """Matrix products, each with the number of terms of a sum, and with the factor of its first operand."""
+        """For each matrix product: the result, the length of the summed axis, and the factor that scaled the first
+        operand.
+        """
         self.scaled: dict[int, tuple[Tensor, float]] = {}
-        """Tensors that were multiplied by a number, by Python identity, with the number; NaN if it is not known."""
+        """Dict: `id` of a tensor that was multiplied by a number → the tensor and the number; NaN if the number is not
+        known.
+        """
         self.has_dropout = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,7 +168,7 @@ class _Watch(TorchFunctionMode):
             self.scaled[id(result)] = (result, scale)
 
     def dropout_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if dropout ran in the forward pass, which is in evaluation mode."""
+        """Yield a mistake if dropout ran in the watched forward pass, which is in evaluation mode."""
         if self.has_dropout:
             yield KnownMistake(
                 name="dropout in evaluation",
@@ -172,7 +178,7 @@ class _Watch(TorchFunctionMode):
             )
 
     def softmax_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if a softmax of attention is not over the keys."""
+        """Yield a mistake for each softmax of attention scores that is not over the keys, the last axis."""
         for scores, axis in self.softmaxes:
             if _sides(scores) is not None and axis != scores.dim() - 1:
                 yield KnownMistake(
@@ -204,7 +210,7 @@ class _Watch(TorchFunctionMode):
         yield from (mistake for mistake in _MASK_MISTAKES if mistake.name in names)
 
     def scale_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if scores are not divided by the square root of the width of a head."""
+        """Yield a mistake if attention scores are not scaled, or by the model's width instead of a head's."""
         for scores, _ in self.softmaxes:
             found = None if _sides(scores) is None else self._scale_of(scores)
             if found is None:
@@ -226,7 +232,7 @@ class _Watch(TorchFunctionMode):
                 )
 
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
-        """Return the factor on the product of queries and keys in scores, the head width and the number of heads.
+        """Return the factor on the product of queries and keys in attention scores, the head width and the heads.
 
         The result is None if no recorded product is proportional to the scores.
         """
@@ -246,13 +252,16 @@ class _Watch(TorchFunctionMode):
 
 
 def _sides(scores: Tensor) -> tuple[int, int] | None:
-    """Return the numbers of queries and keys if `scores` have the shape of attention over all tokens, else None."""
+    """Return the numbers of queries and keys of scores, (…, queries, keys), of attention over all test tokens.
+
+    None: the shape is not that of self-attention or cross-attention of the test batch.
+    """
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None
 
 
 class WithoutDropout(TorchFunctionMode):
-    """A context that disables dropout, also dropout that ignores evaluation mode."""
+    """A context in which PyTorch's dropout functions return their input, also where dropout ignores evaluation mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in _DROPOUTS and args else func(*args, **(kwargs or {}))
@@ -263,7 +272,7 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
-    """Append the name, module and first input, (B, T, D), of each norm module to `records`, within a `with` block."""
+    """Append the name, module and first input, (B, T, D), of each norm of `module` to `records`, in a `with` block."""
 
     def keep(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
@@ -311,7 +320,7 @@ def _norm_mistakes(norms: list[tuple[str, nn.Module, Tensor]]) -> Iterator[Known
 
 
 def _position_mistakes(subject: Subject) -> Iterator[KnownMistake]:
-    """Yield a mistake if the table of sinusoids is one that tutorials compute with a wrong exponent."""
+    """Yield a mistake if the model's table of sinusoids is one that tutorials compute with a wrong exponent."""
     if subject.position_table is None:
         return
     table = subject.position_table(50).double().cpu()

@@ -34,14 +34,16 @@ class SplitModel:
     encode: Callable[[Tensor], Tensor]
     """Function from source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Function from target input ids (B, T), memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
+    """Function from target input ids (B, T), memory (B, S, D) and a mask that is True for valid memory (B, S) to logits
+    (B, T, V).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model for the doctor to examine, as functions and token ids.
+    """A model for the doctor to examine, as functions, token ids and properties that its checks use.
 
-    Only fields without a default are required; the doctor skips checks that need a missing field.
+    Only fields without a default are required; checks that need a missing field are skipped.
     """
 
     name: str
@@ -67,10 +69,10 @@ class Subject:
     reserved_ids: tuple[int, ...] = ()
     """Further special token ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function that computes the results of `logits` position by position, with the decoding cache; None: skipped."""
+    """Function with the arguments and result of `logits` that decodes step by step with a cache; None: unchecked."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function from source ids (B, S) and target ids with end symbol (B, T) to mean nats per token; None: skipped."""
+    """Function from source ids (B, S) and target ids with end symbol (B, T) to mean nats per token; None: unchecked."""
     label_smoothing: float = 0.0
     """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
@@ -79,21 +81,21 @@ class Subject:
     fresh: Callable[[], "Subject | nn.Module"] | None = None
     """Function that returns a newly initialized model of the same kind, in float32; None: there is none.
 
-    It returns a subject, or the new module alone if `logits` is the module itself.
+    The function returns a subject, or the new module alone if `logits` is the module itself.
     """
     look_for_mistakes: bool = True
-    """False to leave out the search for mistakes of tutorials, for models of this package, whose parts are tested."""
+    """False to leave out the search for mistakes of tutorials, as for models of this package, which are tested."""
     learning_rate: float = 1e-3
     """Adam's learning rate at which a new model memorizes one batch."""
 
     @property
     def device(self) -> torch.device:
-        """The device of the model's parameters."""
+        """The device of the model's first parameter."""
         return next(self.module.parameters()).device
 
     @property
     def tolerance(self) -> float:
-        """The largest change of logits by rounding errors, in standard deviations: 1e-9 for float64, else 1e-4."""
+        """The largest change of logits that counts as rounding, in standard deviations: 1e-9 for float64, else 1e-4."""
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
 
 
@@ -113,9 +115,9 @@ class Measurement(NamedTuple):
     bar: str
     """The bound, as text for the report."""
     holds: bool
-    """True if the value meets the bound."""
+    """True if the measured value meets the bound, so that the check passes."""
     names: tuple[str, ...] = ()
-    """The names of the weights that do not meet the bound, if it is one of weights."""
+    """The names of the weights that fail, in a check of single weights; empty in others."""
 
 
 class Check(NamedTuple):
@@ -130,11 +132,13 @@ class Check(NamedTuple):
     if_failed: str
     """Message on what a failed check means, and where to look for the fault."""
     measure: Callable[[Subject], Measurement | None]
-    """Function that runs the check on a subject; it returns None if the subject lacks the part to test."""
+    """Function that runs the check on a subject, and returns a `Measurement`, or None if the subject lacks what is
+    tested.
+    """
 
 
 class RandomTokens:
-    """A generator of random token ids without special tokens, to test a subject; draws are always the same."""
+    """A generator of random token ids without special tokens, to test a subject; each generator draws the same ids."""
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)
@@ -144,15 +148,15 @@ class RandomTokens:
         self._target = _ordinary_ids(subject.target_vocabulary_size, reserved)
 
     def source(self, batch: int, length: int) -> Tensor:
-        """Return the ids of random source sentences of this length with the end symbol, (B, S)."""
+        """Return ids of `batch` random source sentences of this length, (B, S), which end with the end symbol."""
         return _with_last(self._draw(self._source, batch, length), self._subject.eos_id)
 
     def target(self, batch: int, length: int) -> Tensor:
-        """Return the ids of random target sentences of this length with the end symbol, (B, T)."""
+        """Return ids of `batch` random target sentences of this length, (B, T), which end with the end symbol."""
         return _with_last(self._draw(self._target, batch, length), self._subject.eos_id)
 
     def target_input(self, batch: int, length: int) -> Tensor:
-        """Return the ids of random decoder inputs of this length: the start symbol, then tokens, (B, T)."""
+        """Return ids of `batch` random decoder inputs of this length, (B, T): the start symbol, then tokens."""
         ids = self._draw(self._target, batch, length)
         ids[:, 0] = self._subject.start_id
         return ids
@@ -171,10 +175,10 @@ class RandomTokens:
 
 
 def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
-    """Return the token ids of a vocabulary of this size, except `reserved` ones, such as special tokens.
+    """Return the token ids of a vocabulary of size `size`, (tokens,), except `reserved` ones, such as special tokens.
 
     Raises:
-        TransduceError: fewer than 4 are left.
+        TransduceError: fewer than 4 tokens are left, too few to draw sentences from.
     """
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
@@ -186,7 +190,7 @@ def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
 
 
 def _next_ids(ids: Tensor, ordinary: Tensor) -> Tensor:
-    """Return ids, all among `ordinary`, that differ from `ids` at every position."""
+    """Return for each of `ids` the next id among the sorted ids `ordinary`, so that every position differs."""
     index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
     return ordinary[(index + 1) % len(ordinary)]
 
@@ -202,9 +206,9 @@ def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """Return the largest change of a logit, in standard deviations of `before`.
+    """Return the largest change of a logit between two results of a model, in standard deviations of `before`.
 
-    NaN if a logit is NaN, and infinity if one is infinite.
+    NaN if a logit is NaN, and else infinity if one is infinite.
     """
     if bool(before.isnan().any() or after.isnan().any()):
         return float("nan")
@@ -225,11 +229,11 @@ def smallest(values: Iterable[float]) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Measurement:
-    """Return a measurement that holds if `value`, a change of the logits by `change`, is within rounding errors."""
+    """Return a `Measurement` that holds if `value`, the largest change of a logit, is within rounding errors."""
     return Measurement(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Measurement:
-    """Return a measurement that holds if `value`, a change of logits by `change`, is clearly above rounding errors."""
+    """Return a `Measurement` that holds if `value`, a change of logits, is finite and clearly above rounding errors."""
     bar = 10 * subject.tolerance
     return Measurement(value, f"more than {bar:g}", bar < value < float("inf"))

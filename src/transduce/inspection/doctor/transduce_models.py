@@ -39,7 +39,7 @@ _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 
 
 def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
-    """Return a subject for all checks, made from a copy of the model in float64 (float32 if it is very large).
+    """Return a doctor's subject for all checks, made from a copy of a model in float64 (float32 above 10^8 weights).
 
     Args:
         model: the model with its weights and configuration.
@@ -88,7 +88,7 @@ def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
 
 
 def _collect_statistics(model: Transformer) -> None:
-    """Run a model with BatchNorm on random tokens, so that it has statistics for evaluation mode."""
+    """Run a model with BatchNorm on random tokens in training mode, so that it has statistics for evaluation mode."""
     smaller_vocabulary = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
     with torch.no_grad():
         for _ in range(_STATISTICS_BATCHES):
@@ -97,9 +97,10 @@ def _collect_statistics(model: Transformer) -> None:
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
-    """Return the logits of a target decoded step by step with the cache, as beam search does it, (B, T, V).
+    """Return the logits of targets decoded step by step with the cache, as beam search does it, (B, T, V).
 
-    Each sentence has a decoy hypothesis beside it, and the two swap rows after every step, which tests the reordering.
+    A decoy hypothesis is beside each sentence, and the two swap rows after every step, which tests the reordering of
+    the cache.
     """
     scorer = EncoderDecoderScorer(model, source)
     decoy = target.flip(1)
@@ -140,7 +141,7 @@ def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tens
 
 
 def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
-    """Return a function from a length to the model's position table, or None if it is not the paper's sinusoids."""
+    """Return a function from a length to the model's sinusoids (length, D); None if they are not the paper's."""
     config = model.config
     if config.positions != "sinusoidal" or config.sinusoids_to_end:
         return None
@@ -153,9 +154,9 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """Return the layers for the check of residual connections.
+    """Return the encoder's and decoder's layers, as `ResidualLayer`s, for the check of residual connections.
 
-    The result is empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
+    The tuple is empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
     """
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
@@ -193,14 +194,14 @@ _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
 def subject_from_path(path: Path, device: str = "cpu") -> Subject:
-    """Return the model of a folder, or a newly initialized model from a settings file, as a subject.
+    """Return a doctor's subject: the model of a folder, or a newly initialized model from a settings file.
 
     Args:
         path: a model folder, or a settings file as for `transduce train`.
         device: the device to compute on.
 
     Raises:
-        TransduceError: the path is neither, or cannot be read.
+        TransduceError: the path is neither a model folder nor a settings file, or cannot be read.
     """
     if path.is_dir():
         model = read_model_folder(path).model
@@ -231,15 +232,16 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
 
 
 def _settings_beside(folder: Path) -> Settings:
-    """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
+    """Return the training settings in a model folder, or the default settings if the folder has none."""
     path = folder / SETTINGS_FILE
     return read_stored(path) if path.is_file() else Settings()
 
 
 def config_from_settings(settings: Settings) -> ModelConfig:
-    """Return the configuration of the model that training would build from these settings.
+    """Return the configuration of the model that training would build from settings, to examine a new model.
 
-    The training text is only counted, to choose the preset and the vocabulary's size; nothing is trained.
+    The training text is only counted, to choose the preset and the vocabulary's size; nothing is trained. Without a
+    text, 100,000 pairs are assumed.
     """
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
