@@ -407,6 +407,11 @@ class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
     """An exported decoder-only language model that transformers runs on the CPU, to compare it with its original."""
 
     @override
+    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
+        # A text is continued, so an end symbol that the folder's own tokenizer puts after it is left out.
+        return [row[:-1] if row[1:] and row[-1] == self.config.eos_id else row for row in super().ids_of(texts)]
+
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         prompts = [[self.config.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]

@@ -665,8 +665,9 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
     """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
     The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
-    encoder's texts is the token that the tokenizer puts there. A decoder without padding uses the end symbol for it,
-    and a tokenizer without an unknown token uses the end symbol too.
+    encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
+    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding uses the end symbol for it, and a tokenizer
+    without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -681,15 +682,19 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         ids["eos_id"] = parts.after[-1]
     if model.family.kind == "decoder":
         if ids["eos_id"] is None:
-            ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
+            ends = (parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids)
+            ids["eos_id"] = next(ends, parts.after[-1] if parts.after else None)
         ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
     if ids["unk_id"] is None:
         # Byte-level tokenizers have no unknown token.
         candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
         ids["unk_id"] = next(candidates, ids["eos_id"])
-    missing = [name for name, id in ids.items() if id is None]
+    missing = next((name.replace("_id", "_token") for name, id in ids.items() if id is None), None)
     if missing:
-        raise TransduceError(f"{files.location} must specify the id of `{missing[0]}`, but does not.")
+        raise TransduceError(
+            f"{files.location} must specify `{missing}`, but does not: set it in tokenizer_config.json to one of the "
+            "tokenizer's tokens."
+        )
     return {name: id for name, id in ids.items() if id is not None}
 
 
