@@ -490,7 +490,7 @@ class _Preparation:
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept.
+        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept, as a `Kept`.
 
         The tokens of tags and target languages come before the sources.
         """
@@ -538,9 +538,10 @@ class _Preparation:
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
-        """Return a number that makes hash keys of equal sources differ between language pairs.
+        """Return a 64-bit number for a file's language pair, which is combined (xor) with the hash keys of its pairs.
 
-        It is 0 if there is only one language pair.
+        So equal sources have different keys in different language pairs. The number is 0 if there is only one language
+        pair.
         """
         directions = self._request.files.directions
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)

@@ -98,7 +98,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> "PreparedCorpus":
-        """Open a folder that ``prepare`` has written.
+        """Open a folder that ``prepare`` has written, and return it as a `PreparedCorpus`.
 
         Raises:
             TransduceError: the folder is not a prepared corpus, has another format, is damaged, or was prepared with
@@ -135,7 +135,10 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def held_out(self) -> CorpusFiles | None:
-        """The files with the held-out dev pairs, as text or JSON lines; None if no pair was held out."""
+        """A `CorpusFiles` that names the files with the held-out dev pairs, as text or JSON lines.
+
+        None: no pair was held out.
+        """
         if not self.filters.held_out:
             return None
         files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]

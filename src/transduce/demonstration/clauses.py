@@ -93,10 +93,10 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 
 @cache
 def phrase(source: str, target: str, links: str = "") -> Phrase:
-    """Create a phrase in both languages from source words and target words, each separated by spaces.
+    """Create a bilingual `Phrase` from source words and target words, each separated by spaces.
 
     ``links`` has the form "0-1 1-0", source index first; without links, every source word is linked to every target
-    word that is not an article.
+    word that is not an article. Without words, the result is NOTHING.
     """
     left, right = tuple(source.split()), tuple(target.split())
     if not left and not right:
@@ -141,7 +141,7 @@ class Nominal(msgspec.Struct, frozen=True):
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return a noun phrase for a thing: words whose subject and object forms are equal.
+    """Return a bilingual `Nominal` for a thing, whose words are equal as subject and as object.
 
     Args:
         words: the phrase in both languages.

@@ -159,8 +159,8 @@ class Original:
     def longest(self) -> int:
         """The maximum number of tokens of a source or target in the comparison.
 
-        It is the number of positions of exports (`longest_sequence`), or the one in the folder's config.json if it is
-        smaller.
+        This is the number of positions of exports (`longest_sequence`), or the number in the folder's config.json if
+        that is smaller.
         """
         longest, stated = longest_sequence(self.config), hugging_face_context(self.folder)
         return longest if stated is None else min(longest, stated)

@@ -302,7 +302,7 @@ class MultiHeadAttention(Component):
         return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """Return the keys, then the values, of all G key/value heads: (B, S, D) to (B, S, G × K + G × V)."""
+        """Return one tensor of all G key/value heads' keys, then values: (B, S, D) to (B, S, G × K + G × V)."""
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:

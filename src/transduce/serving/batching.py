@@ -470,7 +470,7 @@ _LOG = logging.getLogger("transduce.serving")
 
 
 class BatchObserver:
-    """Observes the search of a batch: reports progress, and drops sentences of requests that no client waits for."""
+    """An observer of the search of a batch: reports progress, and drops sentences that no client waits for."""
 
     def __init__(
         self,
@@ -729,7 +729,7 @@ class Engine:
             raise busy_error()
 
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
-        """Decode the jobs of a request together, and return a list per job with the result of each sentence.
+        """Decode the jobs of a request together, and return for each job a list with the result of each sentence.
 
         Args:
             jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.

@@ -105,7 +105,7 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def read_form(body: bytes) -> "_Fields":
-    """Return the fields of an URL-encoded form in UTF-8: for each name (without "[]"), a list of its values.
+    """Return a dict from each field of an URL-encoded form in UTF-8 (its name without "[]") to a list of its values.
 
     Raises:
         RequestError: the form is not UTF-8, or has too many fields.
@@ -126,7 +126,7 @@ _Fields = dict[str, list[str | UploadedFile]]
 
 
 def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] = ()) -> _Fields:
-    """Return the fields of a multipart form (RFC 7578): for each name (without "[]"), a list of its values.
+    """Return a dict from each field of a multipart form (RFC 7578; its name without "[]") to a list of its values.
 
     Args:
         body: the form.
@@ -177,7 +177,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """Collects the parts of one multipart form from the events of python-multipart's parser."""
+    """A collector of the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
@@ -384,7 +384,7 @@ class Decoder:
 
 
 class Inflater(Decoder):
-    """Decompresses a request's body of gzip or deflate chunk by chunk, and never more bytes than requested."""
+    """A decoder of a request's body that decompresses gzip or deflate chunk by chunk, within a number of bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
