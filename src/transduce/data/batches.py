@@ -283,7 +283,7 @@ class BatchPlan:
         return int(self._batches.sum())
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return a `Batch`: this process's pairs of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
         Raises:
             IndexError: there is no such batch.
@@ -572,7 +572,7 @@ class LabeledPlan:
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabeledBatch:
-        """Return this process's texts of the batch at a position, counted from 0, of an epoch.
+        """Return a `LabeledBatch`: this process's texts of the batch at a position, counted from 0, of an epoch.
 
         If more processes train than the batch has texts, a process without any gets one text as a stand-in, without
         targets.

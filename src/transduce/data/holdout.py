@@ -75,7 +75,7 @@ class HoldOut:
         self._held: dict[int, Candidate] = {}
 
     def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
-        """Consider pairs of a block for the dev set.
+        """Consider the pairs of a block of lines as candidates for the dev set.
 
         Only the `max_pairs` sources with the lowest hash keys so far are kept.
 

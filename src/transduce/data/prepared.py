@@ -194,9 +194,9 @@ class ContextSettings(NamedTuple):
     before: int
     """Maximum number of preceding sentences of the same document; at a document's start there are fewer."""
     source_separator: int
-    """The token that ends each sentence of context in the source."""
+    """The id of the token that ends each sentence of context in the source."""
     target_separator: int | None = None
-    """The token that ends each sentence of context in the target; None: targets have no context."""
+    """The id of the token that ends each sentence of context in the target; None: targets have no context."""
 
 
 class ContextCorpus(PreparedCorpus):

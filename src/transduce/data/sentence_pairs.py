@@ -343,10 +343,10 @@ class SentencePairPlan:
         return self._count
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
-        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return a `SentencePairBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
-        If more processes train than the batch has rows, a process without any gets one row as a stand-in, without
-        labels.
+        Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
+        any gets one row as a stand-in, without labels.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]

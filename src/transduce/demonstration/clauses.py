@@ -391,9 +391,10 @@ class Action(msgspec.Struct, frozen=True):
     verb: Verb
     object: Phrase = NOTHING
     place: Phrase = NOTHING
-    """Where or how; it precedes the verb in Chinese and follows the object in English."""
+    """A phrase for where or how the action is done; it precedes the verb in Chinese and follows the object in
+    English."""
     company: Phrase = NOTHING
-    """With whom; it precedes `place` in Chinese and follows it in English."""
+    """A phrase for with whom the action is done; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
         """Return the action as a bilingual `Phrase`, with the verb in one form.

@@ -348,7 +348,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Decoder layers: N of Table 3. An encoder-only model does not use it."""
 
     d_model: int = 512
-    """Width of the embeddings and of every layer's output; an even number, a multiple of `num_heads`."""
+    """Width of the embeddings and of every layer's output: a multiple of `num_heads` unless `d_k` and `d_v` are set,
+    and even for sinusoids and recurrent models."""
 
     d_ff: int = 2048
     """Width inside the feed-forward layer."""

@@ -193,7 +193,7 @@ SETTINGS = frozenset(
         *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
 )
-"""The settings of `ModelConfig` that descriptions cover; a model that changes another setting is unsupported."""
+"""The settings of `ModelConfig` that layer graphs cover; a model that changes another setting is unsupported."""
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:

@@ -166,9 +166,9 @@ class Rotation(NamedTuple):
     """
 
     cosine: Tensor
-    """The cosines, (T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
+    """The cosines of the angles, (T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
     sine: Tensor
-    """The sines, in the shape of `cosine`."""
+    """The sines of the angles, in the shape of `cosine`."""
     interleaved: bool
     """True if pairs are dimensions (2i, 2i + 1), as in the paper; otherwise (i, i + K / 2), as in Llama."""
 

@@ -228,7 +228,7 @@ class Job:
         """The estimated work of decoding all sentences, in decoding steps times sentences."""
         # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
         self.waiting = sorted(range(len(sentences)), key=lambda index: -self.tokens[index])
-        """Indices of the sentences that have not gone into a batch yet."""
+        """Indices of the sentences that have not gone into a batch yet, the longest sentence first."""
         self.results: list[Any] = [None] * len(sentences)
         """Result of each sentence, or None until it is decoded."""
         self.num_batches = 0

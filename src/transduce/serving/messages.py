@@ -83,14 +83,14 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
     """The detected source language, set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Alternative translations, set if the request asked for some; best first, without duplicates, and for a list of
-    texts one list for each text."""
+    """Alternative translations, set if the request asked for some; best first, without duplicates unless they are
+    sampled, and for a list of texts one list for each text."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them by their old name."""
     warnings: list[str] | UnsetType = UNSET
-    """Texts that seem not to be in the language that the request names; unset if there are none."""
+    """Warnings about texts that seem not to be in the language that the request names; unset if there are none."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):

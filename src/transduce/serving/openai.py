@@ -163,7 +163,7 @@ class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
     logprob: float
     """The log-probability, in nats."""
     bytes: list[int]
-    """The text in UTF-8."""
+    """The token's text as a list of the bytes of its UTF-8."""
     top_logprobs: list[Any] = []
     """Empty, as other tokens are not known."""
 

@@ -112,7 +112,7 @@ class Answer(NamedTuple):
     text: str
     """The best translation."""
     alternatives: list[str]
-    """Other translations, the best first, without duplicates."""
+    """Other translations, the best first; without duplicates, unless the model's search samples."""
     source: str
     """Canonical code of the source language, named or detected."""
     detected: DetectedLanguage | None
