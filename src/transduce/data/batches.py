@@ -477,7 +477,7 @@ class LabeledTexts:
         return len(self.lengths)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the texts with these indices and their classes as a batch, padded at the right."""
+        """Return a `LabeledBatch` of the texts with these indices and their classes, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
         weights = None if self.weights is None else self.weights[numbers]

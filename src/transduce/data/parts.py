@@ -204,7 +204,7 @@ def write_card(card: CorpusCard, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> CorpusCard:
-    """Read and check the metadata of a prepared corpus, corpus.json, from its folder.
+    """Read, check and return the `CorpusCard` (metadata) of a prepared corpus, from corpus.json in its folder.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format.
@@ -276,7 +276,7 @@ class ColumnWriter:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
-        """Return the description of the column's file as written so far: its SHA-256."""
+        """Return the `ColumnCard` that describes the column's file as written so far: its SHA-256."""
         return ColumnCard(self._file.sha256)
 
     def __enter__(self) -> "ColumnWriter":
@@ -697,7 +697,7 @@ class Part(StoredPairs[PartCard]):
 
 
 def _read_card(path: Path, kind: type[AnyCard], expected: int, described: str) -> AnyCard:
-    """Read the card of a corpus or of a part, if it has the expected version of its format.
+    """Read and return the card of a corpus or of a part, which must have the expected version of its format.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format; the message calls its content `described`.

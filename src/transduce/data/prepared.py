@@ -251,7 +251,7 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return ranges (start, stop) that begin earlier by the number of context sentences, but not below 0."""
+        """Return a list of ranges (start, stop), begun earlier by the number of context sentences, but not below 0."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -208,7 +208,7 @@ class _Sentences(NamedTuple):
     """The indices of the sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the token ids of the sentences from index start to stop (exclusive), concatenated."""
+        """Return one array of the token ids of the sentences from index start to stop (exclusive)."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
@@ -485,7 +485,7 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return a batch of rows, padded to the longest one, with masked tokens and their labels.
+        """Return a `SentencePairBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
             rows: the rows of this process, or if it has none, a row of another process.

@@ -150,9 +150,10 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table of time series, plain or gzip, one line for each point in time after a header line.
+    """Read a table of time series, plain or gzip, and return it as a `Table`: names, values and a warning about times.
 
-    Cells are separated by tabs in .tsv files, else by the comma, semicolon or tab of the header.
+    The file has one line for each point in time after a header line. Cells are separated by tabs in .tsv files, else by
+    the comma, semicolon or tab of the header.
 
     Args:
         path: the file.

@@ -275,7 +275,7 @@ def an_experience(random: Random) -> Action:
 
 
 def skill(random: Random) -> Phrase:
-    """Return a random sentence about a skill as a bilingual `Phrase`, such as 他会游泳 / he can swim."""
+    """Return a random sentence or question about a skill as a bilingual `Phrase`, such as 他会游泳 / he can swim."""
     action = a_skill(random)
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)

@@ -437,7 +437,7 @@ def greeting(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """Return a random sentence about what exists at a place as a bilingual `Phrase`.
+    """Return a random sentence or question about what exists at a place as a bilingual `Phrase`.
 
     An example is 桌子上有三本书 / there are three books on the table.
     """
@@ -497,7 +497,10 @@ def possession_question(random: Random) -> Phrase:
 
 
 def thought(random: Random) -> Phrase:
-    """Return a random sentence about a thought as a bilingual `Phrase`, such as 我觉得他很忙 / I think he is busy."""
+    """Return a random sentence or question about a thought as a bilingual `Phrase`.
+
+    An example is 我觉得他很忙 / I think he is busy.
+    """
     verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
     clause = rule(random)
     # "Also" would need a preceding sentence.

@@ -556,7 +556,10 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return 1 at the greatest weight of each row (last axis) and 0 elsewhere, with the gradients of the weights."""
+    """Return a tensor with 1 at the greatest weight of each row (last axis), 0 elsewhere, and the weights' gradients.
+
+    The weights are those of attention: hard attention computes with the best key alone, and trains as soft attention.
+    """
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 

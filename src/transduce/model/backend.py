@@ -268,7 +268,7 @@ class TrainingKernels(Protocol):
 
     @property
     def linear_activations(self) -> frozenset[str]:
-        """The names of the activations that `linear` can apply to its output."""
+        """The set of the names of the activations that `linear` can apply to its output."""
 
     def supports_activation(self, name: str, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Return whether `activate` supports the activation with this name for width F, in x's dtype on x's device."""

@@ -562,7 +562,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def forbidden_tokens(self) -> list[int]:
-        """The token ids that search never outputs, ascending: padding and start symbol, unless it is the end symbol."""
+        """A sorted list of the token ids that search never outputs: padding and start symbol.
+
+        The end symbol's id is not among them, even if padding or start symbol have the same id.
+        """
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 
     @property

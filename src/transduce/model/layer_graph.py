@@ -118,7 +118,7 @@ class Sublayer(NamedTuple):
 
     @property
     def linears(self) -> list[Linear]:
-        """The linear layers of the sub-layer, in the order of computation."""
+        """A list of the linear layers of the sub-layer, in the order of computation."""
         return [operation for operation in self.operations if isinstance(operation, Linear)]
 
     @property

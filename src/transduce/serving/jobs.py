@@ -378,12 +378,12 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The spans of the sentence's inline HTML elements, whose words are to be located in the translation."""
+        """The character spans of the sentence's inline HTML elements; their words are located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
     def elements(self) -> Sequence[Span]:
-        """The spans of the sentence that stand for protected elements of HTML, which translation must not change."""
+        """The character spans in the sentence that stand for protected HTML elements, which stay unchanged."""
         return self.job.elements.get(self.number, ())
 
 

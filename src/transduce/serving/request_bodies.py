@@ -68,9 +68,10 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """Return the typed message in a JSON object, in which, at any depth, a key must not occur twice.
+    """Return the typed message in a JSON object: an instance of the struct `message`.
 
-    Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+    At any depth a key must not occur twice. Numbers and booleans may also be texts, such as "3", because LibreTranslate
+    and DeepL accept both.
 
     Args:
         body: the JSON.
@@ -260,9 +261,9 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 
 
 def _validation_error(error: msgspec.ValidationError) -> RequestError:
-    """Return the error (status 400) for a request that does not fit its struct, as LibreTranslate's clients expect it.
+    """Return the `RequestError` (status 400) for a request that does not fit its struct.
 
-    A missing field becomes "missing NAME parameter".
+    LibreTranslate's clients expect its sentence: for a missing field it is "missing NAME parameter".
     """
     missing = _MISSING_FIELD.match(str(error))
     if missing:
@@ -338,7 +339,7 @@ async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: 
 
 
 def body_too_large_error(max_bytes: int) -> RequestError:
-    """Return the error (status 413) for a request whose body has more than `max_bytes` bytes."""
+    """Return the `RequestError` (status 413) for a request whose body has more than `max_bytes` bytes."""
     return RequestError(413, f"The request's body must have at most {max_bytes:,} bytes, also when it is uncompressed.")
 
 
