@@ -279,9 +279,9 @@ class SentencePairPlan:
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
-    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. Both
-    differ from epoch to epoch. Batches are grouped by length, so that there is little padding, and every batch has
-    about equally many tokens.
+    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. What
+    is left out differs from epoch to epoch. Batches are grouped by length, so that there is little padding, and every
+    batch has about equally many tokens.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Generate sentences of the demonstration's grammar about what people do, each in Chinese and English.
 
-They are statements, questions and requests.
+The sentences are statements, questions and requests.
 """
 
 from itertools import accumulate

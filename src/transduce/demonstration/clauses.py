@@ -1,6 +1,6 @@
 """Build phrases and clauses of the demonstration's grammar, in Chinese and English at once.
 
-They are phrases for people and things, and statements and questions about them.
+The phrases stand for people and things; the clauses are statements and questions about people and things.
 """
 
 from functools import cache
@@ -566,7 +566,7 @@ def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Ph
 def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
     """Return a statement as a bilingual `Phrase`: a subject does an action in a tense and form, the `frame`.
 
-    Its time precedes (`early`) or follows the subject in Chinese, and comes last in English.
+    The time precedes (`early`) or follows the subject in Chinese, and comes last in English.
     """
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after

@@ -704,9 +704,9 @@ class _Split:
         return [combination for combination in candidates if self.held_out[combination]]
 
     def covered(self) -> Iterator[AlignedPair]:
-        """Yield reserved pairs that a model can be tested on.
+        """Yield the reserved pairs, as `AlignedPair`s, that a model can be tested on.
 
-        Their translations are new, and their words and word pairs occur often enough in training.
+        The translations of these pairs are new, and their words and word pairs occur often enough in training.
         """
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)
