@@ -99,14 +99,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_links(location: str, line: str) -> "Links":
-    """Parse a line of word links such as `0-0 1-2 2-1`, in which words are counted from 0.
+    """Return the word links in a line such as `0-0 1-2 2-1`, as a set of pairs; words are counted from 0.
 
     Args:
         location: name of the line in error messages.
         line: the line; a blank one has no links.
 
     Returns:
-        The pairs of source word and target word.
+        A set of pairs (source word, target word).
 
     Raises:
         TransduceError: a part of the line is not a link.
@@ -123,7 +123,7 @@ def parse_links(location: str, line: str) -> "Links":
 
 
 def format_links(links: "Links") -> str:
-    """Format the word links of a sentence pair as a line such as `0-0 1-2 2-1`, sorted by source and target word."""
+    """Return the word links of a sentence pair as a line such as `0-0 1-2 2-1`, sorted by source and target word."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class DatastoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report about a new datastore for kNN retrieval: its size, and its effect on the loss."""
+    """A report on a new datastore of sentence pairs for kNN retrieval: its size, and its effect on the model's loss."""
 
     pairs: int
     """Number of sentence pairs that are stored."""
     left_out: int
     """Number of pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
-    """The number of target tokens, including end symbols."""
+    """The number of target tokens in the datastore, including end symbols."""
     weight: float
-    """The weight of retrieved neighbors in the next-token distribution; the model has the rest."""
+    """The weight of retrieved neighbors in the next-token distribution, from 0 to 1; the model has the rest."""
     temperature: float
     """The temperature of the softmax over distances to neighbors."""
     tuning_tokens: int = msgspec.field(name="judged_pieces")
-    """The number of tokens by which weight and temperature were chosen."""
+    """The number of tokens that the weight and the temperature were chosen by."""
     loss_without: float
     """Loss of the tuning tokens by the model without retrieval, in nats per token."""
     loss_with: float
@@ -121,7 +121,10 @@ def _report(datastore: "Datastore") -> DatastoreReport:
 
 
 def _progress_printer(pairs: int) -> Callable[[int], None]:
-    """Return a function that takes the number of pairs done so far and now and then prints it on standard error."""
+    """Return a function to call with the number of pairs done so far, which prints it on standard error now and then.
+
+    `pairs` is the total.
+    """
     from transduce.inference.bulk_files import ReportClock
 
     clock = ReportClock()

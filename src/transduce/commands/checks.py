@@ -41,7 +41,7 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check_install(options: argparse.Namespace) -> int:
-    """Print a report on the installation (versions, hardware, extras, backends), for a model if named; return 0."""
+    """Print a report on the installation (versions, hardware, extras, backends), and on a model if named; return 0."""
     from transduce.inspection.installation import check_install
 
     check_writable(report=options.json, inputs=[options.model])
@@ -72,7 +72,7 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Train a few steps twice, once killed and resumed, and print whether the results are equal; return 0, else 1."""
+    """Train a few steps twice, once killed and resumed, and print whether results are equal; return 0 if so, else 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
@@ -86,7 +86,7 @@ def run_verify_resume(options: argparse.Namespace) -> int:
 
 
 class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
-    """The reports on a model and on the corpus that it is to be trained on."""
+    """The doctor's reports on a model and on the corpus that it is to be trained on, for one JSON file."""
 
     model: "DoctorReport"
     corpus: "CorpusReport"
@@ -171,10 +171,10 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    """Return whether a file holds pairs by its name.
+    """Return whether a file holds sentence pairs, by its name; `-`, standard input, does.
 
     Raises:
-        TransduceError: it is a spreadsheet.
+        TransduceError: the file is a spreadsheet.
     """
     if is_spreadsheet(path):
         raise spreadsheet_error(path)

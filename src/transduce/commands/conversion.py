@@ -123,7 +123,7 @@ _TRANSLATOR_OPTIONS = (
     *("source_words", "target_words", "start", "end", "padding", "source_start"),
     *("norm_order", "embeddings", "stacks", "unscaled"),
 )
-"""Options that only translators have, so that they are refused for a language model."""
+"""Names of options of `import-tutorial` that only translators have, and that are refused for a language model."""
 
 
 def add_import_tutorial_arguments(parser: argparse.ArgumentParser) -> None:

@@ -192,10 +192,10 @@ def _translate(
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
-    """Yield the searches of published scores, such as greedy and beam 4, except the one that was used.
+    """Yield the searches with which scores are usually published, such as greedy and beam 4, but not the one used.
 
     Args:
-        search: the search settings that were used, which the others change.
+        search: the search settings that were used, and that the others change.
 
     Yields:
         A description of each search in words, and its settings.
@@ -231,7 +231,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Compare two models or files of translations: print scores and whether they differ significantly; return 0."""
+    """Compare two models or files of translations: print scores, and whether they differ significantly; return 0."""
     from transduce.evaluation.significance import compare
 
     names = _names_of_systems(options.a, options.b)
@@ -265,14 +265,14 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 class _System(msgspec.Struct, frozen=True):
-    """The translations of one of the compared systems, with its languages and decoding settings if known."""
+    """The translations of one of the two compared systems, with its languages and decoding settings if known."""
 
     lines: list[str]
-    """The translations."""
+    """The system's translations, one for each line of the test set."""
     languages: tuple[str | None, str | None] = (None, None)
-    """Source and target language of a model; None if unknown, as for a file of translations."""
+    """Source and target language of a model, a pair; None for one that is unknown, as for a file of translations."""
     decoding: dict[str, str | int | float | bool] = {}
-    """The search settings and precision of a model; empty for a file of translations."""
+    """The search settings and precision of a model, by name; empty for a file of translations."""
 
 
 def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
@@ -305,7 +305,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
 
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
-    """Return a list with a warning if two compared models have different source or target languages, else [].
+    """Return a list with a warning if two compared models have different source or target languages, or else [].
 
     An unknown language gives no warning.
     """
@@ -318,7 +318,7 @@ def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
 
 
 def _names_of_systems(a: str, b: str) -> tuple[str, str]:
-    """Return names of two compared systems: the shortest suffixes of their paths that differ.
+    """Return short names for two compared systems: the shortest suffixes of their paths that differ.
 
     Equal paths get the names `PATH (1)` and `PATH (2)`.
     """
@@ -449,7 +449,10 @@ def _score_texts(options: argparse.Namespace) -> int:
 
 
 def _totals(log_probabilities: list[float], tokens: int) -> dict[str, Any]:
-    """Return the fields of a `Summary` that follow from the log-probability of each line and the number of tokens."""
+    """Return a dict of fields of a `Summary`, by each line's log-probability and the number of tokens.
+
+    The fields are `lines`, `tokens`, `log_probability` and `perplexity`.
+    """
     total = math.fsum(log_probabilities)
     perplexity = math.exp(min(-total / max(1, tokens), 700.0))
     return {"lines": len(log_probabilities), "tokens": tokens, "log_probability": total, "perplexity": perplexity}
@@ -459,29 +462,30 @@ def _totals(log_probabilities: list[float], tokens: int) -> dict[str, Any]:
 
 
 class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the source with its translation, the quality warnings about it, and the model's probability of it."""
+    """A line of the source with its translation, quality warnings, and the model's probability of the translation."""
 
     line: int
     """The line number, from 1."""
     warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
-    """Why the translation may be bad, such as untranslated or repeated text."""
+    """The quality warnings, which say why the translation may be bad, such as untranslated or repeated text."""
     source: str
     translation: str
     nats_per_token: float | None
-    """The mean negative log-probability of the tokens, of the least likely sentence if there are several; None if the
-    translation is empty or too long to score.
+    """The mean negative log-probability of the translation's tokens, in nats; with several sentences, that of the least
+    likely one. None if the translation is empty or too long to score.
     """
 
     @property
     def reasons(self) -> str:
-        """The warnings as one text, joined by commas; "" if there are none."""
+        """The quality warnings as one text, joined by commas; "" if there are none."""
         return ", ".join(map(str, self.warnings))
 
     @property
     def rank(self) -> tuple[int, float]:
         """A sort key, lower for worse translations: first the number of definite warnings, then the probability.
 
-        The warning `unlikely` is about the probability alone, and `unread` about the source.
+        Two kinds of warnings are not definite: `unlikely`, which is about the probability alone, and `unread`, about
+        the source.
         """
         definite = sum(warning.kind not in ("unlikely", "unread") for warning in self.warnings)
         return -definite, -(self.nats_per_token or 0.0)
@@ -493,18 +497,20 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of all source lines whose translations have quality warnings."""
+    """A report on the quality of translations, line by line: those with quality warnings, and probabilities of all."""
 
     lines: int
-    """The number of all lines."""
+    """The number of all translated lines, with or without warnings."""
     counts: "dict[WarningKind, int]"
-    """The number of lines with each kind of warning."""
+    """Dict: kind of quality warning → number of lines with it."""
     flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
-    """The lines with warnings."""
+    """The lines that have quality warnings, in order."""
     worst: list[ReviewedLine] = []
     """The lines that --worst asks for, the worst first, with or without warnings; empty without the option."""
     nats_per_token: list[float | None]
-    """The mean negative log-probability of a token in the translation of every line; None for a line without one."""
+    """For every line, the mean negative log-probability of a token of its translation, in nats; None for a line whose
+    translation is empty or too long to score.
+    """
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.counts.items())
@@ -543,8 +549,8 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
 def run_estimate_quality(options: argparse.Namespace) -> int:
     """Print the lines whose translations have quality warnings, or the N worst lines for --worst N; return 0.
 
-    Each has the line number, the warnings, source and translation, separated by tabs. --output writes a table of all
-    lines. --redecode writes all translations to a file, after those with warnings were searched again.
+    Each printed line has the line number, the warnings, source and translation, separated by tabs. --output writes a
+    table of all lines. --redecode writes all translations to a file, after those with warnings were searched again.
     """
     from transduce.inference.redecoding import estimate_quality, redecode
 
@@ -585,7 +591,7 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
 
 
 def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
-    """Return a function that converts reviewed lines to the bytes of a file in the format of a path's suffix.
+    """Return a function from reviewed lines to the bytes of a file, in the format of a path's suffix.
 
     `.tsv` and `.csv` are tables with a header, `.jsonl` has a JSON object per line.
 
@@ -601,7 +607,7 @@ def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
 
 
 def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
-    """Return reviewed lines as a UTF-8 table with a header, in which texts with quotes or delimiters are quoted."""
+    """Return reviewed lines as a table in UTF-8 with a header; texts with quotes or delimiters are quoted."""
     import csv
     import io
 
@@ -618,7 +624,7 @@ def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
 
 
 def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
-    """Return existing translations with the probabilities that the model gives to their tokens.
+    """Return existing translations as a list of `Translation`s, with the probabilities that the model gives to tokens.
 
     Copied protected spans are masked, as in a search: left out, or replaced by placeholder tokens if that is more
     likely. A translation has no probabilities if the model would not translate its source as a whole, or if a side is
@@ -671,7 +677,7 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
 def _reviewed(
     translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
 ) -> list[ReviewedLine]:
-    """Return each translation with its line number, quality warnings and the model's probability, in order.
+    """Return a list of the translations as `ReviewedLine`s: with line number, quality warnings and probability.
 
     Args:
         translations: the translations, one per line.

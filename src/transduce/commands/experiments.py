@@ -66,7 +66,7 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def _dry_run(experiment: "ExperimentSettings", device: str) -> int:
-    """Print the runs of an experiment, and what would keep them from starting; return 1 if anything would, else 0."""
+    """Print the runs of an experiment, and problems that keep them from starting; return 1 if there are any, else 0."""
     from transduce.tasks.experiments import expand, find_problems
 
     problems = list[str]()

@@ -37,13 +37,13 @@ _SEARCH_OPTIONS = ("no_repeated_ngrams", "repetition_penalty", "forbid")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt with its continuations, and the settings that produced them."""
+    """A prompt with its continuations by a language model, and the settings that produced these."""
 
     prompt: str
     continuations: "tuple[Continuation, ...]"
     search: "SearchSettings"
     precision: str
-    """Number format of the weights, such as `fp32`."""
+    """Number format of the model's weights, such as `fp32`."""
 
     def __str__(self) -> str:
         return "\n---\n".join(self.prompt + each.text for each in self.continuations)
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Continue prompts by a language model, print the texts, and return 0.
 
-    A single continuation is printed while it is generated, several (or JSON) when they are complete.
+    A single continuation is printed while it is generated; several, or JSON, are printed when complete.
     """
     from transduce.inference.generator import load_generator
 
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
-    """Warn of letters of the prompts that the vocabulary lacks, or that it can only spell in bytes."""
+    """Warn on standard error of letters in the prompts that the vocabulary lacks, or that it spells in bytes."""
     from transduce.commands.line_warnings import unknown_letters
 
     find = unknown_letters(generator.vocabulary)
@@ -137,7 +137,7 @@ def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
 
 
 def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
-    """Return a generation as a report with the search settings and the precision that produced it."""
+    """Return a report on a prompt's continuations, with the search settings and the precision that produced these."""
     return GenerationReport(
         prompt=generation.prompt,
         continuations=generation.continuations,

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 _Inspected = TypeVar("_Inspected", "Inspection", "TextInspection")
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
-"""Options that replace what is shown about a sentence; at most one applies."""
+"""Names of options of `inspect` that show something else about a sentence than the usual view; at most one
+may be set.
+"""
 _CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
 _TOOL_OF_OPTION = {
     "antecedent": "pronoun",
@@ -56,7 +58,7 @@ _TOOL_OF_OPTION = {
 
 @runtime_checkable
 class _Drawn(Protocol):
-    """A result of a causal tool (ablation, patching, logit lens, probe), which can be drawn as text or heat maps."""
+    """A result of a causal tool (ablation, patching, logit lens, probe), which can be drawn as text or as a `Chart`."""
 
     def draw(self) -> str: ...
     def chart(self) -> "Chart": ...
@@ -139,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print how a model reads a sentence, with its attention, or the result of the tool that the options choose.
 
-    With --html, a page for a browser is written too. 0 is returned.
+    With --html, a page for a browser is written, too. Returns 0.
     """
     from transduce.inference.translator import Translator
     from transduce.inspection.sentence import inspect_text
@@ -164,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder of any task (translation, classification, …), as the options for loading say.
+    """Load the model of a folder of any task (translation, classification, …), by the command's options for loading.
 
     Raises:
         TransduceError: the model cannot be loaded, or a language option such as --tag is set for a model that does
@@ -181,7 +183,7 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
 
 def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
-    """Return the input of a model to inspect: the sentence as it is, or for a time-series model the points of a table.
+    """Return the input of a model to inspect: `sentence` itself or, for a time-series model, the points of a table.
 
     Args:
         reader: the model.
@@ -233,7 +235,7 @@ def _check_options(options: argparse.Namespace) -> str | None:
 
 
 def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
-    """Refuse an empty sentence, which leaves a tool nothing to measure, and --reference without --ablate mean.
+    """Raise an error for an empty sentence, which a tool cannot measure, or --reference without --ablate mean.
 
     Args:
         options: the options of `transduce inspect`.
@@ -286,9 +288,10 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the HTML page with the translations of all sentences by all models, and print those of the first.
+    """Write the HTML page with the translations of all sentences by all models, print some, and return 0.
 
-    The models are the command's and that of --beside. Of sentences that the run sampled, only the first is printed.
+    The models are the command's and that of --beside. All sentences that were passed are printed, but of those that the
+    run sampled, only the first.
     """
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage
@@ -308,7 +311,9 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the HTML page of all texts for a model that is no translating Transformer; print those that were passed.
+    """Write the HTML page of all texts for a model that is no translating Transformer, print some, and return 0.
+
+    All texts that were passed are printed, but of those that the run sampled, only the first.
 
     Raises:
         TransduceError: another model is passed by --beside, which only translators can be compared with.
@@ -325,10 +330,10 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
-    """Return the sentences that an HTML page shows: those passed, or else those that the run sampled from its dev set.
+    """Return a list of the sentences of an HTML page: those passed, or else those that the run sampled for its dev set.
 
     Raises:
-        TransduceError: there are neither.
+        TransduceError: no sentence is passed, and the run sampled none.
     """
     from transduce.inspection.sentence import sample_sentences
 
@@ -340,7 +345,7 @@ def _sentences(options: argparse.Namespace) -> list[str]:
 
 
 def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspected) -> _Inspected:
-    """Return an inspection with an attribution by the method of --attribution put first, so that a page opens with it.
+    """Return an inspection whose first attribution is by the method of --attribution, so that a page opens with it.
 
     Without --attribution, the inspection is returned unchanged.
 
@@ -365,9 +370,9 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
 
 
 def _with_table(options: argparse.Namespace, found: _Inspected) -> _Inspected:
-    """Return an inspection whose printed table of words is the attribution by the method of --attribution.
+    """Return an inspection whose printed table of words shows its first attribution, if --attribution is set.
 
-    Without that option it is returned unchanged, with its table of attention.
+    Without that option, the inspection is returned unchanged, with its table of attention.
     """
     if options.attribution is None:
         return found
@@ -391,14 +396,14 @@ def _show_text(options: argparse.Namespace, *inspections: "TextInspection") -> i
 
 
 def _title(options: argparse.Namespace) -> str | None:
-    """Return the title of the printed table if it shows attribution; None for the default title, of attention."""
+    """Return the title of a printed table that shows attribution; None without --attribution (the default title)."""
     if options.attribution is None:
         return None
     return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
 
 
 def _note(options: argparse.Namespace, found: "Inspection | TextInspection") -> str:
-    """Return the line about the sum of the contributions that follows a printed table of attribution, or ""."""
+    """Return the line below a printed table of attribution, which compares the contributions' sum; "" without it."""
     note = found.attributions[0].note() if options.attribution is not None else None
     return f"\n{localized(note)}" if note else ""
 

@@ -27,16 +27,16 @@ MAX_SHOWN = 5  # line numbers, and letters
 
 
 class UnknownLetters(NamedTuple):
-    """The letters of a text that a vocabulary has no tokens for."""
+    """The letters of a text that a vocabulary has no tokens for, which a model has not learned to translate."""
 
     lacking: Iterable[str]
-    """Characters, or for a list of words whole words, that become the unknown token."""
+    """Characters that become the unknown token; for a vocabulary that is a list of words, whole words."""
     in_bytes: Iterable[str] = ()
     """Characters that are spelled by the tokens of their UTF-8 bytes."""
 
 
 class LineWarnings:
-    """A collector of line numbers with translation problems; `str` gives one warning for each kind of problem."""
+    """A collector of the numbers of lines with translation problems; `str` gives a warning for each kind of problem."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class LineWarnings:
         """Check one line, and record its number (from 1) for each problem that it has.
 
         Problems are a wrong source language, letters that the vocabulary lacks, an empty translation, and sentences
-        lost or characters broken in the translation. A line in a wrong language is only checked for the latter. If
-        `translation` is None, only the source is checked.
+        lost or characters broken in the translation. A line in a wrong language is otherwise only checked for broken
+        characters. If `translation` is None, only the source is checked.
         """
         if translation is not None and "\ufffd" in translation and "\ufffd" not in source:
             self._broken.append(number)
@@ -87,9 +87,10 @@ class LineWarnings:
             self._lost.append(number)
 
     def _add_letters(self, number: int, source: str) -> None:
-        """Record the letters of a line that the vocabulary has no tokens for.
+        """Record the letters of a line that the vocabulary has no tokens for, under the line's number.
 
-        A letter of several characters, such as a and U+0308, is reported by itself if its composed form has a token.
+        A letter of several characters, such as a and U+0308, is recorded separately if its composed form has a token:
+        the user can then compose the text.
         """
         if self._unknown_characters is None:
             return
@@ -162,7 +163,7 @@ class LineWarnings:
 
     @property
     def shown_numbers(self) -> list[int]:
-        """The numbers of the lines that the warnings name, in order."""
+        """The numbers of the lines that the warnings name, a sorted list: at most five for each kind of problem."""
         kinds = (
             *self._other_language.values(),
             self._unknown,
@@ -175,7 +176,7 @@ class LineWarnings:
         return sorted({number for kind in kinds for number in islice(kind, MAX_SHOWN)})
 
     def _lines(self, numbers: list[int]) -> str:
-        """Return lines as a noun phrase: one with its number, several with their count and the first numbers."""
+        """Return a noun phrase for lines by their numbers, such as "line 3" or "7 lines (1, 2, 3, 4, 5, …)"."""
         shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
         if len(numbers) == 1:
             return f"{self._noun} {shown}"
@@ -187,7 +188,7 @@ _CLUSTER = re.compile(r"\w[\u0300-\u036F\u3099\u309A]+")  # a letter with accent
 
 
 def _shown(letters: Mapping[int, Iterable[str]]) -> str:
-    """Return the first of the letters that were found in lines, as a list for a warning."""
+    """Return the first few different letters as text, separated by commas; `letters` are by line number."""
     distinct = list(dict.fromkeys(chain(*letters.values())))
     return ", ".join(distinct[:MAX_SHOWN]) + (", …" if len(distinct) > MAX_SHOWN else "")
 
@@ -199,9 +200,9 @@ def _is_letter(character: str) -> bool:
 
 
 def _letters(unknown: Iterable[str], source: str) -> list[str]:
-    """Return the items of `unknown` (characters or words) that have a letter and occur outside of protected spans.
+    """Return a list of the items of `unknown` (characters or words) that have a letter and are not copied anyway.
 
-    Protected spans of the source, such as URLs, are copied, so the model need not know their letters.
+    Protected spans of the source, such as URLs, are copied, so that the model need not know their letters.
     """
     letters = [each for each in unknown if any(map(_is_letter, each))]
     if not letters:
@@ -215,7 +216,7 @@ def _letters(unknown: Iterable[str], source: str) -> list[str]:
 def with_warnings(
     portions: Iterable[tuple[Portion, str]], make: Callable[[], LineWarnings], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield translated portions (groups of lines) unchanged; finally write warnings about the lines to standard error.
+    """Yield translated groups of lines unchanged, and at the end write warnings about the lines to standard error.
 
     Args:
         portions: groups of input lines, and the text that is written for each group.
@@ -234,7 +235,7 @@ def with_warnings(
 
 
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
-    """Return the source and target language of a model folder: each argument if it is set, else that of the manifest.
+    """Return the source and target language of a model folder: each argument if it is set, else the manifest's.
 
     A language is None if neither specifies it. A folder without a manifest specifies none. For a multilingual model the
     source language is the one that `choose_direction` finds.
@@ -252,7 +253,9 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
 
 
 def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
-    """Return a function that lists the letters of a text that a model's source vocabulary lacks (`unknown_letters`).
+    """Return a function from a text to the letters (`UnknownLetters`) that a model's source vocabulary lacks.
+
+    `folder` is the model's folder.
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
@@ -263,9 +266,9 @@ def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
 
 
 def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
-    """Return a function that finds the letters of a text that a vocabulary lacks, and those spelled in bytes.
+    """Return a function from a text to the letters (`UnknownLetters`) that a vocabulary lacks or spells in bytes.
 
-    For an imported vocabulary, such as a word list, it finds the words that contain an unknown token.
+    For an imported vocabulary, such as a word list, the function finds the words that contain an unknown token.
     """
 
     def has_bytes(text: str) -> bool:

@@ -71,10 +71,12 @@ _SHARED_MODULES = {
     **dict.fromkeys(("experiment", "paper"), "experiments"),
     **dict.fromkeys(("check-install", "doctor", "verify", "verify-resume"), "checks"),
 }
-"""Modules of several commands, whose functions are named after the command: `add_tag_arguments` and `run_tag`."""
+"""Dict: command → module that it shares with others, and which has its functions, such as `add_tag_arguments` and
+`run_tag`.
+"""
 
 _WITHOUT_TORCH = ("compare", "plot")
-"""Commands that compute some results without PyTorch, which they import only where they need it."""
+"""Names of commands that compute some results without PyTorch, which they import only where they need it."""
 
 _UI_LANGUAGE = "--ui-language"
 
@@ -82,7 +84,7 @@ _UI_LANGUAGE = "--ui-language"
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """A help formatter that appends "(default: X)" to options with a default, unless it is None, False or empty.
 
-    It shows texts in the user's language.
+    Texts are shown in the user's language.
     """
 
     def add_usage(
@@ -134,7 +136,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports errors in one sentence and suggests the nearest option for a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a subcommand's arguments; positional ones may come before or after options.
+        """Parse a subcommand's arguments, and return the options; positional ones may come before or after options.
 
         Names of options are checked first, as argparse would first complain about missing ones; renamed options are
         accepted. An error is printed, and the process exits with code 2.
@@ -188,10 +190,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """The action of the option --version: it prints the version of transduce and exits with code 0."""
+    """The argparse action of the option --version, which prints the version of transduce and exits with code 0."""
 
     def __call__(self, *_: object) -> NoReturn:
-        """Print the version of transduce, which is read only now, and exit with code 0."""
+        """Print the version of transduce, which is looked up only when it is asked for, and exit with code 0."""
         from importlib.metadata import version  # half of the time of `transduce --help`, if imported above
 
         print(f"transduce {version('transduce')}")
@@ -237,7 +239,7 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def _sentence(purpose: str) -> str:
-    """Return the purpose of a command (an English phrase in `VERBS`) as a sentence in the user's language."""
+    """Return the purpose of a command, an English phrase in `VERBS`, as a sentence in the user's language."""
     text = localized(purpose)
     return f"{text[0].upper()}{text[1:]}." if text == purpose else f"{text}。"
 
@@ -252,7 +254,7 @@ def add_ui_language(parser: argparse.ArgumentParser) -> None:
 
 
 def _take_ui_language(arguments: list[str]) -> str:
-    """Remove --ui-language and its value from the arguments, wherever they are before `--`, and return the value.
+    """Remove --ui-language and its value from the list of arguments, wherever it is before `--`, and return the value.
 
     Without the option it is "auto". An unknown value is an error, with exit code 2.
     """
@@ -293,7 +295,7 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
     """Run a subcommand, and explain errors that a user can cause on standard error; return the exit code.
 
     The exit code is the subcommand's own, 2 after an error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed
-    it. Errors of other kinds are raised. `owns_process`: see `_run`.
+    it. Errors of other kinds are raised. `owns_process` is true if the process has only this subcommand to run.
     """
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -339,9 +341,9 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
 
 
 def _disk_remedy(error: OSError) -> str:
-    """Return a line with the remedy for a full disk or a limit on the size of files; "" for other errors.
+    """Return a line with the remedy for a full disk, or for a limit on the size of files; "" for other errors.
 
-    A device such as /dev/full has no disk space to free.
+    A full device such as /dev/full has no disk space to free, and gives "".
     """
     if error.errno == errno.EFBIG:
         return "transduce: Raise the limit on the size of a file (`ulimit -f`), then run the command again.\n"
@@ -354,10 +356,10 @@ def _disk_remedy(error: OSError) -> str:
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
-    """Return an error's message with options, such as `--batch-tokens`, instead of names in a settings file or Python.
+    """Return an error's message in which options, such as `--batch-tokens`, replace names of settings and arguments.
 
-    Only options of the subcommand are named. If a settings file or --set is passed, settings whose options are not
-    passed keep their names. If no option of a Python argument that the message names is passed, these keep their names.
+    Only options of the subcommand are named. If a settings file or --set is passed, settings keep their names unless
+    their option is passed, too. Names of Python arguments stay if none of their options is passed.
 
     Args:
         error: the error, whose message has names in backticks.
@@ -409,7 +411,7 @@ def _start_in_utf8() -> None:
 def _run(arguments: list[str], owns_process: bool) -> int:
     """Run a subcommand and return its exit code.
 
-    If the process has only this subcommand to run, as `owns_process` says, the garbage collector leaves PyTorch out.
+    If the process has only this subcommand to run (`owns_process`), Python's garbage collector skips PyTorch's objects.
     """
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
@@ -441,9 +443,9 @@ def _run(arguments: list[str], owns_process: bool) -> int:
 
 
 def _import_torch() -> None:
-    """Import PyTorch, and make the garbage collector leave out its 200,000 objects, which live as long as the process.
+    """Import PyTorch, and make Python's garbage collector skip its 200,000 objects, which live as long as the process.
 
-    A quarter of a short command's time is spent looking at them, while they are created and when the process ends.
+    Otherwise a quarter of a short command's time is spent looking at these objects, during the import and at the end.
     """
     gc.disable()
     import_module("torch")
@@ -452,7 +454,7 @@ def _import_torch() -> None:
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Import a subcommand's module, and return its functions that declare the options and that run the subcommand."""
+    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command."""
     name = verb.replace("-", "_")
     if verb in _SHARED_MODULES:
         module = import_module(f"transduce.commands.{_SHARED_MODULES[verb]}")
@@ -490,10 +492,10 @@ class _Closed(io.RawIOBase):
 
 
 def replace_closed_streams() -> None:
-    """Replace standard streams that the caller has closed, as by `>&-`; open ones stay.
+    """Replace standard streams that the caller has closed, as by `>&-`; open streams stay.
 
-    Using standard input or output then raises a TransduceError, and messages on standard error are discarded. Their
-    file descriptors are occupied too; otherwise the next opened file would get one, and with it the output of
+    Using standard input or output then raises a TransduceError, and messages on standard error are discarded. The
+    streams' file descriptors are occupied, too; otherwise the next opened file would get one, and with it the output of
     libraries.
     """
     for number in range(3):

@@ -42,10 +42,10 @@ GENERATED_TOKENS = 200
 
 
 def text_argument(argument: str) -> str:
-    """Return an option's text if it is valid UTF-8; as argparse's `type`, it refuses other bytes.
+    """Return an option's text if it is valid UTF-8, and raise an error otherwise; an argparse `type`.
 
     Raises:
-        argparse.ArgumentTypeError: the text has such bytes, which only file names may have.
+        argparse.ArgumentTypeError: the text has bytes that are not UTF-8, which only file names may have.
     """
     try:
         argument.encode()
@@ -75,12 +75,12 @@ def add_json(add: Callable[..., object], what: str = "the report", *, needs: str
 
 
 def option_of(name: str) -> str:
-    """Return the command-line option for a name in Python: `--batch-tokens` for `batch_tokens`."""
+    """Return the command-line option for a name in Python, such as `--batch-tokens` for `batch_tokens`."""
     return f"--{name.replace('_', '-')}"
 
 
 def add_settings(add: Callable[..., object], *names: str, table: Mapping[str, SettingOption] = OPTIONS) -> None:
-    """Declare options that set training or other settings.
+    """Declare options that set training or other settings, by their names in Python.
 
     Args:
         add: the `add_argument` of a command or a group.
@@ -92,7 +92,9 @@ def add_settings(add: Callable[..., object], *names: str, table: Mapping[str, Se
 
 
 def settings_from(options: argparse.Namespace, **converted: Any) -> dict[str, Any]:
-    """Return the content of the command's settings file (empty without one), changed by --set and by other options.
+    """Return the settings that a command's options describe, nested as in a settings file.
+
+    The settings file, if any, comes first; --set changes its content, and then the other options do.
 
     Args:
         options: the options of a command.
@@ -173,7 +175,7 @@ SEARCH_OPTIONS = {
         FLAG,
     ),
 }
-"""The options that override the search settings in a model's folder, by their names in Python."""
+"""The options that override the search settings in a model's folder: name in Python → `SettingOption`."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -183,12 +185,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of those of the named options that the user has set, by name."""
+    """Return a dict of the named options that the user has set: name → value."""
     return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
 
 
 def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
+    """Return a dict of the named search options that the user has set: name in `SearchSettings` → value."""
     passed = passed_options(options, names).items()
     values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
@@ -245,7 +247,7 @@ def add_datastore(parser: argparse.ArgumentParser) -> None:
 
 
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
-    """Read and return the glossary that the option --glossary names; None if the option is not set."""
+    """Return the glossary in the file of the option --glossary; None if the option is not set."""
     from transduce.inference.glossary_search import as_glossary
 
     return as_glossary(options.glossary)
@@ -277,7 +279,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
-    """Refuse options that have no effect in combination with others.
+    """Raise an error if one of the named options is set, which has no effect in combination with others.
 
     Args:
         options: the options of a command.
@@ -296,13 +298,13 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 def refuse_options_of_others(
     options: argparse.Namespace, command: str, kind: str, names_of_kinds: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse options that a command has only for other kinds of results than the chosen one.
+    """Raise an error if an option is set that a command has only for other kinds of results than the chosen one.
 
     Args:
         options: the options of the command.
         command: the command, such as `plot`.
         kind: the chosen kind, such as `masks`.
-        names_of_kinds: the names of the options of each kind.
+        names_of_kinds: the names of the options of each kind, by kind.
 
     Raises:
         TransduceError: an option of other kinds is set.
@@ -316,7 +318,7 @@ def refuse_options_of_others(
 
 
 def check_json(options: argparse.Namespace, needed: str) -> None:
-    """Refuse --json without the option named `needed`, which makes the report that --json writes.
+    """Raise an error if --json is set without the option `needed`, which makes the report that --json writes.
 
     Raises:
         TransduceError: --json is set alone.
@@ -327,15 +329,15 @@ def check_json(options: argparse.Namespace, needed: str) -> None:
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
-    """Return --precision, --device and --threads as keyword arguments for the functions that load a model."""
+    """Return a dict of --precision, --device and --threads, as keyword arguments of functions that load a model."""
     return {"precision": options.precision, "device": options.device, "threads": options.threads}
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
-    """Load the translator of a folder, or of several as an ensemble, as the command's options say.
+    """Return the translator of a folder, or of several as an ensemble, loaded as a command's options say.
 
-    Those that apply are --precision, --device, --threads, --source-language, --target-language, --datastore and --tag;
-    ones that the command lacks count as not set.
+    The options --precision, --device, --threads, --source-language, --target-language, --datastore and --tag apply; one
+    that the command lacks counts as not set.
     """
     from transduce.inference.load import open_translator
 
@@ -346,9 +348,9 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:
-    """Return the number of computing threads of a command: --threads, or None for all cores.
+    """Return the number of compute threads that a command's options ask for: --threads, or None for all cores.
 
-    Without --threads it is 1 if the search settings ask for batch-invariant results, which need one thread.
+    Without --threads, the number is 1 if the search settings ask for batch-invariant results, which need one thread.
 
     Args:
         options: the options of the command.
@@ -363,7 +365,7 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
 def report_overridden(
     stored: "SearchSettings", search: "SearchSettings", overrides: Collection[str], folder: str
 ) -> None:
-    """Report on standard error which search settings of a model's folder options change or leave without effect.
+    """Report on standard error which search settings of a model's folder a command's options change or make idle.
 
     Args:
         stored: the settings before the options.
@@ -379,7 +381,7 @@ def report_overridden(
 
 @cache
 def _report_overridden(sentence: str) -> None:
-    """Report on standard error, once, that options change a search setting of a model's folder or take its effect."""
+    """Print a sentence on standard error, but only once, about a search setting that options change or make idle."""
     sys.stderr.write(localized(f"{sentence}\n"))
 
 
@@ -411,12 +413,12 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
 
 
 def file_or_stream(path: str) -> str | None:
-    """Return the path of a file option, or None for `-`, which means standard input or output; argparse's `type`."""
+    """Return the path of an option for a file, or None for `-`, standard input or output; an argparse `type`."""
     return None if path == "-" else path
 
 
 def page_file(path: str) -> str:
-    """Return the name of a page to write; as argparse's `type`, it refuses names of other kinds of files.
+    """Return the name of an HTML page to write, and raise an error for other kinds of files; an argparse `type`.
 
     Raises:
         argparse.ArgumentTypeError: the name ends as that of a picture or PDF.
@@ -430,7 +432,7 @@ def page_file(path: str) -> str:
 def check_writable(
     *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
 ) -> None:
-    """Refuse outputs that could not be written, or would overwrite an input, before any work is done.
+    """Raise an error, before any work is done, if outputs could not be written or would overwrite an input.
 
     Args:
         paths: files to write; None: an option that is not set.
@@ -487,7 +489,7 @@ def _is_model_file(path: Path, folder: Path) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a folder that could not be created or written to, before any work is done; it need not exist.
+    """Raise an error, before any work is done, if a folder could not be created or written to; it need not exist.
 
     Raises:
         TransduceError: a part of the path is a file, or not writable.
@@ -502,7 +504,7 @@ def check_folder(path: str) -> None:
 
 
 def read_aligned_lines(*paths: str) -> list[list[str]]:
-    """Return the lines of several text files that correspond line by line, one list per file.
+    """Return a list of lines for each of several text files, which correspond line by line.
 
     Raises:
         TransduceError: a file cannot be read, the files differ in length, or they are empty.
@@ -521,7 +523,7 @@ def print_bytes(content: bytes) -> None:
 
 
 def write_chart(chart: "Chart", output: str | None) -> None:
-    """Write a chart to a picture file, or, if none is named, as text to standard output."""
+    """Write a chart to a picture file or, if `output` is None, as text to standard output."""
     from transduce.inspection.plots import draw_chart, save_chart
 
     if output is not None:
@@ -577,7 +579,7 @@ _GZIP_START = b"\x1f\x8b"
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
+    """Yield standard output as a stream of UTF-8 text with line feeds, in any locale, and flush it at the end."""
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
     try:
         yield output
@@ -589,9 +591,9 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
 def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:
     """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
 
-    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
-    stream. Text in another encoding is refused: a first line beyond ASCII most of whose characters are not UTF-8, or
-    as many such lines as in a file.
+    Lines with such bytes are reported on standard error; in a file they would be an error, since a user can fix a file,
+    but not a stream. Text in another encoding is refused: a first line beyond ASCII most of whose characters are not
+    UTF-8, or as many damaged lines as a file may not have.
 
     Args:
         notes: gets the end of the first line.
@@ -642,7 +644,10 @@ _LONG_LINE = 1_000_000
 
 
 def report_long_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of an input unchanged, and report each that is so long that nothing is printed for minutes."""
+    """Yield the lines of an input unchanged; warn on standard error of lines of a million characters or more.
+
+    Such a line takes so long that nothing is printed for minutes.
+    """
     for number, line in enumerate(lines, 1):
         if len(line) >= _LONG_LINE:
             sys.stderr.write(
@@ -673,7 +678,7 @@ def _refuse_other_content(start: bytes) -> None:
 
 
 def _refuse_other_ends(raw: bytes) -> None:
-    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
+    """Raise an error for standard input whose lines end with carriage returns alone, which would be read as one line.
 
     Args:
         raw: the bytes of the first line.
@@ -686,10 +691,10 @@ def _refuse_other_ends(raw: bytes) -> None:
 
 
 def write_results(results: Iterable[str], output: str | None) -> None:
-    """Write results, which include their line breaks.
+    """Write texts, which include their line breaks, to a file or to standard output.
 
     Args:
-        results: the results, each one or more lines.
+        results: the texts, each one or more lines.
         output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
     """
     if output:

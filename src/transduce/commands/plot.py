@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not apply to the kind of chart or are out of range, and fill in the kind's defaults.
+    """Check that the options apply to the kind of chart and are in range, and fill in the kind's defaults.
 
     Raises:
         TransduceError: an option or the number of arguments does not fit the kind.
@@ -183,7 +183,8 @@ def _attention(options: argparse.Namespace) -> "Chart":
 def _lengths(options: argparse.Namespace) -> "Chart":
     """Return a chart of BLEU by sentence length for several systems.
 
-    Each item of the command is a model folder, whose model translates --source first, or a file of translations.
+    The command's positional arguments name the systems: a model folder, whose model translates --source first, or a
+    file of translations.
     """
     from transduce.inspection.plots_runs import plot_lengths
 

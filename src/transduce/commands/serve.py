@@ -206,11 +206,11 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
     """Load the folders that `transduce serve` names: translators with their glossaries, and language models.
 
-    Both lists are in the order in which the folders were named; a multilingual folder gives a translator for each pair
-    of languages, which share its weights.
+    Returns two lists, each in the order in which the folders were named; a multilingual folder gives a translator for
+    each pair of languages, which share its weights.
 
     Raises:
-        TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
+        TransduceError: a model cannot be loaded, or a glossary belongs to no served model.
     """
     from transduce.inference.load import task_of
     from transduce.serving.models import ServedModel, parse_model
@@ -255,7 +255,7 @@ def _is_for(pair: tuple[str, str], model: "ServedModel") -> bool:
 def _samples(folder: Path) -> tuple[str, ...]:
     """Return up to four short sentences that a run translated when it last validated, as examples for the web page.
 
-    The result is empty if the run's folder has no such sentences, or its report is damaged.
+    The tuple is empty if the run's folder has no such sentences, or its report is damaged.
     """
     from transduce.inspection.sentence import sample_sentences
 
@@ -269,7 +269,7 @@ def _samples(folder: Path) -> tuple[str, ...]:
 def make_catalog(
     models: "Sequence[ServedModel]", generators: "Sequence[ServedGenerator]", settings: ServingSettings
 ) -> "Catalog":
-    """Return everything that a running server can replace when it reloads: models, language profiles and API keys.
+    """Return a `Catalog` of what a running server can replace when it reloads: models, profiles and API keys.
 
     Args:
         models: the translators, whose profiles for the detection of languages are merged.
@@ -292,9 +292,9 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerat
 def _translators(
     folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
 ) -> "Iterator[tuple[Translator, tuple[str, str] | None]]":
-    """Yield a translator for each language pair that a model folder is served for, with the pair.
+    """Yield a pair (translator, language pair) for each language pair that a model folder is served for.
 
-    All share the model's weights.
+    All translators share the model's weights.
 
     Args:
         folder: the model folder.
@@ -318,7 +318,7 @@ def _translators(
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
-    """Read the files of --glossary, and return the glossaries by pairs of source and target language code.
+    """Read the files of --glossary, and return a dict: (source, target) language code → glossary.
 
     Args:
         named: the arguments, such as `zh:en=FILE`, or FILE alone, whose glossary gets the key None.
@@ -366,9 +366,9 @@ def _are_on_cpu(models: "Sequence[ServedModel | ServedGenerator]") -> bool:
 
 
 def inspection_views() -> "InspectionViews":
-    """Return the functions that draw the server's web page and inspect sentences for it, and the types of results.
+    """Return the functions that draw the server's web page and inspect sentences for it, and their results' types.
 
-    They are passed to the server, so that the package `serving` does not import `inspection`.
+    The server gets these as an `InspectionViews`, so that the package `serving` does not import `inspection`.
     """
     from transduce.inspection.interventions import Comparison
     from transduce.inspection.sentence_view import Inspection

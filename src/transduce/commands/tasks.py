@@ -60,7 +60,7 @@ _VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
 
 
 def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
-    """Yield the results of a function for all items in order, by calling it for blocks of up to `size` of them."""
+    """Yield the results of `compute`, which takes a list of items, for all items in order, `size` items at a time."""
     waiting = iter(items)
     while block := list(itertools.islice(waiting, size)):
         yield from compute(block)
@@ -93,9 +93,9 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _number_of_labels(text: str) -> int:
-    """Return the number of labels to print, as argparse's `type`; it refuses all but whole numbers from 1.
+    """Return an option's text as a number of labels to print, at least 1; an argparse `type`.
 
-    The message also explains a file name that was taken for the option's value.
+    The error for other texts also explains a file name that was taken for the option's value.
     """
     if text.isdecimal() and int(text) > 0:
         return int(text)
@@ -103,7 +103,7 @@ def _number_of_labels(text: str) -> int:
 
 
 def run_classify(options: argparse.Namespace) -> int:
-    """Print a label for each text or, with --labels (the right ones), a report of scores; return 0."""
+    """Print a label for each text or, with --labels (the right labels), a report of scores; return 0."""
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
@@ -204,14 +204,14 @@ def run_tag(options: argparse.Namespace) -> int:
 
 
 def _tagged_lines(tagging: "Tagging") -> str:
-    """Return the lines of a tagged sentence, with the empty line behind it, which is all that an empty one has."""
+    """Return a tagged sentence as lines with an empty line at the end; of a sentence without words, only that line."""
     return f"{tagging}\n\n" if tagging.words else "\n"
 
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
     """Return the sentences to tag, each as a list of words.
 
-    They come from the columns of a tagged file, or else from lines whose words are separated by spaces.
+    The sentences come from the columns of a tagged file, or else from lines whose words are separated by spaces.
     """
     if options.columns or (options.text and is_tagged_file(options.text)):
         return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
@@ -219,7 +219,10 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
 
 
 def _words_of_lines(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the words of each line, and at the end warn of lines that are not divided into words, such as Chinese."""
+    """Yield the list of words of each input line; at the end warn of undivided lines, such as Chinese ones.
+
+    A line of a script without spaces that is a single word of five characters or more counts as undivided.
+    """
     undivided = []
     for number, line in enumerate(_input_lines(options), 1):
         words = line.split()
@@ -271,13 +274,13 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
 
     brackets: "BracketReport"
     f1: float
-    """F1 of sentences of all lengths, in percent."""
+    """Bracket F1 of sentences of all lengths, in percent."""
     f1_of_short: float
-    """F1 of short sentences, in percent."""
+    """Bracket F1 of short sentences, in percent."""
     valid: float
-    """Share of the sentences with a tree over exactly their words, in percent."""
+    """Share of the sentences whose parse is a tree over exactly their words, in percent."""
     cut: int
-    """Number of trees that were cut at their maximum length and then closed."""
+    """Number of trees that reached their maximum length, and were cut there and closed."""
     beam_size: int
 
     def __str__(self) -> str:
@@ -361,12 +364,12 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts whose masks were filled, with the candidates for each mask."""
+    """Texts whose masks a model filled, with the candidates for each mask; `str` shows these."""
 
     fillings: "Sequence[Filling]"
 
     def __str__(self) -> str:
-        """Return each text with its masks filled, and below it a line of candidates for each mask."""
+        """Return each text with its masks filled and, below the text, a line of candidates for each mask."""
         return "\n".join("\n".join([filling.text, *_format_masks(filling)]) for filling in self.fillings)
 
 
@@ -378,7 +381,7 @@ def _format_masks(filling: "Filling") -> list[str]:
 
 
 def _format_candidate(candidate: "Candidate") -> str:
-    """Return a candidate for a mask as printed: its text, or its token if the text is blank or part of a character."""
+    """Return a mask's candidate as printed: its text, or its token if the text is blank or part of a character."""
     text = candidate.text.strip()
     return candidate.token if not text or "\ufffd" in text else text
 
@@ -400,7 +403,7 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_fill_mask(options: argparse.Namespace) -> int:
-    """Print each text with its masks filled, and below it the candidates for each mask; return 0."""
+    """Print each text with its masks filled and, below the text, the candidates for each mask; return 0."""
     from transduce.inference.mask_filler import load_filler
 
     check_writable(report=options.json, inputs=[options.model])
@@ -473,7 +476,7 @@ def run_embed(options: argparse.Namespace) -> int:
 
 
 def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
-    """Compute the vectors of some lines.
+    """Compute the vectors of some lines, as one block of results for `_in_blocks`.
 
     Returns:
         A list with one item: the lines, their vectors, (lines, width), float32, and how many lines were truncated.
@@ -514,7 +517,7 @@ def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
     """Write the header of an .npy file with a float32 array of this shape.
 
-    NumPy pads it, so that it can be overwritten when the number of rows is known.
+    NumPy pads the header, so that it can be overwritten when the number of rows is known.
     """
     import numpy as np
 
@@ -528,7 +531,7 @@ def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) ->
     Args:
         file: the file.
         blocks: groups of lines with their vectors, and the number of truncated lines in each.
-        width: not used.
+        width: not used, but `_write_npy` has the same arguments.
 
     Returns:
         The number of lines, and how many of them were truncated.
@@ -622,7 +625,7 @@ def _check_forecast_options(options: argparse.Namespace) -> None:
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
     """Forecast a table's own points, one stretch of `--steps` points after the other, and return the errors.
 
-    Each stretch is forecast from the actual points before it.
+    Each stretch is forecast from the actual points before it; the errors are a `ForecastReport`.
 
     Args:
         forecaster: the model.

@@ -100,7 +100,7 @@ _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train a model, or only print a forecast of the run (--dry-run, --forecast).
+    """Train a model, or only print a forecast of the run (--dry-run, --forecast), and return an exit code.
 
     Returns:
         0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved.
@@ -130,7 +130,7 @@ class _ForecastKeeper(Callback):
     """A callback that stores the forecast of a run's time and memory, which a dry run writes as JSON."""
 
     forecast: "RunForecast | None" = None
-    """The forecast; None until the run has made it."""
+    """The forecast of the run; None until it is made."""
 
     @override
     def on_forecast(self, event: "RunForecast") -> None:
@@ -169,7 +169,7 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
 
 
 def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, Any]]:
-    """Return the setting `data.corpora` that --corpus and --dev-corpus describe, as a table for each corpus.
+    """Return the setting `data.corpora` that --corpus and --dev-corpus describe: a list with a dict for each corpus.
 
     Args:
         corpora: the arguments of each --corpus: one or two files, and settings such as `weight=2`.
@@ -221,7 +221,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 def run_demo(options: argparse.Namespace) -> int:
     """Train a small translator on the built-in corpus, print samples and its result, and return 0.
 
-    The result is the share of held-out sentences that it translates exactly right.
+    The result is the share of held-out sentences that the translator translates exactly right.
     """
     from transduce.demonstration.run import SENTENCES, demo
 
@@ -246,10 +246,10 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the folder of an earlier demonstration, if it exists.
+    """Remove the folder of an earlier demonstration, if the folder exists.
 
     Raises:
-        TransduceError: the folder holds something else.
+        TransduceError: the folder holds something else than such a run.
     """
     from transduce.demonstration.run import refuse_other_run
     from transduce.model_folder.read import SETTINGS_FILE
@@ -339,5 +339,5 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse the options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
+    """Raise an error for options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
     refuse_options(options, others, f"`{mode}` cannot be combined with `{{option}}`: leave one of them out.")

@@ -175,7 +175,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_context(options: argparse.Namespace, folder: str) -> int:
-    """Return how many earlier lines a model reads as context for each line, and refuse options that would lose them.
+    """Return how many earlier lines a model reads as context for each line; refuse options that would lose these.
 
     Args:
         options: the options of `transduce translate`.
@@ -205,7 +205,7 @@ def _check_context(options: argparse.Namespace, folder: str) -> int:
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
-    """Split a command's positional arguments into model folders and an input file.
+    """Return a command's positional arguments as a list of model folders and the input file, or None.
 
     The last of several arguments is the file if it is not a folder; otherwise, and for `-`, the file is None.
     """
@@ -215,7 +215,7 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
 
 
 def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return what applies to every line that is translated: search settings, required text, glossary, text settings.
+    """Return the `Job` for every line to translate: search settings, required text, glossary and text settings.
 
     Args:
         options: the options of `transduce translate`.
@@ -261,7 +261,7 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse contradictory options of `transduce translate` before any work is done.
+    """Raise an error, before any work is done, if options of `transduce translate` contradict each other.
 
     Raises:
         TransduceError: an option is invalid.
@@ -279,7 +279,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translate_with_warnings(
     options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Translate groups of input lines by one process or several, and yield each with its translated text, in order.
+    """Translate groups of input lines in one or several processes; yield each group and its translated text, in order.
 
     Warnings about the lines are reported on standard error; so are missing glossary terms, unless there are several
     alternatives per line.
@@ -310,7 +310,7 @@ def translate_with_warnings(
 def _report_missing_terms(
     glossary: Glossary, results: "Iterable[tuple[Portion, str]]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield translated groups of lines unchanged, and at the end report on standard error which lack a glossary term.
+    """Yield translated groups of lines unchanged; at the end, report on standard error lines that lack glossary terms.
 
     Args:
         glossary: the terms.
@@ -358,7 +358,7 @@ def _translate_portions(
 def write_to_file(
     options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]", notes: LineNotes
 ) -> None:
-    """Translate groups of input lines into the file --output, such that an interrupted translation can be resumed.
+    """Translate groups of input lines into the file --output, so that an interrupted translation can be resumed.
 
     Nothing is done if the file is complete already, which is reported on standard error.
 
@@ -427,9 +427,9 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
-    """Return bytes that represent all models and options that determine the output for a line.
+    """Return bytes that represent all models and options that determine the translation of a line.
 
-    A translation is only resumed if they are equal to those of the interrupted one.
+    A translation is only resumed if its bytes equal those of the interrupted translation.
 
     Args:
         options: the options of `transduce translate`.
@@ -455,7 +455,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return SHA-256 digests that identify the model in a folder: of its manifest or, without one, of all its files."""
+    """Return a list of SHA-256 digests that identify the model in a folder: of its manifest, or else all its files."""
     from transduce.model_folder.read import MANIFEST
 
     manifest = folder / MANIFEST
@@ -465,7 +465,7 @@ def _digests(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_device(path: str) -> Iterator[io.TextIOWrapper]:
-    """Open a device such as /dev/stdout to write UTF-8 text with line feeds, whatever the locale is."""
+    """Open a device such as /dev/stdout in a `with` block, to write UTF-8 text with line feeds in any locale."""
     with name_path_in_errors(path), Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as device:
         yield device
 
@@ -511,7 +511,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
 
 
 def _ask() -> str:
-    """Return a line that the user types after a prompt, which goes to standard error if the output is redirected.
+    """Return a line that the user types at a prompt, which goes to standard error if the output is redirected.
 
     Raises:
         EOFError: the input ends.

@@ -47,7 +47,7 @@ _LINE_OPTIONS: dict[str, object] = {
     "join_lines": False,
     "n_best": None,
 }
-"""Options that apply to lines of text only, and their values if they are not set."""
+"""Options that apply to lines of text only, and are refused for documents: name → value if it is not set."""
 
 
 def add_documents(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def document_format(file: str | None, options: argparse.Namespace) -> Format | None:
-    """Return the format of the input if it is a document, such as a Word file, or None if its lines are translated.
+    """Return the format of the input if it is a document, such as a Word file; None if it is lines to translate.
 
     Plain text is a document if --encoding or --keep-source is set.
 
@@ -139,7 +139,7 @@ def translate_file(
         file: the document.
         format: the document's format.
         job: search settings, glossary and settings for texts.
-        identity: everything else that determines the translation, so that it can be resumed.
+        identity: bytes for everything else that determines the translation, so that it can be resumed.
 
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
@@ -212,7 +212,7 @@ _MAX_MESSAGE = 60  # characters of one
 
 
 def _message_notes(document: Document, language: str | None) -> Iterator[str]:
-    """Yield lines with what a user must know about the branches of a document's ICU messages.
+    """Yield lines that tell the user which ICU messages of a document stay as they are, and which lack plural forms.
 
     Args:
         document: the document, after it was written.
@@ -235,7 +235,7 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
 
 
 def _plural_notes(document: Document) -> Iterator[str]:
-    """Yield lines with what a user must know about the plural forms of a PO file."""
+    """Yield lines that tell the user which plural forms of a PO file to check or to add."""
     if document.same_plurals:
         yield (
             f"Plural forms of {count_noun(document.same_plurals, 'text')}: all but the form of the number 1 "
@@ -254,7 +254,7 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines with the units of an XLIFF file that stay as they were although segments have no translation."""
+    """Yield lines with the units (translatable texts) of an XLIFF file that stay as they were, untranslated in part."""
     from transduce.documents.translate import describe_kept_units
 
     if (note := describe_kept_units(document)) is not None:
@@ -274,9 +274,9 @@ _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
 
 @contextlib.contextmanager
 def naming_options(file: str) -> Iterator[None]:
-    """In a `with` block, change messages of errors about a document to name the command's options and the file.
+    """Change messages of errors about a document, in a `with` block, to name the command's options and the file.
 
-    They name settings, such as `columns`, and call the file "The document".
+    The messages name settings, such as `columns`, and call the file "The document".
     """
     try:
         yield
@@ -298,9 +298,9 @@ def _write_stream(path: str | None, content: bytes) -> None:
 
 
 class _UnitWarnings:
-    """Collects warnings about the translations of a document's texts, which are numbered from 1, and their terms.
+    """A collector of warnings about the translations of a document's texts, which are numbered from 1.
 
-    `str` lists them.
+    `str` lists the warnings, and glossary terms that are missing.
     """
 
     def __init__(self, document: Document, translator: "Translator", glossary: Glossary | None) -> None:
@@ -345,7 +345,7 @@ class _UnitWarnings:
 def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
     """Show a progress bar in a `with` block while a document is translated, if standard error is a terminal.
 
-    Yields a function to call with the texts (units) that are finished; without a terminal it does nothing.
+    Yields a function to call with the texts (units) that are finished; without a terminal the function does nothing.
 
     Args:
         document: the document, whose characters are the total.

@@ -32,7 +32,7 @@ Ids = Sequence[Sequence[int]]
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """An exported model that generates text, whatever runtime executes it; used to compare it with its original.
+    """A protocol of exported models that generate text in any runtime, to compare them with their original.
 
     A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
     language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
@@ -51,7 +51,7 @@ class ExportedModel(Protocol):
         """
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids that greedy search generates for each source or prompt, without the end symbol.
+        """Return a list of the ids that greedy search generates for each source or prompt, without the end symbol.
 
         The search never selects padding or the start symbol.
 
@@ -63,10 +63,10 @@ class ExportedModel(Protocol):
 
 @runtime_checkable
 class ExportedEncoder(Protocol):
-    """An exported encoder-only model, whatever runtime executes it; used to compare it with its original."""
+    """A protocol of exported encoder-only models, whatever runtime executes them, to compare them with the original."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them by name, one array per text.
+        """Compute an encoder's outputs; return a dict from an output's name to a list with one array for each text.
 
         Args:
             rows: token ids of each text, including special tokens such as [CLS] and [SEP].
@@ -123,12 +123,12 @@ class Linear(NamedTuple):
 
 
 def linear_weights(module: nn.Linear) -> Linear:
-    """Return the detached weight and bias (None without one) of a PyTorch linear layer; they share its memory."""
+    """Return a PyTorch linear layer's detached weight and bias (None without one) as `Linear`, sharing its memory."""
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
 def join(layers: list[Linear]) -> Linear:
-    """Return one linear layer whose outputs are the concatenated outputs of several layers with the same input.
+    """Return one `Linear` whose outputs are the concatenated outputs of several layers with the same input.
 
     Either all layers have a bias, or none has.
     """
@@ -146,9 +146,9 @@ class Projections(NamedTuple):
 
 
 def attention_projections(attention: MultiHeadAttention) -> Projections:
-    """Return an attention's query, key, value and output projections, split from its joint input projection.
+    """Return an attention's `Projections` (query, key, value, output), split from its joint input projection.
 
-    They share the module's memory.
+    They share the memory of the module's parameters.
     """
     joint = linear_weights(attention.projection)
     weights = joint.weight.split(attention.widths)
@@ -158,7 +158,7 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
-    """Return the projections of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
+    """Return the `Projections` of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
 
     Formats that know only this score need them. Another scaling factor is multiplied into the query projection, and so
     is the matrix W of the general score, (W q) · k.
@@ -183,10 +183,10 @@ def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply each head's rows of a query projection by the head's matrix of the general attention score.
+    """Return a query projection with each head's rows multiplied by the head's matrix of the general attention score.
 
     Args:
-        rows: the projection's weight, (H K, D), or bias, (H K,).
+        rows: the projection's weight, (H K, D), or bias, (H K,), for H heads of width K; the result has this shape.
         matrix: the matrices, (H, K, K), which are transposed before the product.
     """
     heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
@@ -194,22 +194,28 @@ def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def has_sandwich_norm(residual: Residual) -> bool:
-    """Return whether a sub-layer has a norm both before and after it (sandwich norm)."""
+    """Return whether a sub-layer has a norm both before and after its function (sandwich norm)."""
     return not isinstance(residual.norm_before, nn.Identity) and not isinstance(residual.norm_after, nn.Identity)
 
 
 def encoder_layers_of(model: Transformer) -> list[EncoderLayer]:
-    """Return a model's encoder layers in the order of use; one that is applied several times occurs as often."""
+    """Return a list of a model's encoder layers in the order of use.
+
+    A layer that is used repeatedly occurs as often.
+    """
     return [cast(EncoderLayer, layer) for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers)]
 
 
 def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
-    """Return a model's decoder layers in the order of use; one that is applied several times occurs as often."""
+    """Return a list of a model's decoder layers in the order of use.
+
+    A layer that is used repeatedly occurs as often.
+    """
     return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
 
 
 def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor | None:
-    """Return the vectors that are added to the embeddings of positions 0, 1, …, (P, D), as an exported table.
+    """Return the tensor of vectors added to the embeddings of positions 0, 1, …, (positions, model width), for export.
 
     Learned positions have as many rows as the model, sinusoids 1,024 (`MAXIMUM_POSITIONS`). The result is None if the
     model adds no vectors, as with rotary or relative positions.
@@ -223,7 +229,7 @@ def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor
 
 
 def relative_bias_table(relative: RelativePositions) -> Tensor:
-    """Return T5's relative attention bias of each head for each distance from query to key, (2m + 1, H).
+    """Return T5's relative attention bias, a tensor (2m + 1, heads) for each distance from query to key and each head.
 
     Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
     """

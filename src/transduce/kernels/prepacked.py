@@ -32,7 +32,7 @@ from transduce.model.transformer import Decoder, Encoder, Transformer
 
 
 LinearUse = Literal["layer", "memory", "vocabulary"]
-"""The use of a linear layer, which determines its precision.
+"""A string that says what a linear layer is used for, by which its precision is chosen.
 
 `memory` computes the keys and values of cross-attention, whose errors affect every step. `vocabulary` is the output
 projection, whose errors change the chosen token. `layer` is any other linear layer.
@@ -40,19 +40,22 @@ projection, whose errors change the chosen token. `layer` is any other linear la
 
 
 class MakeLinear(Protocol):
-    """A function that makes a linear module, (…, D) to (…, O), of a float32 matrix (O, D) and a bias (O,)."""
+    """A function that makes a linear module, (…, D) to (…, O), from a float32 matrix (O, D) and a bias (O,) or None.
+
+    Its third argument says what the layer is used for (a `LinearUse`).
+    """
 
     def __call__(self, weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module: ...
 
 
 class CachedAttention(MultiHeadAttention):
-    """Attention of a decoder whose keys and values are cached from step to step, with prepacked weights.
+    """Decoder attention with prepacked weights, whose keys and values are cached from decoding step to step.
 
     The cache is in float16 if the linear layers round more than float16 does; a step then reads half as many bytes.
     """
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
-        """Copy an attention module's sizes and score function, and prepack its output projection."""
+        """Copy an attention module's sizes, dropout and score function; prepack its output projection with `make`."""
         nn.Module.__init__(self)
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
@@ -70,9 +73,9 @@ class CachedAttention(MultiHeadAttention):
         )
 
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
-        """Return keys and values rounded to the key/value cache's dtype, and clamped to its range, in their own dtype.
+        """Round keys and values to the precision and range of the cache's dtype; return them in their own dtype.
 
-        With a float32 cache they are returned unchanged.
+        If the cache is in float32, they are returned unchanged.
         """
         if self.cache_dtype == torch.float32:
             return projected
@@ -177,13 +180,13 @@ PREPACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The table of models whose weights `prepack` can lay out for inference kernels."""
+"""The components and options that a model may have if `prepack` is to lay out its weights for inference kernels."""
 
 
 InferenceModel = Transformer | Decoder | Encoder
-"""The classes of models whose weights can be prepacked."""
+"""The union of the model classes whose weights can be prepacked: `Transformer`, `Decoder` and `Encoder`."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
-"""The classes of models with prepacked weights."""
+"""The union of the model classes with prepacked weights."""
 _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,
@@ -230,7 +233,10 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
 
 
 def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
-    """Return a prepacked linear layer, typed as `Any` because it replaces an `nn.Linear` and only the call is used."""
+    """Return the prepacked layer that `make` makes of an `nn.Linear`.
+
+    The result is typed as `Any`, because it replaces an `nn.Linear` of which only the call is used.
+    """
     return make(linear.weight, linear.bias)
 
 
@@ -256,12 +262,12 @@ class PackedLayers:
         self._layers: dict[str, Any] = {name: part for name, part in model.named_modules() if hasattr(part, "layout")}
         used = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self.needed = [name for name, tensor in originals.items() if id(tensor) in used]
-        """The names of the original parameters and buffers that the prepacked model needs besides its layers."""
+        """A list of names: the original parameters and buffers that the prepacked model still uses."""
         self._originals = originals
 
     @property
     def layout(self) -> str:
-        """A short hash of the weight formats and orders of all prepacked layers.
+        """A hash, 16 hexadecimal digits, of the weight formats and orders of all prepacked layers.
 
         A file of packed weights is usable only where the hash is the same.
         """
@@ -269,17 +275,18 @@ class PackedLayers:
         return hashlib.sha256(layouts.encode()).hexdigest()[:16]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the prepacked layers, named by layer and tensor, such as `….weights`."""
+        """Return a dict from names such as `LAYER.weights` to the tensors of the prepacked layers, for a file."""
         return {
             f"{name}.{each}": getattr(layer, each).detach() for name, layer in self._layers.items() for each in _PACKED
         }
 
     def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
-        """Put tensors into the model, which was made on the meta device (without data), and return it.
+        """Put tensors into a prepacked model that was made on the meta device (without data), and return the model.
 
         Args:
-            packed: the tensors of the prepacked layers, as `tensors` returned them.
-            originals: the original parameters and buffers in `needed`, except buffers that no file stores.
+            packed: the tensors of the prepacked layers, under the names that `PackedLayers.tensors` gives them.
+            originals: the original parameters and buffers, by the names in `PackedLayers.needed`, except buffers that
+                no file stores.
         """
         new = {id(self._originals[name]): tensor for name, tensor in originals.items()}
         parameters = {key: nn.Parameter(tensor, requires_grad=False) for key, tensor in new.items()}
@@ -296,7 +303,7 @@ class PackedLayers:
 
 
 def packed_layers(model: nn.Module) -> PackedLayers | None:
-    """Return the prepacked layers of a model, to be stored in a file; None if the model has no prepacked weights."""
+    """Return the `PackedLayers` of a model, to be stored in a file; None if the model has no prepacked weights."""
     return PackedLayers(model, {}) if isinstance(model, AnyPrepacked) else None
 
 
@@ -304,7 +311,7 @@ def packed_layers(model: nn.Module) -> PackedLayers | None:
 
 
 class InferenceCopy:
-    """A copy of a model with prepacked weights, which is made again when the model's weights or modules change."""
+    """A holder of a model's prepacked copy, which it makes again when the model's weights or modules have changed."""
 
     def __init__(self, model: InferenceModel, make: MakeLinear) -> None:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
@@ -338,7 +345,10 @@ class InferenceCopy:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor (its version); 0 for inference tensors, which have none."""
+    """Return a tensor's version, the number of in-place changes that PyTorch counts; 0 for inference tensors.
+
+    Inference tensors (made in `torch.inference_mode`) have no version.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -62,7 +62,10 @@ def has_kernels() -> bool:
 
 @cache
 def why_no_kernels(threads: int) -> str | None:
-    """Return a clause that says why compiled CPU kernels do not run on this number of threads, or None if they do."""
+    """Return a clause that says why compiled CPU kernels do not run with `threads` threads here; None if they do.
+
+    Reasons are a missing or old llvmlite, an unsupported processor, or several threads without OpenMP.
+    """
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
@@ -82,7 +85,10 @@ def why_no_kernels(threads: int) -> str | None:
 
 
 def why_triton_fails(device: str) -> str | None:
-    """Run a small Triton kernel on a GPU; return why it fails, as a phrase for a message; None if it works."""
+    """Run a small Triton kernel on a GPU; return a clause that says how it fails, or None if it works.
+
+    A wrong result counts as a failure. The clause is part of a message to the user.
+    """
     # The kernels are imported only for the trial, once everything else is present.
     from transduce.kernels.cuda.rows import add_and_norm
 
@@ -140,9 +146,10 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
 
 
 def outline_quantized(model: nn.Module) -> PackedLayers | None:
-    """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
+    """Return the `PackedLayers` that a model would have with 8-bit weights; None if it cannot be quantized.
 
-    `model` is on the meta device, and must not be used afterwards.
+    `model` is on the meta device (without data), and must not be used afterwards. The result's layout tells whether a
+    stored file of weights fits.
     """
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
@@ -154,10 +161,10 @@ def outline_quantized(model: nn.Module) -> PackedLayers | None:
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes a model's logits, (…, D) to (…, V), of which the greatest are exact.
+    """Return a function that computes a model's logits from its hidden states, (…, D) to (…, V).
 
-    bfloat16 logits are rounded, so many of them are equal. On a CPU with compiled kernels, the greatest logits are
-    computed again in float32, and all logits are float32. Otherwise, the model's own projection is returned.
+    bfloat16 logits are rounded, so many of them are equal. On a CPU with compiled kernels, the function for a bfloat16
+    model computes the greatest logits again in float32. For all other models it is the model's own `project`.
     """
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
@@ -170,7 +177,10 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Return a device's training backend: this package's kernels for "native"; None (plain PyTorch) for "torch"."""
+    """Return an object with this package's training kernels for a device; None (plain PyTorch) for "torch".
+
+    `name` is "native" or "torch"; any device other than "cpu" gets the Triton kernels.
+    """
     if name == "torch":
         return None
     if device != "cpu":
@@ -211,9 +221,9 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
-    """Return a search on CPU or GPU kernels that starts from a decoding state before its first step.
+    """Return a beam search that runs in CPU or GPU kernels, and starts from a decoding state before its first step.
 
-    The result is None if the state is of other kernels or none, or if the kernels do not support the options.
+    The result is None if the state is not one of these kernels, or if the kernels do not support the search options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -230,23 +240,24 @@ def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> Batc
 
 
 class DecoderChoice(NamedTuple):
-    """The backend that decodes a model, and why faster ones do not."""
+    """The name of the backend that decodes a model, and the reasons why faster backends do not decode it."""
 
     backend: str
     """The backend: `compiled` (kernels on a CPU), `triton` (on a GPU) or `reference` (PyTorch modules)."""
     refused: dict[str, str]
-    """For each faster backend, a clause with the reason why it does not decode the model; empty if there is none."""
+    """A dict from the name of each faster backend to a clause that says why it does not decode the model."""
 
     @classmethod
     def of(cls, backend: str, reason: str | None) -> "DecoderChoice":
-        """Return the choice of a backend, or of the reference with the reason why the backend is refused."""
+        """Return the choice of `backend` if `reason` is None, else of `reference`, with `reason` for the refusal."""
         return cls(backend, {}) if reason is None else cls("reference", {backend: reason})
 
 
 def select_decoder(model: nn.Module) -> DecoderChoice:
-    """Return which backend decodes a model (or encodes with it, if it is encoder-only), and why a faster one does not.
+    """Return a `DecoderChoice`: the backend that decodes a model, and the reasons why no faster one does.
 
-    The answer may change when a hook is added to the model or a module is replaced.
+    An encoder-only model is encoded instead. The answer may change when a hook is added to the model or a module is
+    replaced.
     """
     device = next(model.parameters()).device
     if device.type == "cuda":
@@ -290,7 +301,7 @@ def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Run a decoder-only model on prompts (B, P) of lengths (B,), and return the decoding state after them.
+    """Run a decoder-only model on prompts (B, P), padded to P tokens from lengths (B,), and return the decoding state.
 
     The state is that of compiled kernels if they support the model, else the model's own.
     """
@@ -305,7 +316,7 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
 
 
 def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
-    """Return a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
+    """Return a pair of a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
     prepacked = decoded_model(model)
     if not isinstance(prepacked, AnyPrepacked):
         return _why_not_packed(model) or "its weights were not prepacked"
@@ -335,9 +346,10 @@ def _why_not_compilable(model: nn.Module) -> str | None:
 
 
 def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:
-    """Return which backend will decode a model on a device once it is loaded, and why a faster one will not.
+    """Return a `DecoderChoice`: the backend that will decode a model on a device once the weights are loaded.
 
-    The model may be on the meta device, so its weights need not be read.
+    The choice includes the reason why no faster backend will. The model may be on the meta device, so its weights need
+    not be read.
     """
     if device == "cpu":
         return DecoderChoice.of("compiled", _why_not_compilable(model))
@@ -365,7 +377,9 @@ _INFERENCE_COPIES: WeakKeyDictionary[nn.Module, InferenceCopy] = WeakKeyDictiona
 
 
 def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a model to a dtype, and make a prepacked copy for decoding on a CPU if kernels support the model.
+    """Convert a model to a dtype in place, and make the prepacked copy with which `decoded_model` replaces it on a CPU.
+
+    No copy is made if kernels do not support the model, or if the copy would be too large.
 
     Args:
         model: in float32; it is converted to `dtype`.
@@ -381,9 +395,10 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
-    """Make a prepacked copy of a model, in the model's dtype, for decoding in the body of the `with` statement.
+    """Make a prepacked copy of a model, with which decoding computes in the body of the `with` statement.
 
-    If kernels do not support the model there is no copy, and decoding uses the model itself.
+    The copy has the model's dtype. If kernels do not support the model there is no copy, and decoding uses the model
+    itself.
     """
     inference_copy = _make_copy(model, next(model.parameters()).dtype)
     if inference_copy is not None:
@@ -395,7 +410,10 @@ def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
 
 
 def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
-    """Return a prepacked copy of a model for decoding; None if kernels do not support the model or it is too large."""
+    """Return an `InferenceCopy` of a model for decoding; None if kernels do not support the model or it is too large.
+
+    A model in training mode or on another device than a CPU gets None too.
+    """
     if not _can_be_prepacked(model) or not has_kernels():
         return None
     make = _find_linear_maker(model, dtype)
@@ -403,7 +421,7 @@ def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
 
 
 def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear | None:
-    """Return the function that makes the linear layers of a model's prepacked copy, for a dtype.
+    """Return a function that makes a prepacked linear layer in `dtype` from a weight and a bias, for a copy of a model.
 
     The result is None if kernels do not support the model, or if the copy would take more than a quarter of the usable
     memory.

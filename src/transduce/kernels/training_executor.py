@@ -81,7 +81,10 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a module is of one of these classes and has no hooks, so that a kernel may compute it instead."""
+    """Return whether a module's class is one of `kinds` and it has no hooks, so that a kernel may compute it instead.
+
+    A subclass that is registered with the layer graph counts as the class that it computes.
+    """
     if _has_hooks(module) or _kernel_of(module) is None:
         return False
     return type(module) in kinds or known_class(module) in kinds
@@ -100,15 +103,15 @@ class LinearSums(NamedTuple):
 
     rows: Rows
     activation: str | None
-    """The name of the activation that follows the layer; None: there is none."""
+    """The name of the activation that the kernel applies to the layer's output; None: there is none."""
     weight_sum: Tensor | None
     bias_sum: Tensor | None
 
 
 def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
-    """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
+    """Return the `LinearSums` of a linear layer that uses the rows `rows` of its weight (O, I) and bias (O,) or None.
 
-    If `rows` is None, it uses all.
+    If `rows` is None, the layer uses all rows.
 
     Raises:
         ValueError: the matrix has no such rows.
@@ -120,9 +123,9 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activ
 
 
 def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a float32 tensor for adding a parameter's gradient, and the gradient that PyTorch receives.
+    """Return a pair: a float32 tensor to add a parameter's gradient to, and the gradient that PyTorch receives.
 
-    If `total` is None, both are a new tensor of zeros; otherwise they are `total` and None.
+    If `total` is None, both are the same new tensor of zeros; otherwise they are `total` and None.
     """
     if total is not None:
         return total, None
@@ -155,9 +158,9 @@ def _norm(kernels: TrainingKernels, module: LayerNorm | RMSNorm, x: Tensor) -> T
 
 
 def _norm_arguments(module: nn.Module) -> tuple[Tensor, Tensor | None, float] | None:
-    """Return the weight, the bias (None for RMSNorm) and the epsilon of a norm; None if it has no kernel.
+    """Return a norm's weight, bias (None for RMSNorm) and epsilon, for the kernel; None if no kernel computes the norm.
 
-    LayerNorm and RMSNorm have one if they have all of their parameters and a fixed epsilon.
+    Kernels compute a LayerNorm that has a bias, and an RMSNorm that has a fixed epsilon.
     """
     if isinstance(module, RMSNorm):
         return None if module.eps is None else (module.weight, None, module.eps)
@@ -167,7 +170,10 @@ def _norm_arguments(module: nn.Module) -> tuple[Tensor, Tensor | None, float] | 
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Compute residual + dropout(x) with the training backend's kernel if it supports the tensor, else with PyTorch."""
+    """Compute residual + dropout(x), or dropout(x) if `residual` is None, with a kernel or else with PyTorch.
+
+    PyTorch computes it in evaluation mode, at rate 0, and for a tensor that the kernel does not support.
+    """
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
     return kernels.dropout_add(residual, x, module.drop_256ths)
@@ -193,7 +199,7 @@ def embed(kernels: TrainingKernels, ids: Tensor, weight: Tensor, scale: float, f
 
 
 class _EmbeddingOptions(NamedTuple):
-    """The options of an embedding lookup, and the float32 tensor to which the embedding matrix's gradient is added.
+    """The scale, frozen row and kernels of an embedding lookup, and the float32 sum that its gradient is added to.
 
     If `weight_sum` is None, the gradient is returned to PyTorch.
     """
@@ -205,9 +211,9 @@ class _EmbeddingOptions(NamedTuple):
 
 
 class _EmbeddedRows(torch.autograd.Function):
-    """An embedding lookup whose gradient is added to the float32 sum of the matrix's gradients, if there is one.
+    """An embedding lookup as an autograd function, which adds its gradient to the matrix's float32 sum, if any.
 
-    PyTorch's gradient is a dense matrix (V, D), nearly all zeros, for each use of the embedding.
+    PyTorch's own lookup makes a dense gradient (V, D), nearly all zeros, for each use of the embedding.
     """
 
     @staticmethod
@@ -243,7 +249,10 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
 
 
 def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
-    """Compute a gated feed-forward network, with one kernel for activation(gate) · value if any, else with PyTorch."""
+    """Compute a gated feed-forward network, with a kernel for activation(gate) · value if there is one.
+
+    Without such a kernel PyTorch computes it.
+    """
     return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
 
 
@@ -266,9 +275,10 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute a residual connection around `sublayer`, with a kernel for its pre-norm if there is one.
+    """Compute a residual connection around the function `sublayer`, with a kernel for its pre-norm if there is one.
 
-    The kernel adds both branches' gradients in the backward pass. Otherwise `Residual.forward` computes the connection.
+    In the backward pass the kernel adds the gradients of the skip connection and of the norm. Without a kernel,
+    `Residual.forward` computes the connection.
     """
     norm = module.norm_before
     arguments = _norm_arguments(norm) if _is_bare(norm, LayerNorm, RMSNorm) else None
@@ -291,7 +301,7 @@ class KeyLengths(NamedTuple):
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Return an attention mask as key lengths, or as the look-ahead mask, with biases if there are any.
+    """Return an attention mask as `KeyLengths`: key counts or the look-ahead mask, with biases if there are any.
 
     Return None for a mask that kernels do not support: one that hides other keys than padding at the end or the
     future, or one whose biases differ between sentences.
@@ -367,7 +377,10 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
-    """Compute attention on the projections of a packed batch, whose sentences are concatenated without padding."""
+    """Return the attention of a packed batch, whose sentences are concatenated without padding, from its projections.
+
+    `projected` holds the queries, and also the keys and values if `memory` (those of the encoder output) is None.
+    """
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
 
@@ -380,10 +393,10 @@ def _padded_attend(
     mask: object,
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return a function that computes a padded batch's attention from its projections (and the memory's) with a kernel.
+    """Return a function that computes a padded batch's attention with a kernel; None if kernels do not support it.
 
-    The result is None if the kernels do not support the module, the mask, or its position effect (biases and rotary
-    embedding).
+    The function takes the joint projection and None in self-attention, or the queries and the memory's keys and values.
+    The module, the mask and the position effect decide whether kernels support it.
     """
     others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
     if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):
@@ -461,13 +474,16 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer is called without cache, weight output and trace, and has no hooks."""
+    """Return whether a layer without hooks is called without cache, weight output and trace.
+
+    Whole-layer kernels compute only such calls.
+    """
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and not _has_hooks(layer)
 
 
 def _rotation_of(options: dict[str, Any]) -> Rotation | None:
-    """Return the rotary embedding among the keyword arguments of a layer's call; None: there is none."""
+    """Return the rotary embedding in the keyword arguments `options` of a layer's call; None if there is none."""
     effect: PositionEffect = options.get("position_effect", NO_POSITION_EFFECT)
     return effect.rotation
 
@@ -527,7 +543,7 @@ class MaskedSublayer(NamedTuple):
         return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
     def parameters(self) -> list[Tensor | None]:
-        """Return the weights and biases of the norm and of both linear layers; None for a bias that does not exist."""
+        """Return a list of six: weight and bias of the norm and of both linear layers, None for a missing bias."""
         return [getattr(module, name, None) for module in (self.norm, *self.linears) for name in ("weight", "bias")]
 
 
@@ -538,7 +554,7 @@ def _rate_of(dropout: nn.Module) -> int:
 
 
 def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[MaskedSublayer] | None:
-    """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
+    """Return the sub-layers of an encoder or decoder layer in order, or None if whole-layer kernels cannot compute it.
 
     Args:
         layer: a layer in training mode.
@@ -546,8 +562,8 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
         supported: the operations that the kernels compute, apart from dropout inside of a sub-layer.
 
     Returns:
-        The sub-layers; None if the layer has an operation that is not in `supported`, or a parameter whose gradient is
-        not collected by `model/backend.py:add_gradients_to`.
+        A list of sub-layers with their masks; None if the layer has an operation that is not in `supported`, or a
+        parameter whose gradient is not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
@@ -596,7 +612,10 @@ class _Kernel(NamedTuple):
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
     methods: frozenset[str]
-    """The names of the class's methods. A module with an attribute of its own of such a name runs its own `forward`."""
+    """The names of the class's methods.
+
+    If a module has an instance attribute of such a name, its own `forward` runs instead of the kernel.
+    """
 
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
@@ -615,9 +634,9 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of all methods that a class has or inherits from classes of this package.
+    """Return the set of names of a class's methods: those defined in this package, `forward` and `_call_impl`.
 
-    A module whose attribute of such a name was replaced is not computed by a kernel.
+    A module that has an instance attribute of such a name (a replaced method) is not computed by a kernel.
     """
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}

@@ -12,4 +12,4 @@ TaskName = Literal[
     "parsing",
     "time-series",
 ]
-"""The kinds of tasks, in the order in which help and settings list them."""
+"""The names of the kinds of tasks, in the order in which help and settings list them."""

@@ -58,7 +58,7 @@ from transduce.ui_language import localized
 
 
 def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
-    """Return a notice for the user about dev sources that also occur in the training text; None if none does.
+    """Return a sentence for the user if sources of the dev set also occur in the training text; None if none does.
 
     Case, spaces and punctuation are ignored.
 
@@ -84,11 +84,12 @@ _MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
 
 
 def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]) -> str | None:
-    """Return a notice for the user about sides of a corpus in an unexpected language; None if there is none.
+    """Return a warning for the user if a side of a corpus is mostly in another language than expected; else None.
 
     Args:
         files: text on both sides; the first 1,000 pairs are examined.
-        languages: the expected languages of source and target, from the settings or the files' suffixes.
+        languages: the expected languages of source and target, from the settings or the files' suffixes; a side whose
+            language is None is not examined.
 
     Raises:
         TransduceError: a file is missing or invalid.
@@ -120,7 +121,10 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """A progress display of preparing a corpus, called with the number of examples; used in a ``with`` statement."""
+    """A progress display of preparing a corpus, for a ``with`` statement, called with the number of examples read.
+
+    On a terminal it is a bar, and elsewhere a line of text every 15 seconds.
+    """
 
     def __init__(self, console: Console, total: int | None, noun: str) -> None:
         """Create the progress display.
@@ -145,7 +149,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show that `read` examples have been read so far, and how many per second."""
+        """Show that `read` examples (such as pairs) have been read so far, and how many were read per second."""
         count, speed = count_noun(read, self._noun), read / max(self._clock.elapsed_seconds, 1e-9)
         text = (
             f"{count} · {speed:,.0f} a second"
@@ -174,11 +178,11 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     files: CorpusFiles
     """Files of the training text."""
     dev: CorpusFiles | None
-    """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
+    """Files of the dev set; None: a dev set is held out of the training text, or the task finds one otherwise."""
     filters: FilterSettings
     """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
-    """How to hold out a dev set of the training text; None: not at all."""
+    """How to hold a dev set out of the training text; None: none is held out."""
     marks: tuple[str, ...] = ()
     """Special tokens that the task adds to the vocabulary, which no text contains."""
     writes_text: bool = True
@@ -188,11 +192,11 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def example_noun(self) -> str:
-        """The noun for one example in messages, in the singular."""
+        """The noun for one example (such as "pair") in messages, in the singular: the task's, or else the files'."""
         return self.noun or self.files.noun
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
-        """Return a copy of these settings by which line feeds in texts are kept, if `keeps`, or else read as spaces.
+        """Return a copy of the task's text whose line feeds within texts are kept, if `keeps`, or read as spaces.
 
         Line feeds can be kept if the vocabulary has a token for them.
         """
@@ -214,7 +218,7 @@ class RunCorpus(Protocol):
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """The language codes of source and target; None where unknown."""
+        """The language codes of source and target, a pair; None for one that is unknown."""
 
     @property
     def pairs(self) -> int:
@@ -225,14 +229,19 @@ class RunCorpus(Protocol):
         """The number of targets to predict in an epoch: tokens or numbers."""
 
     def describe(self, batch: Any) -> dict[str, Any]:
-        """Return a description of a batch as a dictionary that can be written as JSON, for records of skipped steps."""
+        """Return a description of a batch as a dict that can be written as JSON, for records of skipped steps."""
 
 
 class DevGroups(NamedTuple):
-    """The language pairs, tags and documents of a dev set's sentences: a value for each sentence, or empty."""
+    """The groups that the sentences of a dev set belong to (language pair, tag, document), to score each by itself.
+
+    Each field has a value for each sentence, or is empty.
+    """
 
     directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence, and sentences of a pair are adjacent; empty in a run with one pair."""
+    """The language pair of each sentence, (source, target); sentences of a pair are adjacent. Empty in a run with a
+    single pair.
+    """
     tags: Sequence[str] = ()
     """The tag of each sentence's corpus, "" without one; empty in a run without tags."""
     continues: Sequence[bool] = ()
@@ -247,11 +256,11 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     prepared: PreparedCorpus
     """The tokenized training pairs, read from files in the run's folder or a prepared one."""
     languages: tuple[str | None, str | None]
-    """Language codes of source and target; None for one that is unknown."""
+    """Language codes of source and target, a pair; None for one that is unknown."""
     filters: FilterSettings
-    """Rules by which pairs were left out; for a corpus prepared earlier, its own rules."""
+    """Rules by which pairs were left out of the corpus; for one that was prepared earlier, the rules of that time."""
     dev: PreparedCorpus | None
-    """The prepared dev set; None if the task takes its dev set out of the training text."""
+    """The tokenized dev set; None if the task has none, or takes it out of the training text."""
     dev_sources: Sequence[str]
     """The source sentences of the dev set."""
     dev_targets: Sequence[str]
@@ -270,7 +279,10 @@ class TaskCorpus(msgspec.Struct, frozen=True):
         return self.prepared.target_tokens
 
     def describe(self, batch: Batch) -> dict[str, Any]:
-        """Return a batch's pair indices in the prepared corpus, with texts and token ids of both sides."""
+        """Return a dict that describes a batch: indices of its pairs in the prepared corpus, texts and token ids.
+
+        It can be written as JSON. The keys are `pairs`, `source`, `target`, `source_ids` and `target_ids`.
+        """
         sides = {"source": (self.tokenizer.source, batch.source), "target": (self.tokenizer.target, batch.target)}
         rows = {
             name: [[id for id in row if id != vocabulary.pad_id] for row in ids.tolist()]
@@ -290,7 +302,7 @@ def prepare_corpus(
 ) -> TaskCorpus:
     """Learn the vocabulary from the training text, or use a given one, tokenize the text, and return the corpus.
 
-    The files are checked before anything is written.
+    All files are read once before anything is written.
 
     Args:
         settings: the user's settings.
@@ -298,7 +310,7 @@ def prepare_corpus(
         folder: the run's folder, where tokenizer and corpus are written.
         choose_tokenizer: chooses the tokenizer's settings from the size of the corpus.
         display: shows what is read and left out.
-        tokenizer: an existing tokenizer to use instead of learning one.
+        tokenizer: an existing tokenizer, such as the base model's, to use; None: one is learned.
 
     Raises:
         TransduceError: files are missing or invalid.
@@ -350,7 +362,7 @@ def prepare_corpus(
 
 
 def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
-    """Open the corpus that `prepare_corpus` wrote to a run's folder, for a run that resumes with complete settings.
+    """Return the corpus that `prepare_corpus` wrote to a run's folder, for a run that resumes with complete settings.
 
     Raises:
         TransduceError: the corpus is missing or damaged.
@@ -371,7 +383,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
 def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """Open a corpus that `transduce prepare` wrote, for a new run, into whose folder only its tokenizer is copied.
+    """Return the corpus that `transduce prepare` wrote, for a new run, into whose folder only the tokenizer is copied.
 
     Args:
         settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
@@ -417,7 +429,9 @@ def use_prepared_corpus(
 
 
 def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
-    """Open again a corpus that `transduce prepare` wrote, for a run that started with it and resumes.
+    """Return again the corpus that `transduce prepare` wrote, for a run that started with it and resumes.
+
+    `read` returns the task's text, from settings that name all files and from the run's folder.
 
     Raises:
         TransduceError: the corpus is not the one that the run started with.
@@ -436,10 +450,10 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
 
 
 def _note_texts(block: PairBlock, notes: LineNotes) -> None:
-    """Count, in `notes`, a block's texts that may change, and those that probably need repair.
+    """Add to the counts in `notes` the texts of a block of pairs that tokenizing may change, or that need repair.
 
-    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC). Texts that need repair
-    have tags, entities, damaged or invisible characters.
+    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC). Texts that probably
+    need repair have tags, entities, damaged or invisible characters.
     """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
@@ -454,7 +468,10 @@ def _note_texts(block: PairBlock, notes: LineNotes) -> None:
 
 
 def _count_matching(pattern: re.Pattern[str], texts: str) -> int:
-    """Return the number of lines of `texts` in which a pattern is found; most blocks have none."""
+    """Return the number of lines of `texts` in which a regular expression is found.
+
+    All lines are searched at once first, because most texts have no match.
+    """
     return 0 if pattern.search(texts) is None else sum(pattern.search(text) is not None for text in texts.split("\n"))
 
 
@@ -462,7 +479,13 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Count the pairs of a corpus, and the characters of scripts without spaces that occur at least three times.
+    """Return the number of a corpus's pairs, and of characters without spaces that it has at least three times.
+
+    Such characters are those of scripts without spaces, such as Chinese; their number bounds the vocabulary's size.
+    What was removed or replaced while reading is counted in `notes`.
+
+    Raises:
+        TransduceError: a file is missing, or is a pipe or a device.
 
     What was removed or replaced while reading is counted in `notes`.
 
@@ -488,9 +511,9 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
 
 
 def choose_workers(pairs: int) -> int:
-    """Choose the number of worker processes that prepare a corpus; results do not depend on it.
+    """Return the number of worker processes to prepare a corpus of this many pairs; the result does not depend on it.
 
-    It is the number of usable cores, but at most one for each 100,000 pairs, and at least one.
+    The number is that of usable cores, but at most one for each 100,000 pairs, and at least one.
     """
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
@@ -547,9 +570,9 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
-    """Return a dev set's pairs with their language pairs, tags and documents; both are empty without a dev set.
+    """Return the pairs of a dev set as a list, and their language pairs, tags and documents (`DevGroups`).
 
-    Undecodable pairs, and blank lines between documents, are left out.
+    Undecodable pairs, and blank lines between documents, are left out. If `dev` is None, both results are empty.
     """
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
@@ -574,14 +597,17 @@ def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
-    """Tokenize and store the dev set in `folder`; with several processes, the first does so and the others open it."""
+    """Tokenize the dev set, store it in `folder`, and return it opened.
+
+    In a run of several processes, the first one stores the dev set, and the others only open it.
+    """
     if current_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return settings that name the original `files` of a prepared corpus, and their languages if none are set."""
+    """Return settings that name the `files` of a prepared corpus, and the files' languages if none are set."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(
@@ -595,7 +621,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 
 
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
-    """Return the source and target language of a corpus, as set or by the files' suffixes; None for an unknown one."""
+    """Return the languages of source and target, as set or by the files' suffixes; None for an unknown language."""
     if data.languages is not None or data.corpora:
         return data.pair or (None, None)
     source = language_of(data.source[0]) if data.target else None

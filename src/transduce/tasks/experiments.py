@@ -47,16 +47,16 @@ _NAME = re.compile(r"[\w.=,+-]{1,100}")
 
 
 class VariantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A variant of an experiment, as a table `[[variants]]` describes it: a name, and settings that differ."""
+    """A variant of an experiment, as a TOML table `[[variants]]` describes it: a name, and the settings that differ."""
 
     name: str
     """The name, which is also that of the variant's folder."""
     settings: dict[str, Any] = {}
-    """The settings in which the variant differs, by dotted names or in tables."""
+    """The settings in which the variant differs from the others: values by dotted names, or in nested tables."""
 
 
 class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The test set of an experiment, as the table `[test]` names its files."""
+    """The test set of an experiment: its files, as the TOML table `[test]` names them."""
 
     source: str
     """The file of texts, or of columns for tagging."""
@@ -76,15 +76,17 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     base: str | None = None
     """A settings file that all runs start from; None: there is none."""
     settings: dict[str, Any] = {}
-    """Settings of all runs, by dotted names or in tables."""
+    """Settings of all runs: values by dotted names, or in nested tables."""
     variants: tuple[VariantSettings, ...] = ()
     """The variants; the first one is what the others are compared with."""
     grid: dict[str, tuple[Any, ...]] = {}
-    """Values of settings by dotted names; all combinations are variants, each combined with all of `variants`."""
+    """Dict: dotted name of a setting → values to try; each combination of values is a variant, or with `variants`, is
+    applied to each of these.
+    """
     test: TestSettings | None = None
-    """The test set; None: the dev set's files, or only the measure that selects the best model."""
+    """The test set; None: the dev set's files are used, or else only the measure that selects the best model."""
     plugins: tuple[str, ...] = ()
-    """Python files that register components of your own."""
+    """Paths of Python files that register the user's own components."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -97,7 +99,7 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def read_experiment(path: str | Path) -> ExperimentSettings:
-    """Read the file of an experiment.
+    """Read the TOML file of an experiment, and return its content as `ExperimentSettings`.
 
     Raises:
         TransduceError: the file cannot be read, or a setting is wrong.
@@ -114,7 +116,7 @@ def read_experiment(path: str | Path) -> ExperimentSettings:
 
 
 def make_experiment(content: Mapping[str, Any], location: str = "The experiment") -> ExperimentSettings:
-    """Return the experiment that nested tables describe; `location` names them in messages.
+    """Return the experiment that nested tables (dicts) describe; `location` names their source in error messages.
 
     Raises:
         TransduceError: a setting is wrong.
@@ -142,42 +144,44 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
 
 
 class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of an experiment: a variant with a seed."""
+    """One run (training) of an experiment: a variant with a seed, and the paths of its files."""
 
     variant: str
     seed: int
     changes: dict[str, Any]
-    """The settings that make the variant, by dotted names."""
+    """The settings that make the variant: dict of dotted name → value."""
     content: dict[str, Any]
-    """All settings of the run, as in a settings file."""
+    """All settings of the run, as nested tables of a settings file."""
     folder: Path
-    """The run's folder, which becomes a model folder; with suffixes, its path names the run's other files."""
+    """The run's folder, which becomes a model folder; the run's other files are beside it, at its path with
+    suffixes.
+    """
 
     @property
     def settings_path(self) -> Path:
-        """The settings file that the run is started with."""
+        """The path of the settings file that the run is started with."""
         return self.folder.with_name(f"{self.folder.name}.toml")
 
     @property
     def log_path(self) -> Path:
-        """The file to which the run's output is written."""
+        """The path of the file to which the run's output is written."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def result_path(self) -> Path:
-        """The file that describes how the run's training ended, as JSON."""
+        """The path of the JSON file that describes how the run's training ended."""
         return self.folder.with_name(f"{self.folder.name}.json")
 
     @property
     def output_path(self) -> Path:
-        """The file with the run's translations, labels or tags of the test set, by which variants are compared."""
+        """The path of the file with the run's translations, labels or tags of the test set, which are scored."""
         return self.folder.with_name(f"{self.folder.name}.test")
 
     @property
     def tested_path(self) -> Path:
-        """The file that describes the text, the model and the options that the run's output was made from.
+        """The path of a file that records the test text, model and options that the run's output was made from.
 
-        So an output of another model or text is not used again.
+        With it, an output of another model or text is not used again.
         """
         return self.folder.with_name(f"{self.folder.name}.tested")
 
@@ -187,7 +191,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return (self.folder / SETTINGS_FILE).exists()
 
     def result(self) -> TrainResult | None:
-        """Return the result of the run's training; None if there is no run, or its training is not finished."""
+        """Return the result of the run's training; None if it has not started, or was interrupted before its end."""
         if not self.has_started:
             return None
         try:
@@ -197,7 +201,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return None if result.reason.startswith("SIG") else result
 
     def test_progress(self) -> bytes:
-        """Return the content of the file that records the progress of an interrupted translation of the test set.
+        """Return the content of the file in which an interrupted translation of the test set records its progress.
 
         The content is empty if there is no such file.
         """
@@ -205,14 +209,14 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return path.read_bytes() if path.exists() else b""
 
     def remove_output(self) -> None:
-        """Delete the run's output of the test set, finished or not, with the files that describe it."""
+        """Delete the run's output of the test set, finished or not, with the files that describe that output."""
         for suffix in ("", ".partial", ".progress"):  # the last two are files of an interrupted `translate`
             self.output_path.with_name(f"{self.output_path.name}{suffix}").unlink(missing_ok=True)
         self.tested_path.unlink(missing_ok=True)
 
 
 def expand(experiment: ExperimentSettings, problems: list[str] | None = None) -> list[ExperimentRun]:
-    """Return all runs of an experiment, the first seed of all variants first, so that all variants have results early.
+    """Return a list of all runs of an experiment, ordered by seed, so that all variants have results early.
 
     Args:
         experiment: the experiment.
@@ -282,9 +286,9 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each reason that a variant cannot be trained or tested.
+    """Return a list of sentences, one for each reason that a variant cannot be trained or tested; empty without any.
 
-    Of variants whose runs have started, the training text is read, to see whether it has changed.
+    The training text of runs that have started is read, to see whether it has changed since.
 
     Args:
         experiment: the experiment.
@@ -308,7 +312,7 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
 
 
 def _test_problems(test: TestSettings | None) -> list[str]:
-    """Return a sentence for each reason that the files of a test set cannot be used; an empty list if they can."""
+    """Return a list of sentences, one for each reason that a test set cannot be used; empty if it can, or is None."""
     if test is None:
         return []
     try:
@@ -332,7 +336,10 @@ def _test_problems(test: TestSettings | None) -> list[str]:
 
 
 def _missing_files(settings: Settings) -> list[tuple[str, str]]:
-    """Return (setting, path) of each file or folder that the settings name but that does not exist."""
+    """Return a list of pairs (setting, path) of files or folders that settings name but that do not exist.
+
+    `-`, standard input, is left out.
+    """
     data, named = settings.data, list[tuple[str, str]]()
     for name in (
         *("source", "target", "dev_source", "dev_target"),
@@ -367,7 +374,7 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
-    """Number of threads of a run; None: $OMP_NUM_THREADS, or its share of the cores."""
+    """Number of threads of a run; None: $OMP_NUM_THREADS, or the run's part of the cores."""
     precision: str = "auto"
     """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
@@ -387,9 +394,10 @@ def run_all(
     options: ExperimentOptions,
     say: Callable[[str], None],
 ) -> list[Failure]:
-    """Train and test all runs that are not finished, and return those that failed, which do not stop the others.
+    """Train and test all runs of an experiment that are not finished, and return a list of those that failed.
 
-    Interrupting the process (Ctrl-C) interrupts its runs, which save; starting the experiment again resumes them.
+    A failed run does not stop the others. Interrupting the process (Ctrl-C) interrupts its runs, which save; starting
+    the experiment again resumes them.
 
     Args:
         experiment: the experiment.
@@ -423,9 +431,10 @@ _PROCESS_BYTES = 300 << 20  # of a process that has loaded PyTorch, without a mo
 def _with_fitting_jobs(
     runs: Sequence[ExperimentRun], options: ExperimentOptions, say: Callable[[str], None]
 ) -> ExperimentOptions:
-    """Return options with as many runs at once as the machine has memory for, at least one, and report if it has less.
+    """Return options with only as many runs at once as the machine's free memory holds, at least one.
 
-    A run is assumed to need at least `least_memory_of` its settings; the runs that need most are assumed to coincide.
+    A reduction is reported by `say`. Each run is assumed to need the memory that `least_memory_of` estimates from its
+    settings, and those that need most to run together. If free memory is unknown, options stay as they are.
     """
     open_runs = {run.variant: run for run in runs if run.result() is None}
     count = {variant: sum(run.variant == variant for run in runs if run.result() is None) for variant in open_runs}
@@ -454,7 +463,9 @@ def _with_fitting_jobs(
 
 
 def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
-    """Write a run's settings file; a run that was started keeps its settings and the plugins that its model needs.
+    """Write a run's settings file, unless the run was started; a started run keeps its settings and plugins.
+
+    A new run's old results are deleted.
 
     Raises:
         TransduceError: the settings, a plugin or a training file differ from those that the run was started with.
@@ -472,14 +483,20 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
 
 
 def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
-    """Return a comment of a run's settings file for each plugin, with its digest, if the run's model may need it."""
+    """Return a list of comment lines for a run's settings file: each plugin's path and digest.
+
+    The list is empty if the run's model uses no component of the user's own. Later changes of a plugin are so noticed.
+    """
     model = run.content.get("model", {})
     is_own = any(model.get(name) in own for name, own in OWN_NAMES.items())
     return [f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}" for path in plugins] if is_own else []
 
 
 def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | None:
-    """Return a sentence about what has changed since a run was started, which keeps it from going on; None: nothing."""
+    """Return a sentence on what has changed since a run was started and keeps it from continuing; None without that.
+
+    Settings, plugins that the model needs, and training files are compared.
+    """
     if not run.settings_path.exists() or not run.has_started:
         return None
     text = run.settings_path.read_text("utf-8")
@@ -512,7 +529,7 @@ _SEARCH_OPTIONS = (
 
 
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
-    """Return the search settings, by name, to test a run with if `search` has changed since the run was started.
+    """Return a dict of search settings, by name, that have changed since a run was started, for testing it with them.
 
     Search settings do not affect training, whose validations search greedily. The result is empty if `search` has not
     changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
@@ -541,7 +558,7 @@ def _interrupt(*_: object) -> None:
 
 
 class _Runner:
-    """An executor of an experiment's runs: several threads, each of which starts and awaits one process at a time."""
+    """An executor of an experiment's runs, in several threads: each starts a process, and awaits its end."""
 
     def __init__(
         self,
@@ -559,7 +576,7 @@ class _Runner:
         self._failures: list[Failure] = []
 
     def run(self) -> list[Failure]:
-        """Execute all runs of the experiment that are not finished, and return the failures."""
+        """Train and test all runs of the experiment that are not finished, and return a list of those that failed."""
         with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, handle_sigterm(_interrupt):
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
@@ -582,9 +599,9 @@ class _Runner:
             self._say(f"{label}: done, step {result.step:,}")
 
     def _test(self, run: ExperimentRun, test: TestSettings, label: str) -> bool:
-        """Write a run's output of the test set, unless it exists for this text and model; return whether it exists now.
+        """Write a run's output of the test set, and return whether the output exists now.
 
-        `label` names the run in messages.
+        An output that was made from the same text, model and options is kept. `label` names the run in messages.
         """
         command, options = _test_command(run, test)
         # Without one of these files, the command fails and names it.
@@ -606,9 +623,10 @@ class _Runner:
         return succeeds
 
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
-        """Run a `transduce` command with these arguments in a new process, and return whether it succeeded.
+        """Run a `transduce` command with these arguments for a run, in a new process; return whether it succeeded.
 
-        Its output goes to the run's log; a failure is recorded. `label` names the run in messages.
+        The output goes to the run's log, and a failure is added to the list of failures. `label` names the run in
+        messages.
         """
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
@@ -645,7 +663,7 @@ class _Runner:
         return False
 
     def _stop(self) -> None:
-        """Ask the processes that still run to save their runs and end, and start no others."""
+        """Ask the processes of the runs to save and end, and prevent further processes."""
         with self._lock:
             self._is_stopping = True
             for process in self._processes:
@@ -655,7 +673,8 @@ class _Runner:
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
     """Return the files that a run is tested on: the experiment's test set, or else the files of the dev set.
 
-    The result is None if there are none, or not one file per side, or if the task has no measure of a test set.
+    The result is None if neither is set, if a side of the dev set is not a single file, or if the task has no measure
+    of a test set.
 
     Raises:
         TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a
@@ -679,7 +698,10 @@ def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings
 
 
 def _test_command(run: ExperimentRun, test: TestSettings) -> tuple[list[str], list[str]]:
-    """Return the command that writes a run's output of a test set, and the options that set how it reads the text."""
+    """Return the words of the command that writes a run's output of a test set, and those of further options.
+
+    The options set how the text is read and searched; the run's output is made anew when they change.
+    """
     settings: Settings = make_settings(run.content)
     data, options = settings.data, list[str]()
     verb = {"translation": "translate", "classification": "classify", "tagging": "tag"}[settings.task.kind]

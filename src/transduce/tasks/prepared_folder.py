@@ -66,7 +66,7 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
 
 
 def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
-    """Refuse a prepared corpus whose card says that it was prepared for another kind of task.
+    """Raise an error if a prepared corpus was, by its card, prepared for another kind of task than `kind`.
 
     Raises:
         TransduceError: the tasks differ.
@@ -79,7 +79,7 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
 
 
 def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
-    """Refuse a prepared corpus whose vocabularies lack special tokens that the task needs, `marks`.
+    """Raise an error if the vocabularies of a prepared corpus lack one of the special tokens `marks` of a task.
 
     Raises:
         TransduceError: a special token is missing.
@@ -94,7 +94,9 @@ def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str
 
 
 def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Refuse vocabulary settings that differ from those of an existing vocabulary.
+    """Raise an error if vocabulary settings differ from those of an existing vocabulary, which is kept.
+
+    Settings with default values are taken as not set.
 
     Raises:
         TransduceError: a setting differs.
@@ -114,7 +116,7 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
 
 
 def check_kept_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Refuse settings that ask for another vocabulary, or for symbols, where an existing vocabulary is kept.
+    """Raise an error if settings ask for another vocabulary, or for symbols that a kept vocabulary lacks.
 
     Raises:
         TransduceError: a vocabulary is named, or the existing one lacks a symbol.
@@ -134,7 +136,7 @@ def check_kept_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, f
 
 
 def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
-    """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
+    """Return a tokenizer's settings as its own files show them; without the character coverage, which is unknown."""
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)
     symbols = [token.text for token in tokens if token.type is PieceType.USER_DEFINED]
@@ -193,7 +195,7 @@ StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
 
 
 def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
-    """Read a card that a task stored in a run's folder, as a struct of this kind.
+    """Read a JSON file that a task stored in a run's folder, and return its content as a struct of type `kind`.
 
     Raises:
         TransduceError: the file is missing or damaged.
@@ -205,7 +207,7 @@ def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
 
 
 def check_stored_file(path: Path, sha256: str | None) -> None:
-    """Refuse a file that differs from the one that a task stored, whose digest is `sha256`.
+    """Raise an error if a file is not the one that a task stored, which has the digest `sha256`.
 
     Raises:
         TransduceError: the file is missing or was changed.

@@ -43,7 +43,7 @@ from transduce.ui_language import localized
 
 PARTS_FOLDER = "parts"
 PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
-"""The tasks whose corpora can be prepared before training."""
+"""The names of the tasks whose corpora can be prepared before training."""
 _A_PREPARED_CORPUS = "a prepared corpus"
 
 
@@ -51,7 +51,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `transduce prepare`."""
 
     settings: Mapping[str, Any]
-    """Settings, nested as in a settings file; only the tables `task`, `data` and `tokenizer` are used."""
+    """Settings, nested as in a settings file, of which only the tables `task`, `data` and `tokenizer` are used."""
     out: Path
     """The folder to write the prepared corpus to."""
     tokenizer: Path | None = None
@@ -59,9 +59,9 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_only: bool = False
     """True if only the tokenizer is written, for shards to be prepared later."""
     shard: tuple[int, int] | None = None
-    """Number of the shard to prepare, from 1, and count of shards; None: the whole corpus."""
+    """The shard to prepare, as (number from 1, count of shards); None: the whole corpus."""
     workers: int | None = None
-    """Number of worker processes; None: chosen by cores and pairs."""
+    """Number of worker processes; None: chosen by cores and pairs, and 1 for a shard."""
     hold_out: bool = True
     """True if a dev set is held out when the settings name none."""
 
@@ -98,11 +98,11 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one prepared shard; duplicates between shards are not yet removed."""
+    """Statistics of one prepared shard, a part of a corpus; duplicates between shards are not yet removed."""
 
     folder: str
     shard: str
-    """Number of the shard, from 1, and count of shards, such as "2/4"."""
+    """Number of the shard, from 1, and count of shards, as text such as "2/4"."""
     pairs: int
     """Number of pairs in the shard that passed the filters."""
     elapsed_seconds: float
@@ -192,7 +192,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
 
 
 def prepare_as_requested(request: PrepareRequest) -> PreparationReport | ShardReport | TokenizerReport:
-    """Prepare a whole corpus, one of its shards, or only its tokenizer.
+    """Prepare a whole corpus, one of its shards, or only its tokenizer, and return statistics of what was written.
 
     Raises:
         TransduceError: settings or files are invalid, arguments contradict each other, or no pair is left.
@@ -206,7 +206,7 @@ def prepare_as_requested(request: PrepareRequest) -> PreparationReport | ShardRe
 
 
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
-    """Learn the vocabulary that training would learn, and write only the tokenizer, for shards to be prepared with it.
+    """Learn the vocabulary that training would learn, and write only the tokenizer, to prepare shards with it.
 
     Raises:
         TransduceError: settings or files are invalid.
@@ -223,7 +223,9 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
 
 
 def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
-    """Prepare a whole corpus with its tokenizer; an earlier prepared folder is replaced when everything is done.
+    """Prepare a whole corpus with its tokenizer, and return its statistics.
+
+    An earlier prepared corpus in the folder is replaced only when the new one is complete.
 
     Raises:
         TransduceError: settings or files are invalid, or no pair is left.
@@ -255,7 +257,9 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
 
 
 def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardReport:
-    """Prepare shard I of N, (I, N) counted from 1, with the tokenizer that all shards of a corpus share.
+    """Prepare shard I of N with the tokenizer that all shards of a corpus share, and return its statistics.
+
+    `shard` is (I, N), counted from 1.
 
     Raises:
         TransduceError: no tokenizer is named, or settings or files are invalid.
@@ -296,7 +300,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
 
 
 def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationReport:
-    """Merge all shards into one corpus, with the same files as preparing the corpus at once.
+    """Merge all shards of a corpus into one folder, with the same files as preparing the whole corpus at once.
 
     Args:
         shards: the folders of all shards.
@@ -333,7 +337,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
 
 
 class _CheckedRequest(NamedTuple):
-    """The settings, task kind and files of a `PrepareRequest` that was found valid."""
+    """The content of a `PrepareRequest` that was found valid: its settings, kind of task and files."""
 
     settings: Settings
     kind: TextKind
@@ -344,7 +348,7 @@ class _CheckedRequest(NamedTuple):
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:
-    """Check a request to prepare a corpus, and return its settings, task kind and files.
+    """Check a request to prepare a corpus, and return its settings, kind of task and files (`_CheckedRequest`).
 
     If the request names a dev set, which need not exist yet, no pairs are held out.
 
@@ -376,9 +380,10 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Yield the task's text in files that can be read line by line; a dev set is held out only if the request wants it.
+    """Yield the text to prepare in files that can be read line by line, within a `with` block.
 
-    Files converted from other formats lie in `partial` and are deleted when the context ends.
+    Files converted from other formats are written to `partial` and deleted at the end. A dev set is held out only if
+    the request wants that.
     """
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
         text = task.kind.read_text(task.settings, Path(folder), overwrite=True)
@@ -402,7 +407,7 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
 
 
 def _load_named_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
-    """Load a named tokenizer, and check that it matches the settings and has the task's special tokens."""
+    """Return the tokenizer in a folder, after checking that it fits the settings and has the task's special tokens."""
     tokenizer = load_tokenizer(folder)
     check_special_tokens(folder, tokenizer, marks)
     check_vocabulary(settings.tokenizer, tokenizer, folder)

@@ -34,7 +34,7 @@ from transduce.training.loop import TrainResult
 
 
 class TranslatedFile(msgspec.Struct, frozen=True):
-    """A text file, and the file to which its translation is written line by line."""
+    """A text file, and the path of the file to which its translation is written line by line."""
 
     text: str
     """Path of the text."""
@@ -43,7 +43,7 @@ class TranslatedFile(msgspec.Struct, frozen=True):
 
 
 def check_translated(settings: Settings, name: str, by_hand: str) -> None:
-    """Refuse settings of runs whose text cannot be translated before training, by a teacher or a reverse model.
+    """Raise an error for a run whose text cannot be translated before training, by a teacher or a reverse model.
 
     Args:
         settings: the run's settings.
@@ -100,11 +100,11 @@ def translate_files(
 
 
 def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) -> None:
-    """Refuse a finished translation of another text or by other models than those of this run.
+    """Raise an error for a finished translation of another text, or by other models, than those of this run.
 
     Args:
-        file: the finished file.
-        note: the file of digests of its text and models; older versions recorded only the text, or nothing.
+        file: the text and its finished translation.
+        note: the file of digests of the text and the models; older versions recorded only the text, or nothing.
         made_from: the digest of the text and those of the models' weights now.
 
     Raises:
@@ -166,7 +166,7 @@ def _texts(translator: Translator, portion: Portion) -> Iterator[str]:
 
 
 REVERSE_FOLDER = "reverse"
-"""The folder inside the run's folder that holds the reverse model and the back-translations."""
+"""The name of the folder in a run's folder that holds the reverse model and the back-translations."""
 # The reverse model's share of `training.minutes`; if steps are specified, it takes half as many.
 _SHARE_OF_REVERSE = 1 / 3
 # Settings of the final model that the reverse model shares.
@@ -209,7 +209,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
 
 
 def _check_monolingual(settings: Settings, request: RunRequest) -> None:
-    """Refuse a run whose settings ask for back-translation of monolingual text but do not allow it.
+    """Raise an error for a run whose settings ask for back-translation of monolingual text but do not allow it.
 
     Raises:
         TransduceError: the task is another, targets or files are missing, or there are several processes.
@@ -235,7 +235,7 @@ def _check_monolingual(settings: Settings, request: RunRequest) -> None:
 def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     """Return the training request of the reverse model, which translates targets into sources.
 
-    The sides of the pairs are swapped. The model gets half of the steps or a share of the time, and the tokenizer
+    The sides of the pairs are swapped. The model gets half of the steps, or a part of the time, and the tokenizer
     settings, filters and seed of the run. Its other settings are default.
     """
     data, steps = settings.data, settings.training.steps
@@ -276,9 +276,9 @@ def _minutes(settings: Settings, share: float) -> float | None:
 
 
 def _back_translation_files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
-    """Pair each monolingual text with the file for its back-translation, whose suffix is the source language.
+    """Return a list of the monolingual texts, each with the path of its back-translation (`TranslatedFile`).
 
-    If that is unknown, the suffix is "source".
+    The path's suffix is the source language, or "source" if that is unknown.
     """
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
     folder = request.out / REVERSE_FOLDER
@@ -289,7 +289,7 @@ def _back_translation_files(request: RunRequest, data: DataSettings) -> list[Tra
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
-    """Return the settings of the final model, whose corpus has the original and the back-translated pairs."""
+    """Return the final model's settings, nested as in a file: its corpus adds back-translations to the pairs."""
     data, translated = settings.data, [str(file.path) for file in _back_translation_files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
@@ -311,7 +311,7 @@ def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any
 
 
 TEACHER_FOLDER = "teacher-translations"
-"""The folder inside the run's folder that holds the teacher's translations."""
+"""The name of the folder in a run's folder that holds the teacher's translations."""
 OLD_TEACHER_FOLDER = "taught"
 """The name of `TEACHER_FOLDER` in runs that version 0.1 started."""
 
@@ -319,7 +319,7 @@ OLD_TEACHER_FOLDER = "taught"
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
     """Translate the sources with the teacher models of `data.distill_from`, then train a model on the translations.
 
-    Both stages can be resumed. The result says how training ended; None for a dry run.
+    Both stages can be resumed. Returns how training ended; None for a dry run.
 
     Raises:
         TransduceError: the teacher cannot translate the text, or training fails as in `train_run`.
@@ -332,7 +332,7 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
 
 
 def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunRequest:
-    """Translate the sources with the teacher models, and return the training run's request with these translations."""
+    """Translate the sources with the teacher models; return the request of a run that trains on the translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
     translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
@@ -345,7 +345,7 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
 
 
 def _check_distillation(settings: Settings, request: RunRequest) -> None:
-    """Refuse a run whose settings name a teacher that cannot translate the sources before training.
+    """Raise an error for a run whose settings name a teacher that cannot translate the sources before training.
 
     Raises:
         TransduceError: the task is another, sources are missing or not sentences a line, or targets are named.
@@ -374,9 +374,9 @@ def _check_distillation(settings: Settings, request: RunRequest) -> None:
 
 
 def _teacher_files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
-    """Pair each source file with the file for the teacher's translation, whose suffix is the target language.
+    """Return a list of the source files, each with the path of the teacher's translation (`TranslatedFile`).
 
-    If the settings name no languages, `written`, the teacher's target language, is the suffix.
+    The path's suffix is the target language: the settings' or, if they name none, `written`, the teacher's.
     """
     language = data.languages[1] if data.languages else written or "target"
     folder, name = request.out / TEACHER_FOLDER, "teacher-translation"
@@ -395,7 +395,7 @@ def _refuse_to_restart(request: RunRequest) -> None:
 
 
 def _training_request(request: RunRequest, translations: list[str] | None) -> RunRequest:
-    """Return the request without the teacher; the files of its `translations`, if passed, become the target files."""
+    """Return a run's request without the teacher, and with `translations` as target files unless that is None."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["distill_from"]
     if translations is not None:

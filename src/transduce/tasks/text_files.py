@@ -36,7 +36,7 @@ _FOLDER = "text"
 
 
 def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
-    """Write the pairs of tables and of standard input to JSON lines, and return settings that name these files.
+    """Write the pairs of tables and of standard input to JSON lines; return data settings that name these files.
 
     Args:
         data: names the files. Training text of a prepared corpus is not written again.
@@ -70,7 +70,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings of several corpora in which converted files, in order, replace the files of all corpora."""
+    """Return data settings of several corpora whose files are replaced by the `converted` files, in order."""
     files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
     corpora = tuple(
         msgspec.structs.replace(
@@ -85,10 +85,12 @@ def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> 
 
 
 def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Convert a table of pairs, or standard input, to JSON lines in `out`, and return the path to read pairs from.
+    """Convert a table of pairs, or standard input, to JSON lines in `out`; return the path to read pairs from.
+
+    The path is `out`, or the file itself if it needs no conversion.
 
     Args:
-        path: the file; a file that needs no conversion is returned as it is.
+        path: the file.
         out: the file to write.
         data: names the format and the columns.
         found: receives the names of the columns of source and target, if they are searched for.
@@ -116,7 +118,7 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
 
 
 def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
-    """Return the format of a file of pairs that training converts to JSON lines; None for one that it reads directly.
+    """Return the format of a file of pairs that training must convert to JSON lines; None if no conversion is needed.
 
     Args:
         path: the file, or a folder of a dataset.
@@ -131,7 +133,10 @@ def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
 
 
 def store_standard_input(out: Path, format: Format) -> str:
-    """Copy standard input to a file beside `out`, and return its path, whose suffix is the format of the pairs."""
+    """Copy standard input to a file beside `out`, and return the file's path, whose suffix is the format of pairs.
+
+    With the format "auto" or "lines", the first line decides between JSON lines and tab-separated pairs.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         raise TransduceError("Standard input is empty, but a corpus needs at least one pair: write pairs to it.")
@@ -152,7 +157,9 @@ def store_standard_input(out: Path, format: Format) -> str:
 
 
 def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
-    """Write the pairs of Python objects to JSON lines; return the languages that their columns name, else None.
+    """Write the pairs of Python objects to JSON lines; return the language pair that the columns are named after.
+
+    Returns None if the columns' names are no languages, or were not searched for.
 
     Args:
         pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.
@@ -169,7 +176,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:
-    """Refuse pairs of Python objects, for a resumed run, that differ from those that `write_objects` wrote to a file.
+    """Raise an error, in a resumed run, for Python objects with other pairs than `write_objects` wrote to a file.
 
     Args:
         pairs: the object, as for `write_objects`.
@@ -191,7 +198,7 @@ def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) 
 
 
 def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[str, str]]) -> Iterator[PairRow]:
-    """Yield the pairs of Python objects; `found` receives the names of the columns of source and target."""
+    """Yield the pairs in Python objects; the list `found` receives the names of the source and target columns."""
     # The pairs of a dev set have no weights.
     weight = None if name == "`dev_pairs`" else data.weight_column
     return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)
@@ -223,7 +230,7 @@ _NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # 
 
 
 class _TextFile(msgspec.Struct, frozen=True):
-    """The properties of a text file at the start of a run, by which later changes are detected."""
+    """The properties of a text file at the start of a run, by which later changes of the file are detected."""
 
     path: str
     """The path as the run's settings name it."""
@@ -240,7 +247,9 @@ class _TextFile(msgspec.Struct, frozen=True):
 
 
 def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
-    """Store size, time and content digest of a run's text files; with a prepared corpus, only of those of the dev set.
+    """Store the size, time and content digest of each of a run's text files, by which changes are noticed.
+
+    With a prepared corpus, only the files of the dev set are stored.
 
     Args:
         folder: the run's folder; dev files that were written there are skipped.
@@ -256,10 +265,10 @@ def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | 
 
 
 class StoredTextFiles:
-    """The text files of a run as they were when it started, which are recognized by their content."""
+    """The text files of a run as they were when it started: their stored sizes, times and content digests."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what `store_text_file_states` wrote to a run's folder; runs that wrote nothing have no files."""
+        """Read what `store_text_file_states` wrote to a run's folder; without such a record, there are no files."""
         try:
             files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
         except (OSError, msgspec.MsgspecError):
@@ -269,7 +278,7 @@ class StoredTextFiles:
     def is_same(self, old: str, new: str) -> bool:
         """Return whether the file `new` has the content that the run's file `old` had at the start of the run.
 
-        The result is False if `new` is missing. Without a stored digest, both must be the same file.
+        False if `new` is missing. Without a stored digest, `old` and `new` must be the same file.
         """
         state = self._files.get(old)
         if not Path(new).is_file():
@@ -279,10 +288,10 @@ class StoredTextFiles:
         return content_sha256(new) == state.sha256
 
     def has_other_content(self, old: str, new: str) -> bool:
-        """Return whether the existing file `new` differs from what the run's file `old` was at the start.
+        """Return whether the file `new` differs from what the run's file `old` was at the start of the run.
 
         The content is read only if the size or the modification time differs. Without a stored digest, the size
-        decides.
+        decides. False if `new` is missing, or `old` was not stored.
         """
         file = self._files.get(old)
         if file is None or not Path(new).is_file():
@@ -293,9 +302,9 @@ class StoredTextFiles:
         return not file.sha256 or content_sha256(new) != file.sha256
 
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
-        """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
+        """Return a run's settings, with absolute paths of text files where relative paths no longer lead to them.
 
-        A run that is resumed from another working directory needs this.
+        A run that is resumed from another working directory needs these.
 
         Args:
             settings: the run's settings.
@@ -347,7 +356,7 @@ class StoredTextFiles:
         return state.absolute if elsewhere and not self.is_same(path, path) else path
 
     def changes(self, data: DataSettings) -> Iterator[str]:
-        """Yield a notice for each text file whose content has changed since the run started.
+        """Yield a notice, a sentence, for each text file whose content has changed since the run started.
 
         Files that do not exist, and runs that stored no properties of their files, give no notice.
         """
@@ -362,9 +371,9 @@ class StoredTextFiles:
             )
 
     def changed_training_files(self, data: DataSettings) -> list[str]:
-        """Return the training files whose content has changed since the run's start; files of the dev set do not count.
+        """Return a list of the paths of training files whose content has changed since the run started.
 
-        Files of the dev set are those that `data` names, and those that it had at the run's start.
+        Files of the dev set, which `data` names now or named at the start, do not count.
         """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path in self._files if path not in dev and self.has_other_content(path, path)]
@@ -373,7 +382,7 @@ class StoredTextFiles:
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
     """Return the data settings of a run with several corpora, in which each corpus has its new paths.
 
-    `paths` lists, by setting, the files of all corpora, in the order of the corpora.
+    `paths` is a dict from setting, such as "source", to the files of all corpora, in the order of the corpora.
     """
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(

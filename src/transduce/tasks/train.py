@@ -66,7 +66,9 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
 
 
 def with_runs(request: RunRequest) -> RunRequest:
-    """Return a request in which `data.mix` and corpora of other runs are replaced by the text files of these runs.
+    """Return a request in which `data.mix`, and corpora that name other runs, are replaced by these runs' text files.
+
+    A request without either is returned as it is.
 
     Raises:
         TransduceError: a folder holds no run that was trained on files, or its text has several language pairs.
@@ -95,7 +97,7 @@ def with_runs(request: RunRequest) -> RunRequest:
 
 
 def _mixed_run(text: str) -> dict[str, Any]:
-    """Parse an entry of `data.mix`, a run's folder and its share such as `models/old:0.3`, into `run` and `share`.
+    """Return an entry of `data.mix`, such as `models/old:0.3`, as a dict with `run`, a folder, and `share`, a number.
 
     Raises:
         TransduceError: the entry does not have this form, or the share is not between 0 and 1.
@@ -114,7 +116,7 @@ def _mixed_run(text: str) -> dict[str, Any]:
 
 
 def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any]:
-    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name.
+    """Return a table of `data.corpora`, a dict, in which the training files of a run replace its name, if any.
 
     Args:
         table: the settings of a corpus.
@@ -163,7 +165,10 @@ def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any
 
 
 def _refuse_to_skip_stage(request: RunRequest) -> None:
-    """Refuse to resume a run with its own training while an earlier stage, such as back-translation, is unfinished."""
+    """Raise an error for a resumed run whose earlier stage, such as back-translation, is unfinished.
+
+    Without the stage's setting, the run's own training would start.
+    """
     for name, option in _STAGES.items():
         if request.resume and (request.out / name).is_dir() and not (request.out / SETTINGS_FILE).exists():
             raise TransduceError(
@@ -312,7 +317,7 @@ def train(  # noqa: PLR0913  (the command's own options)
 
 
 def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one item of the argument `corpora` as a table of settings, checked to be a mapping."""
+    """Return one item of the argument `corpora` as a dict of settings; raise an error if it is not a mapping."""
     if not isinstance(corpus, Mapping):
         raise TransduceError(
             f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is {corpus!r}."
@@ -321,7 +326,10 @@ def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mix(mix: Mapping[str, float]) -> list[str]:
-    """Return the argument `mix`, folders with shares, as texts such as "models/old:0.3", which `data.mix` has."""
+    """Return the argument `mix`, a mapping of folders to shares, as a list of texts such as "models/old:0.3".
+
+    The setting `data.mix` has this form.
+    """
     if not isinstance(mix, Mapping):
         raise TransduceError(
             f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {mix!r}."
@@ -369,9 +377,10 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, stored: DataSettings | None) -> None:
-    """Write pairs of Python objects, by "source" or "dev_source", to files, and name the files in `content`.
+    """Write pairs of Python objects to files, and name the files in the settings `content`, nested tables.
 
-    If the run exists already, with `stored` settings of its text, nothing is written, and other pairs are refused.
+    `objects` is a dict from "source" or "dev_source" to pairs or None. If the run exists already, with `stored`
+    settings of its text, nothing is written, and other pairs are refused.
     """
     data = make_settings(content).data
     for name, pairs in objects.items():
@@ -389,7 +398,7 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
 
 
 def _refuse_texts(arguments: Mapping[str, Any]) -> None:
-    """Refuse texts that were passed in place of the names of files: names with spaces that lead to no file.
+    """Raise an error for texts that were passed in place of names of files: names with spaces that lead to no file.
 
     Raises:
         TransduceError: an argument for files has such a name.

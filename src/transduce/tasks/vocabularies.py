@@ -100,9 +100,9 @@ def learn_tokenizer(
 def _adopt_vocabulary(
     specified: VocabularySettings, marks: tuple[str, ...], files: CorpusFiles, folder: Path, display: ProgressDisplay
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Open the user's own vocabulary, add the special tokens (`marks`) and symbols that it lacks, and save it.
+    """Open the user's own vocabulary, add special tokens (`marks`) and symbols that it lacks, and save it in `folder`.
 
-    Returned are the tokenizer and its settings.
+    Returns the tokenizer and its settings.
     """
     if specified.text:
         raise TransduceError(
@@ -131,10 +131,12 @@ def _adopt_vocabulary(
 
 
 def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
-    """Learn vocabularies of whole words, one for both sides or one for each; `read` yields all pairs at each call.
+    """Return a tokenizer with learned vocabularies of whole words, one for both sides or one for each.
+
+    `read` yields all pairs of the text at each call.
 
     Raises:
-        TransduceError: settings do not fit such a vocabulary.
+        TransduceError: a setting does not fit a vocabulary of words.
     """
     for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
         if value:
@@ -156,7 +158,9 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
 def extend_base_tokenizer(
     tokenizer: Tokenizer, settings: Settings, marks: tuple[str, ...], display: ProgressDisplay
 ) -> Tokenizer:
-    """Return the base model's tokenizer, extended by the user symbols that the settings name and that it lacks.
+    """Return the base model's tokenizer, extended by those of the settings' symbols that it lacks.
+
+    The number of added tokens is shown by `display`.
 
     Raises:
         TransduceError: the vocabulary lacks a special token that the task needs (`marks`).
@@ -178,9 +182,9 @@ def extend_base_tokenizer(
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus with noise, and the lines of the files `more`.
+    """Yield pairs of the text that a vocabulary is learned from: the corpus with noise, and the lines of files `more`.
 
-    Text alone, and these lines, are pairs without a target.
+    Lines of these files, and of text alone, are pairs with an empty target.
     """
     alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):
@@ -201,15 +205,15 @@ def vocabulary_notices(
     both: bool,
     remedy: str = "start from a model whose vocabulary has them, or omit --init-from",
 ) -> list[str]:
-    """Return a notice for each side whose first lines the vocabulary hardly covers, so that many tokens are bytes.
+    """Return a list of sentences for the user, one for each side of the text that the vocabulary hardly covers.
 
-    Only the source is examined unless `both`.
+    A side is hardly covered if many tokens of its first lines are bytes or unknown.
 
     Args:
         tokenizer: the tokenizer.
         files: the text.
         name: the place that the vocabulary comes from.
-        both: examine the target side, too.
+        both: whether to examine the target side, too; otherwise only the source.
         remedy: what the user can do.
 
     Raises:

@@ -41,7 +41,10 @@ class ConfigReader:
         self.location = location
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
-        """Return a reader in which keys that the config.json lacks have the defaults of the family's class."""
+        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
+
+        These are the defaults of the family's class in transformers.
+        """
         return ConfigReader({**defaults, **self.content}, self.location)
 
     def whole(self, name: str, default: int | None = None) -> int:
@@ -117,7 +120,7 @@ class ConfigReader:
         return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
-        """Return the value of two required integer keys of config.json, which this package has one setting for.
+        """Return the common integer under two keys of config.json, for which this package has only one setting.
 
         Raises:
             TransduceError: a key is missing, or their values differ.
@@ -127,17 +130,20 @@ class ConfigReader:
         return self.whole(first)
 
     def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Raise an error if a key of config.json has another value than the required one; a missing key is accepted.
+        """Check that keys of config.json have the required values, where a missing key is accepted.
 
         Args:
             wanted: the required values by key.
+
+        Raises:
+            TransduceError: a key has another value.
         """
         for name, value in wanted.items():
             if self.content.get(name, value) != value:
                 self.refuse(name, f"must be {value!r}")
 
     def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise an error for a key of config.json that says which rule its value breaks.
+        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
 
         Args:
             name: the key.
@@ -160,12 +166,13 @@ class ConfigReader:
 
 
 class Key(NamedTuple):
-    """A key of Hugging Face's config.json that holds a setting of this package, for import and export."""
+    """A key of Hugging Face's config.json that holds one of this package's settings, with its default."""
 
     name: str
     default: float | Callable[[Settings], int] | None = None
-    """What stands for a missing key: a value, whose type is that of the setting, or a function of the settings before
-    it; None: the key must be present."""
+    """What a missing key means: a value, whose type is that of the setting, or a function that computes it from the
+    settings read before; None: the key must be present.
+    """
 
 
 Keys = Mapping[str, Key]
@@ -264,7 +271,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
 
 
 def _bart_like(config: ConfigReader) -> Settings:
-    """Return the model settings that BART, mBART, Marian, Pegasus and M2M100 have in common, from a config.json."""
+    """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
     return _read_keys(config, BART_KEYS) | {
         "kind": "transformer",
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
@@ -430,7 +437,7 @@ def qwen2(config: ConfigReader) -> Settings:
 
 
 def _rope(config: ConfigReader) -> Settings:
-    """Return the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
+    """Return a dict of the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
 
     They are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`. Other kinds of scaling
     are refused.
@@ -455,7 +462,7 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return the settings of the padding, start and end ids of a decoder-only model from its config.json.
+    """Return a dict of the settings of padding, start and end ids of a decoder-only model from its config.json.
 
     An end or a start id serves as the other if that is missing, and the end id as the padding. The result is empty if
     the configuration has neither; the tokenizer may then have these ids.
@@ -480,9 +487,11 @@ class ImportFamily(NamedTuple):
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
-    """Function that converts the family's `config.json` to this package's model settings."""
+    """A function that converts the family's `config.json` (a `ConfigReader`) to a dict of this package's model
+    settings.
+    """
     names: names.StoredNames
-    """Table of the names that the family's weights have in files."""
+    """The table of the names that the family's weights have in files."""
     begins_with_end: bool = False
     """True if the decoder of an encoder–decoder starts with the end symbol by default; if false, with padding."""
     stores_output: bool = False
@@ -492,9 +501,9 @@ class ImportFamily(NamedTuple):
     end_is_separator: bool = False
     """True if a text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """True if the family's tokenizers split text differently from the sentencepiece library with the same model."""
+    """True if the family's tokenizers treat spaces differently from the sentencepiece library with the same model."""
     tagged: bool = False
-    """True if languages are selected by tags."""
+    """True if source and target languages are selected by tags (tokens)."""
     gelu_head: bool = False
     """True if the head of a masked language model has the activation gelu, whatever the layers have."""
     numbers_by_padding: bool = False
@@ -533,7 +542,7 @@ _CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassifi
 
 
 def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
-    """Check that the model of a `config.json` can be imported, and return its family.
+    """Check that the model of a `config.json` can be imported, and return its `ImportFamily`.
 
     Args:
         content: the content of config.json.
@@ -566,7 +575,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.StoredNames:
-    """Return the table that maps this package's parameter names to those of a Hugging Face family's weights.
+    """Return the table (`StoredNames`) that maps this package's parameter names to those of a Hugging Face family.
 
     Args:
         model_type: the family's name in config.json.
@@ -604,7 +613,7 @@ _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False:
 def import_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], location: str, *, max_positions: int | None
 ) -> SearchSettings:
-    """Convert a Hugging Face folder's generation settings to search settings that generate the same.
+    """Convert a Hugging Face folder's generation settings to `SearchSettings` that generate the same.
 
     Unspecified settings have the defaults of `generate`, except that its limit of 20 tokens does not apply.
 
@@ -662,7 +671,7 @@ def import_generation(
 
 
 def export_generation(search: SearchSettings, generate: GenerateSettings) -> dict[str, Any]:
-    """Convert search settings and their part `generate` to settings of `generation_config.json`.
+    """Convert search settings and their part `generate` to a dict of settings of `generation_config.json`.
 
     This reverses `import_generation`, except for forbidden tokens. Settings with their default value are left out,
     except for the number of beams.
@@ -683,7 +692,11 @@ def export_generation(search: SearchSettings, generate: GenerateSettings) -> dic
 
 
 def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], location: str) -> None:
-    """Raise an error if `generate` ends texts at other tokens than the one end symbol of the model."""
+    """Check that `generate` ends texts only at the model's one end symbol, by a Hugging Face folder's two JSON files.
+
+    Raises:
+        TransduceError: the files name several end symbols, or different ones.
+    """
     ends, end = generation.get("eos_token_id"), config.get("eos_token_id")
     if isinstance(end, list) and len(set(end)) > 1:
         raise TransduceError(
@@ -699,7 +712,7 @@ def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], locatio
 
 
 def _forced_first_id(values: ConfigReader) -> int | None:
-    """Return the token id with which Hugging Face's generation settings make every output begin; None if with none.
+    """Return the token id with which every generated text must begin by Hugging Face's settings; None without one.
 
     Old BART files set `force_bos_token_to_be_generated` instead of the id, which means the start symbol.
     """
@@ -724,12 +737,15 @@ def _max_length(values: ConfigReader, max_positions: int | None) -> int | None:
 
 
 def _min_length(values: ConfigReader) -> int:
-    """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings."""
+    """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings.
+
+    It is 0 if they state none.
+    """
     return max(0, values.whole("min_new_tokens", values.whole("min_length", 0) - 1))
 
 
 def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
-    """Return the ids that Hugging Face's generation settings forbid.
+    """Return a set of the token ids that Hugging Face's generation settings forbid.
 
     As in `generate`, the end symbols (`ends`) in `bad_words_ids` are left out, but not those in `suppress_tokens`.
 
@@ -746,13 +762,16 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
 
 
 def _ends(content: Mapping[str, Any]) -> list[Any]:
-    """Return the end symbols that a JSON file of a Hugging Face folder states, one or a list."""
+    """Return a list of the end symbols' ids that a JSON file of a Hugging Face folder states; empty without any."""
     ends = content.get("eos_token_id")
     return ends if isinstance(ends, list) else [ends] if ends is not None else []
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
-    """Return the id with which the decoder of a Hugging Face folder starts, the family's default if none is stated."""
+    """Return a set of the id with which a folder's decoder starts, the family's default if the files state none.
+
+    The set is empty if that is unknown, too.
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)

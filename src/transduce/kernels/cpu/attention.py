@@ -31,7 +31,7 @@ QUERIES_AT_ONCE = 64
 BIAS_KEYS = 16
 """The multiple to which the rows of an attention bias (one number for each key) are padded."""
 AMX_KEYS = 32
-"""The number of bfloat16 elements, those of so many keys or queries, in a row of an AMX tile register."""
+"""The number of bfloat16 elements in a row of an AMX tile register: as many keys or queries are computed at once."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -50,7 +50,7 @@ class AttentionArguments(NamedTuple):
     query_stride: Any
     """The stride from one query to the next, in elements."""
     key_stride: Any
-    """The stride from one key to the next, and from one value to the next, in elements."""
+    """The stride from one key to the next, and also from one value to the next, in elements."""
     batch: Any
     """The number of sentences B in the batch."""
     heads: Any
@@ -60,13 +60,16 @@ class AttentionArguments(NamedTuple):
     num_keys: Any
     """The number of keys L of each sentence, padding included."""
     lengths: Any
-    """Address of the number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
+    """Address of each sentence's number of valid keys, int64 (B,); 0: the mask is causal, and all keys are valid."""
     context: Any
-    """Address of the output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
+    """Address of the attention output, (B, Q, H × K), which `attend` writes.
+
+    For `attend_backward`, it is the address of the output's gradient, which is read.
+    """
     sums: Any
     """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.
 
-    `attend` writes them, `attend_backward` reads them.
+    `attend` writes these two numbers, and `attend_backward` reads them to compute the attention weights again.
     """
     query_gradient: Any
     """Address of an output of the backward pass: the gradient of the queries, with the queries' stride."""
@@ -83,7 +86,10 @@ class AttentionArguments(NamedTuple):
     drop_256ths: Any = 0
     """The dropout rate of the attention weights in 256ths; 0: no dropout."""
     bias: Any = 0
-    """Address of what is added to the scores of all sentences, float32 (H, Q, L), L padded to `BIAS_KEYS`; 0: none."""
+    """Address of a bias that is added to the scores of each sentence, float32 (H, Q, L'); 0: no bias.
+
+    L' is the number of keys L, rounded up to a multiple of `BIAS_KEYS`.
+    """
     bias_gradient: Any = 0
     """Address of float32, shaped like `bias`, to which the backward pass adds the bias' gradient; 0: no bias."""
 
@@ -98,7 +104,7 @@ class AttentionShape(NamedTuple):
     lanes: int
     """The number of 32-bit elements per vector register, which is the vector length."""
     scale: float
-    """The factor of the dot products of queries and keys."""
+    """The factor by which attention multiplies the dot products of queries and keys."""
     shared: int = 1
     """The number of neighboring query heads that share a key/value head."""
     drops: bool = False
@@ -106,7 +112,10 @@ class AttentionShape(NamedTuple):
     biased: bool = False
     """True if a bias, such as that of relative positions, is added to the scores."""
     amx: bool = False
-    """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, no shared heads, dropout or bias."""
+    """True if AMX computes the matrix products.
+
+    AMX requires bfloat16, K a multiple of `AMX_KEYS`, and no shared heads, dropout or bias.
+    """
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
@@ -119,9 +128,10 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return the size of each array of `AmxScratch` in float32 numbers: a number per key, and a constant to add.
+    """Return a list with two numbers for each array of `AmxScratch`: elements per key, and a constant to add.
 
-    The caller must round the number of keys up to a multiple of `AMX_KEYS`.
+    Their sum, in float32 elements, is the array's size. The caller must round the number of keys up to a multiple of
+    `AMX_KEYS`.
     """
     rows, sixteen = (width // 2, 0), (16, 0)
     transposed, queries = (0, 8 * width), (0, 16 * width)
@@ -148,28 +158,31 @@ _UNROLLED = 8  # columns per loop iteration
 
 
 class HeadScratch(NamedTuple):
-    """Pointers to arrays in one thread's scratch space, float32, for one attention head of one sentence."""
+    """Pointers (IR values) to float32 arrays in one thread's scratch space, for one attention head of one sentence."""
 
     transposed_keys: Value
-    """Keys transposed in blocks of `lanes` keys, (L / lanes, K, lanes)."""
+    """Pointer to the sentence's keys, transposed in blocks of `lanes` keys, (L / lanes, K, lanes)."""
     transposed_values: Value
-    """Values transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
+    """Pointer to the sentence's values, transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
     keys: Value
-    """The sentence's keys converted to float32, (L, K)."""
+    """Pointer to the sentence's keys converted to float32, (L, K)."""
     values: Value
-    """The sentence's values converted to float32, (L, K)."""
+    """Pointer to the sentence's values converted to float32, (L, K)."""
     key_gradient: Value
-    """The gradient of the sentence's keys, summed over queries, (L, K)."""
+    """Pointer to the gradient of the sentence's keys, summed over queries, (L, K)."""
     value_gradient: Value
-    """The gradient of the sentence's values, summed over queries, (L, K)."""
+    """Pointer to the gradient of the sentence's values, summed over queries, (L, K)."""
     queries: Value
-    """Queries times the attention scale, K elements each: those of one group, or in the backward pass of many."""
+    """Pointer to queries times the attention scale, K elements each.
+
+    There are those of one group in the forward pass, and those of up to `QUERIES_AT_ONCE` in the backward pass.
+    """
     context_gradient: Value
-    """The gradient of the attention outputs of the queries that are computed at a time, K elements each."""
+    """Pointer to the gradient of the attention outputs of up to `QUERIES_AT_ONCE` queries, K elements each."""
     weights: Value
-    """Scores, later attention weights, of the queries that are computed at a time, L elements each."""
+    """Pointer to scores, later attention weights, of the queries that are computed together, L elements each."""
     score_gradients: Value
-    """The gradient of the scores of the queries that are computed at a time, L elements each."""
+    """Pointer to the gradient of the scores of the queries that are computed together, L elements each."""
 
 
 class QueryGroup(NamedTuple):
@@ -180,14 +193,14 @@ class QueryGroup(NamedTuple):
     size: int
     """The number of queries in the group."""
     scratch_first: Value
-    """The index of the first query among the queries whose rows are in the scratch space."""
+    """The index, among the queries whose data is in the scratch space, of the group's first query."""
 
 
 class HeadAddresses:
-    """The addresses of a key/value head's keys and values in one sentence, and of its queries and their outputs."""
+    """An emitter of the addresses of one attention head in one sentence: its queries, keys, values and outputs."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Emit a load of the number of keys of a sentence; `where` is the indices of sentence and key/value head."""
+        """Emit a load of a sentence's number of keys; `where` has the indices of sentence and key/value head."""
         self.k, self.shape, self.args = k, shape, args
         self.sentence, self.key_head = where
         self.head = k.mul(self.key_head, shape.shared)
@@ -199,12 +212,15 @@ class HeadAddresses:
         self.length = k.load_variable(length, args.num_keys)
 
     def round_up_to_lanes(self, count: Value, lanes: int) -> Value:
-        """Emit a number of elements, rounded up to a multiple of `lanes`."""
+        """Emit the rounding of `count` up to a multiple of `lanes`; return the result (an IR value)."""
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
     def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
-        """Emit pointers to consecutive float32 arrays of these sizes, in elements, in a thread's scratch space."""
+        """Return a list of pointers to consecutive float32 arrays in a thread's scratch space.
+
+        `sizes` has the arrays' numbers of elements.
+        """
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
@@ -213,9 +229,9 @@ class HeadAddresses:
         return pointers
 
     def query_heads(self) -> Iterator[None]:
-        """Emit a loop over the query heads that share one key/value head; `self.head` is each head's index in turn.
+        """Emit a loop over the query heads that share a key/value head; yield once, for the loop's body.
 
-        The code that is emitted in the body of `for` runs for each of them.
+        The caller emits the body, the code for one query head, whose index is `self.head`.
         """
         if self.shape.shared == 1:
             yield
@@ -227,7 +243,7 @@ class HeadAddresses:
         self.head = first
 
     def start_of(self, address: Value, count: Value, stride: Value, head: Value | None = None) -> Value:
-        """Emit a pointer to a head's columns in this sentence's first row of an array, such as the queries.
+        """Return a pointer to an attention head's columns, in a sentence's first row of an array such as the queries.
 
         Args:
             address: the address of the array.
@@ -240,15 +256,18 @@ class HeadAddresses:
         return self.k.element_pointer(self.k.pointer(address), self.k.add(row, column), self.shape.kind)
 
     def start_of_context(self) -> Value:
-        """Emit a pointer to the current query head's columns in the first row of the sentence's attention output."""
+        """Return a pointer to the current query head's columns in the first row of the sentence's attention output."""
         return self.start_of(self.args.context, self.args.num_queries, self.context_stride())
 
     def context_stride(self) -> Value:
-        """Emit the number of elements from one query's attention output to the next query's, H × K."""
+        """Return the distance in elements between two queries' attention outputs, H × K, as an IR value."""
         return self.k.mul(self.args.heads, self.shape.width)
 
     def key_and_value_pointers(self) -> tuple[Value, Value]:
-        """Emit pointers to this head's keys and values, and prefetches of the next head's queries, keys and values."""
+        """Return pointers to a head's keys and to its values, to be read next.
+
+        Prefetches of the next head's queries, keys and values are emitted too.
+        """
         args = self.args
         keys, values = (
             self.start_of(each, args.num_keys, args.key_stride, self.key_head) for each in (args.keys, args.values)
@@ -260,9 +279,10 @@ class HeadAddresses:
         return keys, values
 
     def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
-        """Emit prefetches of `count` rows of the next attention head, whose columns follow this head's.
+        """Emit prefetches of `count` rows of the next attention head, so that it finds its data in the cache.
 
-        `rows` points to this head's first row, and `stride` is the number of elements between rows.
+        `rows` points to the current head's first row, whose columns precede the next head's, and `stride` is the number
+        of elements between rows.
         """
         k, kind = self.k, self.shape.kind
         with k.loop(0, count) as row:
@@ -270,7 +290,7 @@ class HeadAddresses:
                 k.prefetch(k.element_pointer(rows, k.add(k.mul(row, stride), self.shape.width + column), kind))
 
     def start_of_sums(self) -> Value:
-        """Emit a pointer to the statistics of this head's first query: greatest score, inverse sum of exponentials."""
+        """Return a pointer to the statistics of a head's first query: greatest score, inverse sum of exponentials."""
         k, args = self.k, self.args
         return k.element_pointer(
             k.pointer(args.sums), k.mul(k.add(k.mul(self.sentence, args.heads), self.head), args.num_queries, 2)
@@ -278,10 +298,13 @@ class HeadAddresses:
 
 
 class Head(HeadAddresses):
-    """An emitter for one attention head in one sentence with vector instructions, with a thread's scratch space."""
+    """An emitter of attention for one key/value head in one sentence, with vector instructions.
+
+    Intermediate arrays are in the thread's scratch space.
+    """
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Emit the addresses of rows and scratch arrays; `where` is indices of sentence, key/value head and thread."""
+        """Emit pointers to scratch arrays; `where` has the indices of sentence, key/value head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
@@ -293,7 +316,8 @@ class Head(HeadAddresses):
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
         """Emit loops over queries or keys [start, stop) in groups of four, then two, then one.
 
-        It yields each group's first index and its size. The members of a group share loaded operands.
+        For each of the three loops, yield a group's first index (an IR value) and its size; the caller emits the body.
+        The members of a group share loaded operands.
         """
         k, together = self.k, GROUP_SIZE
         while together:
@@ -304,9 +328,9 @@ class Head(HeadAddresses):
             start, together = end, together // 2
 
     def transpose(self, rows: Value, out: Value) -> None:
-        """Emit the transposition of the sentence's keys or values in blocks of `lanes` rows, as float32, to `out`.
+        """Emit the transposition of a sentence's keys or values in blocks of `lanes` rows, as float32, to `out`.
 
-        The last row pads the last block, and the padding is ignored.
+        The last block is padded with copies of the last row; what is computed from the padding is ignored.
         """
         k, lanes = self.k, self.k.lanes
         last = k.add(self.length, -1)
@@ -322,7 +346,7 @@ class Head(HeadAddresses):
                 k.store(vector, k.element_pointer(target, lane * lanes))
 
     def widen(self, rows: Value, out: Value) -> None:
-        """Emit the conversion of the sentence's keys or values to float32, stored in `out` without gaps, (L, K)."""
+        """Emit the conversion of a sentence's keys or values to float32, stored in `out` without gaps, (L, K)."""
         k = self.k
         with k.loop(0, self.length) as row:
             for column in self.columns:
@@ -331,16 +355,16 @@ class Head(HeadAddresses):
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
 
     def numbers_of(self, group: QueryGroup) -> list[Value]:
-        """Emit the index in its sentence of each query of a group."""
+        """Return a list (IR values) of the index of each query of a group in its sentence."""
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
-        """Return, for each query of a group, the number (an emitted value) of leading keys that it may attend to."""
+        """Return a list (IR values) of how many leading keys each query of a group may attend to."""
         k = self.k
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 
     def sums_of(self, group: QueryGroup) -> list[Value]:
-        """Emit pointers to the statistics of each query of a group: greatest score, inverse sum of exponentials."""
+        """Return a list of pointers to the two statistics of each query of a group: greatest score and inverse sum."""
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def scale_queries(self, group: QueryGroup) -> None:
@@ -351,8 +375,8 @@ class Head(HeadAddresses):
     def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
         """Emit a copy of a group's rows, multiplied by a factor, to the scratch array `target` as float32.
 
-        `rows` points to the head's row of the sentence's first query, and `stride` is the number of elements between
-        rows.
+        `rows` points to the head's columns in the row of the sentence's first query, and `stride` is the number of
+        elements between rows.
         """
         k = self.k
         target = self.group_rows(target, group)
@@ -364,11 +388,11 @@ class Head(HeadAddresses):
                 )
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
-        """Emit a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
+        """Return a pointer to a query group's first row in the scratch array `array`, whose rows have K elements."""
         return self.k.element_pointer(array, self.k.mul(group.scratch_first, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
-        """Emit the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
+        """Emit the dot products of `count` queries with a block of `lanes` keys; return a list of one vector per query.
 
         `transposed` points to the transposed keys, `start` is the block's first key, and `vectors` points to the
         queries. Even and odd columns have separate accumulators to hide the latency of additions.
@@ -387,21 +411,24 @@ class Head(HeadAddresses):
         return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
-        """Emit a pointer into a scratch array with L elements per query: to query `number`, from element `start` on."""
+        """Return a pointer into a scratch array with L elements per query: to element `start` of query `number`."""
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
-        """Emit a vector mask of the keys from `start` on that are below a query's number of keys, one key per lane."""
+        """Return a vector mask, one key per lane from `start` on: true for keys whose index is below `limit`.
+
+        `limit` is the number of keys that a query may attend to.
+        """
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
     def dropout_factors(self, group: QueryGroup, start: Value) -> list[Value]:
-        """Emit the factors (0 or a scale) by which dropout multiplies attention weights, for each query of a group.
+        """Return a list of one vector per query of a group: the factors by which dropout multiplies attention weights.
 
-        Each query has a vector, for the keys from `start` on. One hash provides a byte for each of four neighboring
-        queries.
+        A factor is 0 or 1 / (1 - rate), and the lanes are the keys from `start` on. One hash provides a byte for each
+        of four neighboring queries.
         """
         k, args = self.k, self.args
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
@@ -419,9 +446,9 @@ class Head(HeadAddresses):
         return factors
 
     def bias_at(self, address: Value, number: Value, start: Value) -> Value:
-        """Emit a pointer to the bias of a query's scores, or to the bias' gradient, from key `start` on.
+        """Return a pointer to the bias of a query's scores, or to the gradient of the bias, from key `start` on.
 
-        `address` is that of the bias or gradient, and `number` is the query's index in its sentence.
+        `address` is that of the bias or of its gradient, and `number` is the query's index in its sentence.
         """
         k, args = self.k, self.args
         width = self.round_up_to_lanes(args.num_keys, BIAS_KEYS)
@@ -429,7 +456,7 @@ class Head(HeadAddresses):
         return k.element_pointer(k.pointer(address), k.add(k.mul(row, width), start))
 
     def add_bias(self, scores: list[Value], group: QueryGroup, start: Value) -> list[Value]:
-        """Emit the addition of the bias to a vector of scores for each query of a group, from key `start` on.
+        """Emit the addition of the bias to scores from key `start` on; return a list of one vector per query.
 
         Without a bias the scores are returned unchanged.
         """
@@ -439,27 +466,30 @@ class Head(HeadAddresses):
         return [self.k.build.fadd(*pair) for pair in zip(scores, rows, strict=True)]
 
     def pairs(self) -> list[list[int]]:
-        """Return the column offsets of a head's vectors, two at a time, so that their accumulators fit in registers."""
+        """Return a head's column offsets, one per vector, as lists of two: more accumulators exceed the registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
     def zeros(self, count: int, columns: list[int]) -> list[list[Value]]:
-        """Emit zeroed accumulators on the stack: for each of `count` queries, a vector for each of these columns."""
+        """Emit zeroed accumulators on the stack; return their pointers, a list per query with one per column offset."""
         return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
 
     def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
-        """Emit loads of the float32 vectors that start at these columns of row `row` of an array with K columns."""
+        """Return a list of the float32 vectors that start at the given columns of a row of an array with K columns.
+
+        `row` is the row's index.
+        """
         k = self.k
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Emit total += factor × vector for each of several accumulators and its vector."""
+        """Emit total += factor × vector for each accumulator in `totals` and the vector of the same index."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
-        """Emit the store of accumulated vectors, times a factor, to these columns of a row of an output array.
+        """Emit the store of accumulated vectors, times a factor, to the columns `columns` of a row of an output array.
 
         `row` is the row's offset in elements; the vectors are converted to the output's element type.
         """
@@ -488,9 +518,10 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit the kernel `name`, which runs code of the class `work` for each head of each sentence.
+        """Emit the kernel `name`: a loop whose body `work`, a class that emits one head of one sentence, writes.
 
-        The heads of all sentences are divided among the threads.
+        The heads of all sentences are divided among the threads. With a bias, each thread has all sentences of some
+        heads.
         """
         k = self.k
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
@@ -509,7 +540,7 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit a thread's code before its first head and after its last head; none here, unlike for AMX."""
+        """Do nothing around the code of a thread's heads; the subclass for AMX sets up its registers here."""
         yield
 
 
@@ -534,9 +565,9 @@ class _Contexts(Head):
         self._contexts(group, limits, inverses)
 
     def _scores(self, group: QueryGroup, limits: list[Value]) -> list[Value]:
-        """Emit the masked scores of a group of queries, stored in scratch space; return each query's greatest score.
+        """Emit the masked scores of a group of queries to scratch space; return a list of each query's greatest.
 
-        `limits` is the number of keys that each query may attend to.
+        `limits` has the number of keys that each query may attend to.
         """
         k = self.k
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
@@ -550,10 +581,10 @@ class _Contexts(Head):
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
-        """Emit the replacement of scores by their exponentials, some of them dropped; return each query's inverse sum.
+        """Emit the replacement of scores by their exponentials; return a list of each query's inverse sum.
 
-        Each query's greatest score and inverse sum are stored for the backward pass. The sum includes what dropout
-        drops.
+        Each query's greatest score and inverse sum are stored for the backward pass. Exponentials that dropout drops
+        become 0, but count in the sum.
         """
         k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]
@@ -575,7 +606,7 @@ class _Contexts(Head):
     def _contexts(self, group: QueryGroup, limits: list[Value], inverses: list[Value]) -> None:
         """Emit the attention outputs of a group of queries: the means of the values, weighted by the exponentials.
 
-        The loop over keys ends at the last query's limit: the weights behind a query's own limit are zero.
+        The loop over keys ends at the last query's limit, as the weights after a query's own limit are zero.
         """
         k = self.k
         out, stride = self.start_of_context(), self.context_stride()
@@ -593,7 +624,10 @@ class _Gradients(Head):
     """An emitter of attention's backward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:
-        """Emit the backward pass of attention for one key/value head, `QUERIES_AT_ONCE` queries at a time."""
+        """Emit attention's backward pass for one key/value head of one sentence.
+
+        The code computes `QUERIES_AT_ONCE` queries at a time.
+        """
         k, args = self.k, self.args
         keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
@@ -609,7 +643,7 @@ class _Gradients(Head):
         self._store_gradient(self.scratch.value_gradient, args.value_gradient)
 
     def _add_queries(self, start: Value, stop: Value) -> None:
-        """Emit the gradients of queries [start, stop), and add what they contribute to those of keys and values."""
+        """Emit the gradients of queries [start, stop), and add their contributions to those of keys and values."""
         k = self.k
         for first, count in self.groups(start, stop):
             self._score_gradients(QueryGroup(first, count, k.build.sub(first, start)))
@@ -634,10 +668,10 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _score_gradients(self, group: QueryGroup) -> None:
-        """Emit a group's attention weights, recomputed, and the gradients with respect to the attention scores.
+        """Emit the attention weights of a group of queries, computed again, and the gradients of the attention scores.
 
-        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights). What
-        dropout multiplies weights by also multiplies the gradients of the weights.
+        A score's gradient is weight × (the weight's gradient - the weighted mean of all weights' gradients). Dropout
+        multiplies the weights and their gradients by the same factors.
         """
         k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
         self.scale_queries(group)
@@ -680,7 +714,7 @@ class _Gradients(Head):
                     k.store(k.build.fmul(weight, kept[n]), self.row(weight_row, n, start))
 
     def _by_queries(self, group: QueryGroup) -> None:
-        """Emit the gradient of a group of queries: the sum over keys of score gradient × key, times the scale."""
+        """Emit the gradient of each query of a group: the sum over keys of score gradient × key, times the scale."""
         k, limits = self.k, self.limits_of(group)
         out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
         score_gradients = self.row(self.scratch.score_gradients, group.scratch_first)
@@ -695,9 +729,9 @@ class _Gradients(Head):
                 self.store_scaled(out, row, columns, total, k.float32(self.shape.scale))
 
     def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
-        """Emit the addition of what queries [start, stop) contribute to the gradients of some keys and values.
+        """Emit the addition of the contributions of queries [start, stop) to the gradients of `count` keys and values.
 
-        The keys are the `count` from `first` on.
+        `first` is the index of the first of these keys.
         """
         k, scratch = self.k, self.scratch
         # If causal, queries before the first key see none of these keys.

@@ -39,54 +39,57 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """Pointers to the scratch arrays of one thread in the AMX attention kernels; `amx_scratch_sizes` has their sizes.
+    """Pointers (IR values) to one thread's scratch arrays in the AMX attention kernels, for one head.
 
-    Elements are bfloat16, unless stated otherwise.
+    `amx_scratch_sizes` returns the arrays' sizes. Elements are bfloat16, unless stated otherwise.
     """
 
     keys: Value
-    """A copy of the keys, (L, K), used where they cannot be read in place."""
+    """Pointer to a copy of the sentence's keys, (L, K), used where the keys cannot be read in place."""
     values: Value
-    """A copy of the values, (L, K), used where they cannot be read in place."""
+    """Pointer to a copy of the sentence's values, (L, K), used where the values cannot be read in place."""
     key_pairs: Value
-    """Keys whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
+    """Pointer to keys, rows 2n and 2n + 1 interleaved element by element, as a right operand of AMX products."""
     value_pairs: Value
-    """Values whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
+    """Pointer to values, rows 2n and 2n + 1 interleaved element by element, as a right operand of AMX products."""
     query_columns: Value
-    """16 queries transposed: for each two columns, the pair of elements of each query."""
+    """Pointer to 16 queries, transposed as a right operand of AMX products: for each two columns, a pair per query."""
     output_gradient_columns: Value
-    """The gradient of 16 attention outputs, transposed: for each two columns, the pair of elements of each output."""
+    """Pointer to the gradients of 16 attention outputs, transposed: for each two columns, a pair per output."""
     scores: Value
-    """The attention scores of each key for 16 queries, float32; in the backward pass overwritten by the weights."""
+    """Pointer to the attention scores of each key for 16 queries, float32.
+
+    In the backward pass, attention weights replace the scores.
+    """
     weight_gradients: Value
-    """The gradient with respect to the attention weights of each key for 16 queries, float32."""
+    """Pointer to the gradient of the attention weights of each key for 16 queries, float32."""
     weight_pairs: Value
-    """Attention weights of 16 queries, two keys interleaved; in the backward pass, the gradient of the scores."""
+    """Pointer to 16 queries' attention weights, two keys interleaved; in the backward pass, to score gradients."""
     transposed: Value
-    """`weight_pairs` (attention weights or score gradients) transposed to one row for each of 16 queries."""
+    """Pointer to a transposed copy of `weight_pairs` (attention weights or score gradients): one row per query."""
     context_sums: Value
-    """Weighted sums of values or keys for each of 16 queries, K float32 each."""
+    """Pointer to sums of values or keys, weighted for each of 16 queries, K float32 each."""
     inverses: Value
-    """The inverse of the sum of exponentials of each of 16 queries, float32."""
+    """Pointer to the inverse of the sum of exponentials of each of 16 queries, float32."""
     query_pairs: Value
-    """32 queries whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
+    """Pointer to 32 queries, rows 2n and 2n + 1 interleaved element by element, as a right operand of AMX products."""
     output_gradient_pairs: Value
-    """The gradient of 32 attention outputs, rows 2n and 2n + 1 interleaved, as an AMX right operand."""
+    """Pointer to the gradients of 32 attention outputs, rows 2n and 2n + 1 interleaved, as an AMX right operand."""
     weight_rows: Value
-    """The attention weights of 32 queries, a row of 32 for each key."""
+    """Pointer to the attention weights of 32 queries, a row of 32 for each key."""
     score_gradient_rows: Value
-    """The score gradients of 32 queries, a row of 32 for each key."""
+    """Pointer to the score gradients of 32 queries, a row of 32 for each key."""
     key_gradient: Value
-    """The gradient of the sentence's keys, (L, K) float32, summed over queries."""
+    """Pointer to the gradient of the sentence's keys, (L, K) float32, summed over queries."""
     value_gradient: Value
-    """The gradient of the sentence's values, (L, K) float32, summed over queries."""
+    """Pointer to the gradient of the sentence's values, (L, K) float32, summed over queries."""
 
 
 class AmxHead(HeadAddresses):
-    """An emitter for one attention head in one sentence with AMX, with a thread's scratch space."""
+    """An emitter of attention for one head in one sentence with AMX, in a thread's scratch space."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Emit the addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
+        """Emit pointers to scratch arrays; `where` has the indices of sentence, head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.width = shape.width
@@ -100,9 +103,10 @@ class AmxHead(HeadAddresses):
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
     def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
-        """Emit a pointer and a stride by which keys or values can be read in blocks of 16, even past the last one.
+        """Return a pointer and a stride (in elements) by which keys or values can be read in blocks of 16 rows.
 
-        The rows are copied to `scratch` if too little memory follows the last one. The stride is counted in elements.
+        AMX reads whole blocks, so code is emitted that copies the rows to `scratch` if too little memory follows the
+        last row.
         """
         k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
         rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
@@ -117,15 +121,16 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Emit code that zeros `words` elements of 32 bits at a pointer; `words` is a multiple of a vector's length."""
+        """Emit code that zeros `words` 32-bit elements of memory; `words` is a multiple of a vector's length."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Emit code that interleaves rows 2n and 2n + 1 of bfloat16 to a row of pairs, for `count` rows.
+        """Emit code that interleaves rows 2n and 2n + 1 of `count` bfloat16 rows, as a right operand of AMX products.
 
-        Rows of zeros are appended as far as tile registers read. `stride` is the number of elements between rows.
+        Rows of zeros are appended up to the number that tile registers read. `stride` is the number of elements between
+        rows.
         """
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
@@ -142,24 +147,25 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(out, k.mul(pair, self.width), I32), self.width)
 
     def pairs_of(self, count: Value) -> Value:
-        """Emit the number of row pairs that `count` rows form; the last pair may hold a single row."""
+        """Return (an IR value) how many pairs of rows `count` rows form; the last pair may hold a single row."""
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Emit how many of `pairs` row pairs are multiplied in whole tile registers, a multiple of 16.
+        """Return (an IR value) how many of `pairs` row pairs are multiplied in whole tile registers, a multiple of 16.
 
-        Up to 8 pairs that remain use half a register.
+        The last register counts as whole if more than 8 pairs remain for it; up to 8 remaining pairs use half a
+        register.
         """
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Emit how many row pairs the tile registers read for `pairs` row pairs, zero padding included."""
+        """Return (an IR value) how many row pairs the tile registers read for `pairs` row pairs, with zero padding."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
 
     def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
-        """Emit a load of `lanes` bfloat16 elements, half a register, from a row at a column."""
+        """Return a vector of `lanes` bfloat16 elements (half a register) of row `row`, from column `column` on."""
         k = self.k
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
@@ -172,15 +178,15 @@ class AmxHead(HeadAddresses):
         self.k.store(self.join(low, high), target)
 
     def join(self, low: Value, high: Value) -> Value:
-        """Emit the interleaving of two bfloat16 vectors to a vector of 32-bit pairs, `low` in the lower 16 bits."""
+        """Return a vector of 32-bit pairs, interleaved from two bfloat16 vectors, with `low` in the lower 16 bits."""
         k = self.k
         low, high = (k.build.zext(each, k.ints) for each in (low, high))
         return k.build.or_(low, k.build.shl(high, k.splat_int(16)))
 
     def transpose_queries(self, rows: Value, stride: Value, first: Value, out: Value) -> None:
-        """Emit the transposition of 16 queries from `first` on, for the right operand of an AMX multiplication.
+        """Emit the transposition of 16 queries from `first` on to `out`, as the right operand of AMX products.
 
-        The last query pads the block, and the padding is ignored.
+        If fewer than 16 queries remain, copies of the last query fill the block; what they yield is ignored.
         """
         k = self.k
         last = k.add(self.args.num_queries, -1)
@@ -191,9 +197,9 @@ class AmxHead(HeadAddresses):
                 k.store(vector, k.element_pointer(out, (column // 2 + n) * k.lanes, I32))
 
     def transpose_weights(self, limit: Value) -> Value:
-        """Emit the transposition of `limit` keys' weight pairs to a row for each of 16 queries.
+        """Emit the transposition of `limit` keys' attention weights to rows, one row for each of 16 queries.
 
-        It returns the number of pairs of keys.
+        Weights are in pairs of keys, as AMX multiplies them. Return the number of pairs (an IR value).
         """
         k, scratch, pairs = self.k, self.scratch, self.pairs_of(limit)
         row, whole_pairs = k.build.sdiv(self.filled, k.int64(2)), self._whole_pairs(pairs)
@@ -221,16 +227,16 @@ class AmxHead(HeadAddresses):
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
     def remaining_queries(self, first: Value, most: int) -> Value:
-        """Emit the number of queries from index `first` on, at most `most`."""
+        """Return (an IR value) the number of queries from index `first` on, at most `most`."""
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Emit the number of leading keys that any of the 16 queries from `first` on may attend to."""
+        """Return (an IR value) the number of leading keys that any of the 16 queries from `first` on may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
     def visible_to(self, key: Value, first: Value, limit: Value) -> Value:
-        """Emit a vector mask of the 16 queries from `first` on, one per lane, that may attend to a key.
+        """Return a vector mask, one lane for each of 16 queries from `first` on: true if the query may attend to `key`.
 
         No query may attend to a key from `limit` on.
         """
@@ -240,15 +246,16 @@ class AmxHead(HeadAddresses):
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Emit a vector mask that is true in the first `count` lanes, such as those of queries that exist."""
+        """Return a vector mask that is true in the first `count` lanes, such as those of queries that exist."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
 
     def multiply_rows(self, limit: Value, *products: tuple[tuple[Value, Value], Value, Value]) -> None:
-        """Emit matrix multiplications of `limit` key rows by 16 queries' columns, 16 rows at a time, to float32.
+        """Emit products of `limit` key (or value) rows with 16 transposed queries, 16 rows at a time, in float32.
 
-        Each product is ((rows, row stride in elements), transposed queries, result).
+        Each item of `products` is ((pointer to rows, row stride in elements), transposed queries, pointer to the
+        result).
         """
         k = self.k
         with k.loop(0, limit, ROWS) as key:
@@ -269,7 +276,7 @@ class AmxHead(HeadAddresses):
     def multiply_and_add(
         self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value
     ) -> None:
-        """Emit the product of 16 rows and a right operand, both of bfloat16 pairs, and add it to 16 rows of K float32.
+        """Emit the product of 16 rows and a right operand, both of bfloat16 pairs, added to 16 rows of K float32.
 
         Args:
             left: pointer to the 16 rows, `row_bytes` apart.
@@ -292,7 +299,7 @@ class AmxHead(HeadAddresses):
                         amx.load(k, number, k.element_pointer(out, column), k.int64(row))
 
             def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
-                """Emit the multiplication of one register of pairs by all blocks of columns."""
+                """Emit the product of one tile register, 16 rows of pairs, with all blocks of the right operand."""
                 amx.load(k, registers[0], k.element_pointer(left, pair, I32), row_bytes)
                 for number, column in enumerate(columns):
                     pointer = k.element_pointer(right, k.add(k.mul(pair, self.width), column), I32)
@@ -307,13 +314,14 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, column), row)
 
     def _multiply(self, *registers: int) -> None:
-        """Emit an AMX multiplication of bfloat16 pairs: tile registers of sums, of the left and the right operand."""
+        """Emit an AMX multiplication of bfloat16 pairs, for three tile registers: sums, left and right operand."""
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
     def store_rows(self, rows: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
-        """Emit the store of `count` float32 rows of K elements as bfloat16, each times its factor if there are factors.
+        """Emit the store of `count` float32 rows of K elements as bfloat16, each times its factor, if any.
 
-        `stride` is the number of elements between the rows of `out`.
+        `factors` points to one float32 per row, or is None. `stride` is the number of elements between the rows of
+        `out`.
         """
         k, kind = self.k, ir.VectorType(BFloat(), 2 * self.k.lanes)
         with k.loop(0, count) as row:
@@ -348,7 +356,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit the configuration of the tile registers before a thread's heads, and their release after the heads."""
+        """Emit the configuration of AMX's tile registers before a thread's heads, and their release after them."""
         amx.configure(self.k, halves=True)
         yield
         amx.release(self.k)
@@ -367,7 +375,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the forward pass for the 16 queries from `first` on: scores, their exponentials, weighted values."""
+        """Emit attention's forward pass for the 16 queries from `first` on: scores, exponentials, weighted values."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
@@ -388,7 +396,7 @@ class _Contexts(AmxHead):
         )
 
     def _greatest(self, first: Value, limit: Value) -> Value:
-        """Emit the greatest attention score, not yet scaled, of each of the 16 queries from `first` on."""
+        """Return a vector: the greatest attention score, not yet scaled, of each of 16 queries from `first` on."""
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
@@ -398,9 +406,9 @@ class _Contexts(AmxHead):
         return k.load_variable(greatest, k.splat(0.0))
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Emit the scores' exponentials, stored as bfloat16 pairs of two keys; return each query's float32 sum of them.
+        """Emit the scores' exponentials, stored as bfloat16 pairs of two keys; return a vector of each query's sum.
 
-        `greatest` is each query's greatest scaled score.
+        The sums are in float32. `greatest` is a vector of each query's greatest scaled score.
         """
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
@@ -435,7 +443,7 @@ class _Gradients(AmxHead):
     """An emitter of attention's backward pass for one head of one sentence, with AMX."""
 
     def write(self) -> None:
-        """Emit the backward pass of attention for one head of one sentence, 32 queries (16 pairs of rows) at a time."""
+        """Emit attention's backward pass for one head of one sentence, 32 queries (16 pairs of rows) at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.output_gradient = self.start_of_context(), self.context_stride()
@@ -458,9 +466,9 @@ class _Gradients(AmxHead):
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
     def _load_queries(self, start: Value) -> None:
-        """Emit the interleaving of 32 queries, and of their outputs' gradients, as operands for the keys' gradients.
+        """Emit the interleaving of 32 queries, and of their outputs' gradients, as right operands of AMX products.
 
-        The arrays of attention weights and score gradients are zeroed.
+        These are for the gradients of keys and values. The arrays of attention weights and score gradients are zeroed.
         """
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
@@ -474,7 +482,7 @@ class _Gradients(AmxHead):
                 k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
 
     def _score_gradients(self, first: Value, column: Value) -> None:
-        """Emit the attention weights of 16 queries, recomputed, and the gradients of their scores, into scratch space.
+        """Emit the attention weights of 16 queries, computed again, and their scores' gradients, into scratch space.
 
         `column` is the index of query `first` among the current 32. A score's gradient is scale × weight × (gradient of
         the weight - weighted mean of the gradients of the weights).
@@ -501,7 +509,10 @@ class _Gradients(AmxHead):
         self._store_score_gradients(limit, column, k.load_variable(mean, factor))
 
     def _load_sums(self, first: Value) -> tuple[Value, Value]:
-        """Emit loads of 16 queries' greatest scores and inverse sums of exponentials, which the forward pass stored."""
+        """Return two vectors for the 16 queries from `first` on: greatest scores, and inverse sums of exponentials.
+
+        The forward pass stored these numbers.
+        """
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)
         halves = []
@@ -554,7 +565,7 @@ class _Gradients(AmxHead):
         )
 
     def _by_keys(self, start: Value) -> None:
-        """Emit the addition of what 32 queries from `start` on contribute to the gradients of keys and values."""
+        """Emit the addition of the contributions of 32 queries from `start` on to the gradients of keys and values."""
         k, scratch, args = self.k, self.scratch, self.args
         last = self.round_up_to_lanes(args.num_keys, ROWS)
         seen = k.minimum(last, k.add(start, AMX_KEYS))  # by any of the queries, if causal

@@ -31,9 +31,9 @@ _MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
-    """Emit e^x of a float32 vector without positive elements, with a relative error of some 10^-7, more below -87.
+    """Return e^x of a float32 vector without positive elements, with a relative error of about 10^-7.
 
-    A NaN gives some number, or NaN with `keeps_nan`.
+    Below -87 the result is e^-87. A NaN gives an unspecified number, or NaN if `keeps_nan` is true.
     """
     original = x
     x = k.maximum(x, k.splat(_MIN_EXPONENT))
@@ -51,10 +51,11 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
-    x (N, D) becomes table[ids] · scale + added; `memory.file_rows` returns the table's file rows. Row n also gets entry
-    `entry` + n of the key/value cache, which is appended to the row's list of cache entries. All rows share one
-    position: `added` points to its encoding, and `lists` to its element of the first list. If ragged, row n is instead
-    at position counts[n] - 1 of its list and of the table `added`.
+    The function sets x (N, D) to table[ids] · scale + position encoding, for one decoding step; `memory.file_rows`
+    returns the table's file rows. Row n also gets entry `entry` + n of the key/value cache, which is appended to the
+    row's list of cache entries. If not `is_ragged`, all rows share one position: `added` points to its encoding, and
+    `lists` to its element of the first list. If ragged, row n is at position counts[n] - 1 of its list and of the table
+    `added`.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
@@ -70,7 +71,7 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
 def emit_sequence_embedding(k: KernelBuilder) -> None:
     """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`, for whole sequences.
 
-    x (N, D) becomes table[ids] · scale + added, where row n is at position n - firsts[n] of its sequence.
+    The function sets x (N, D) to table[ids] · scale + added[position], where row n has position n - firsts[n].
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
     with k.function("embed_run", *kinds) as (ids, rows, width, table, file, scale, added, x, firsts, *share):
@@ -81,9 +82,10 @@ def emit_sequence_embedding(k: KernelBuilder) -> None:
 
 
 def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
-    """Emit one token's embedding times the scale, plus its position encoding, into row `row` of x.
+    """Emit one token's embedding times the scale, plus its position encoding, into a row of x.
 
-    `args` are the arguments of `embed` from `ids` to `x`, with the row; `added` points to the encoding.
+    `args` are (ids, row, D, table, file rows, scale, x) as in `emit_embedding`; `added` points to the position's
+    encoding.
     """
     ids, row, width, table, file, scale, x = args
     target = k.element_pointer(x, k.mul(row, width))
@@ -94,10 +96,10 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 
 
 def emit_norms(k: KernelBuilder) -> None:
-    """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), for rows x.
+    """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), which normalize each row of x.
 
     Their arguments are (x, N, D, weight, bias, epsilon, out, thread, threads); x and out are (N, D), and may be the
-    same memory. RMSNorm adds a bias too.
+    same memory. Both functions add the bias.
     """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
@@ -116,10 +118,10 @@ def emit_norms(k: KernelBuilder) -> None:
 
 
 def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:
-    """Emit the mean of a row's elements, or of their squared distances from a center if one is passed."""
+    """Return (an IR value) the mean of a row's elements, or of their squared distances from `center` if passed."""
 
     def term(column: Value) -> list[Value]:
-        """Emit the elements of a vector of columns, or their squared distances from the center."""
+        """Return a list with one vector: the elements from a column on, or their squared distances from the center."""
         value = k.load_floats(row, column)
         if center is None:
             return [value]
@@ -130,9 +132,10 @@ def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> V
 
 
 def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
-    """Emit the means over a row of `width` elements of `count` terms, each emitted by `terms(column)` as a vector.
+    """Emit the means of `count` quantities over a row of `width` elements; return them as a list of float32 values.
 
-    Several accumulators run in parallel, as each addition depends on the one before.
+    `terms(column)` returns a list with one vector for each quantity. Several accumulators run in parallel, as each
+    addition depends on the one before.
     """
     totals = [k.accumulators() for _ in range(count)]
     for column, number in k.each_vector(width):
@@ -174,15 +177,15 @@ class HeadShape(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Pointers to the query, the scores, the keys, the values and the output of one head of one row (token)."""
+    """Pointers (IR values) for attention of one head of one row (token): query, keys, values, output and scores."""
 
     query: Value
     keys: Value
-    """Pointer to this head's key in entry 0 of the key/value cache."""
+    """Pointer to an attention head's key in entry 0 of the key/value cache."""
     values: Value
-    """Pointer to this head's value in entry 0 of the key/value cache."""
+    """Pointer to an attention head's value in entry 0 of the key/value cache."""
     stride: Value
-    """The number of elements from one cache entry to the next."""
+    """The number of elements from one entry of the key/value cache to the next."""
     out: Value
     scores: Value
     relative_bias: Value
@@ -265,7 +268,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
-    """Return the suffix of an attention function's name for its kind, a position bias and the cache's element type."""
+    """Return the suffix of an attention function's name: its kind, `_near` for a position bias, `_half` for float16."""
     return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
 
 
@@ -277,13 +280,16 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Emit the index of the key/value cache entry for position `number` of this row's hypothesis."""
+            """Return (an IR value) the index of the key/value cache entry for position `number` of a row's text."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Emit loads of a position's cached key or value as vectors; `first` points to the one in cache entry 0."""
+            """Return a list of vectors: the cached key or value of position `number`.
+
+            `first` points to the key or value in entry 0 of the cache.
+            """
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -296,9 +302,9 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 def _write_scores(
     k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
-    """Emit the scores of `count` keys (scaled dot products with the query, plus the bias if `is_biased`).
+    """Emit the scores of `count` keys (scaled dot products with the query, plus a bias if `is_biased`) to memory.
 
-    The greatest is returned. `load` emits the loads of one key. The sums of lanes / 4 keys are reduced together.
+    Return the greatest score. `load` emits the loads of one key. The sums of lanes / 4 keys are reduced together.
     """
     query = [k.load_floats(row_args.query, column) for column in range(0, heads.width, k.lanes)]
     k.store(k.splat(_NEVER), k.element_pointer(row_args.scores, count))
@@ -306,16 +312,16 @@ def _write_scores(
     grouped_end = k.mul(k.build.sdiv(count, k.int64(group)), group)
 
     def products(number: Value) -> Value:
-        """Emit the dot product of the query and key `number`, still as one partial sum per lane."""
+        """Return the dot product of the query and key `number`, still as a vector of one partial sum per lane."""
         total = k.splat(0.0)
         for query_part, key in zip(query, load(row_args.keys, number), strict=True):
             total = k.madd(query_part, key, total)
         return total
 
     def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
-        """Emit the scaling of scores, the position bias, their store, and the update of the running maximum.
+        """Emit the scaling of scores, the position bias, their store, and the update of the greatest score so far.
 
-        The scores are those of the keys from `number` on.
+        `score` is one score or a vector of scores, of the keys from `number` on.
         """
         score = k.build.fmul(score, scale)
         if is_biased:
@@ -337,7 +343,7 @@ def _write_scores(
 
 
 def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest: Value) -> Value:
-    """Emit the replacement of `count` scores by exp(score - maximum); return the sum of these exponentials."""
+    """Emit the replacement of `count` scores by exp(score - greatest); return the sum of these exponentials."""
     total, greatest_vector = k.variable(k.splat(0.0)), k.splat(greatest)
     with k.loop(0, count, k.lanes) as number:
         weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
@@ -363,7 +369,7 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Emit the transpose of a square of vectors, passed as rows and returned as columns.
+    """Return the columns of a square of vectors, passed as rows, after emitting the shuffles that transpose it.
 
     Each round interleaves rows that are half the square apart.
     """
@@ -384,7 +390,7 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
 _ERFC_P = 0.3275911
 _ERFC = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
-"""For each gated activation, the activation function of its gate."""
+"""A dict from each gated activation's name to the name of the activation function of its gate."""
 
 
 def emit_activation(k: KernelBuilder, name: str) -> str:
@@ -415,7 +421,7 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
 
 
 def emit_scaling(k: KernelBuilder) -> None:
-    """Emit `scale(x, N, D, factor, thread, threads)`, which multiplies rows x (N, D) by a float32 factor in place."""
+    """Emit `scale(x, N, D, factor, thread, threads)`, which multiplies x (N, D) by a float32 factor in place."""
     with k.function("scale", POINTER, I64, I64, F32, I64, I64) as (x, rows, width, factor, *share):
         first, last = (k.mul(row, width) for row in k.thread_range(rows, *share))
         with k.loop(first, last, k.lanes) as index:
@@ -423,36 +429,42 @@ def emit_scaling(k: KernelBuilder) -> None:
 
 
 def _relu(k: KernelBuilder, x: Value) -> Value:
-    """Emit the ReLU function, max(x, 0)."""
+    """Return max(x, 0) of a float32 vector (ReLU)."""
     return k.maximum(x, k.splat(0.0))
 
 
 def _silu(k: KernelBuilder, x: Value) -> Value:
-    """Emit the SiLU function, x · sigmoid(x)."""
+    """Return x · sigmoid(x) of a float32 vector (SiLU)."""
     return _times_sigmoid(k, x, x)
 
 
 def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
-    """Emit x / 2 · (1 + tanh y) = x · sigmoid(2 y) with y = √(2 / π) (x + 0.044715 x³)."""
+    """Return the GELU of a float32 vector by tanh: x / 2 · (1 + tanh y), with y = √(2 / π) (x + 0.044715 x³).
+
+    This equals x · sigmoid(2 y), which is what is computed.
+    """
     return _times_sigmoid(k, x, _twice_tanh_argument(k, x)[0])
 
 
 def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit 2 y, where y = √(2 / π) (x + 0.044715 x³) is tanh's argument in the GELU, and its derivative at x."""
+    """Return two vectors: 2 y, where y = √(2 / π) (x + 0.044715 x³) is tanh's argument in the GELU, and its derivative.
+
+    The derivative is that of 2 y by x.
+    """
     factor, square = 2.0 * math.sqrt(2.0 / math.pi), k.build.fmul(x, x)
     cubic, slope = (k.madd(square, k.splat(each * 0.044715 * factor), k.splat(factor)) for each in (1.0, 3.0))
     return k.build.fmul(x, cubic), slope
 
 
 def _gelu(k: KernelBuilder, x: Value) -> Value:
-    """Emit the GELU function x Φ(x), where Φ is the normal distribution function."""
+    """Return the GELU x Φ(x) of a float32 vector, where Φ is the standard normal distribution function."""
     return k.build.fmul(x, _normal_distribution(k, x)[0])
 
 
 def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit the normal distribution function Φ(x) and e^(-x² / 2).
+    """Return two vectors, the standard normal distribution function Φ(x) and e^(-x² / 2).
 
-    Φ is computed by erfc on the side where it is small.
+    Φ is computed from erfc on the side where it is small, for accuracy.
     """
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
@@ -466,12 +478,12 @@ def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
 
 
 def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
-    """Emit x · sigmoid(z), which SiLU and the approximate GELU consist of."""
+    """Return x · sigmoid(z) of float32 vectors, of which SiLU and the approximate GELU consist."""
     return k.build.fmul(x, _sigmoid(k, z))
 
 
 def _sigmoid(k: KernelBuilder, z: Value) -> Value:
-    """Emit 1 / (1 + e^-z), using only exponentials of non-positive numbers, which cannot overflow."""
+    """Return 1 / (1 + e^-z) of a float32 vector, using only exponentials of non-positive numbers (no overflow)."""
     power = exponential(k, k.build.fneg(_absolute(k, z)))
     inverse = k.build.fdiv(k.splat(1.0), k.build.fadd(power, k.splat(1.0)))
     is_positive = k.build.fcmp_ordered(">", z, k.splat(0.0))
@@ -479,7 +491,7 @@ def _sigmoid(k: KernelBuilder, z: Value) -> Value:
 
 
 def _absolute(k: KernelBuilder, x: Value) -> Value:
-    """Emit the absolute value |x|."""
+    """Return the absolute values |x| of a float32 vector."""
     return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
 
 
@@ -489,11 +501,14 @@ ACTIVATION_EMITTERS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
     "gelu-tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""For each activation function, the Python function that emits it for a float32 vector."""
+"""A dict from an activation function's name to the Python function that emits it for a float32 vector."""
 
 
 def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:
-    """Emit the derivative of an activation function, named as in `ACTIVATION_EMITTERS`, at each element of a vector."""
+    """Return the derivative of an activation function at each element of a float32 vector.
+
+    `name` is a key of `ACTIVATION_EMITTERS`.
+    """
     one = k.splat(1.0)
     if name == "relu":
         return k.build.select(k.build.fcmp_ordered(">", x, k.splat(0.0)), one, k.splat(0.0))
@@ -510,7 +525,7 @@ def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:
 
 
 class PositionTables(NamedTuple):
-    """Position encoding tables for positions 0 to T - 1; those that a model does not use are empty."""
+    """Position encoding tables for positions 0 to T - 1; a table that the model does not use is empty."""
 
     added_encodings: Tensor
     """Position encodings that are added to embeddings, a row for each position, (T, D)."""
@@ -525,7 +540,10 @@ class PositionTables(NamedTuple):
     """The number of positions T that the tables cover."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' memory addresses, valid while they live, named as fields of `writer.StepArguments`."""
+        """Return a dict from names of fields of `writer.StepArguments` to the tables' addresses and the bias stride.
+
+        The address of the relative bias is that of distance 0. Addresses are valid while the tables live.
+        """
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
@@ -536,7 +554,7 @@ class PositionTables(NamedTuple):
 
 
 class GrowingTables:
-    """Position encoding tables of an encoder or decoder, which are computed anew when a longer sequence comes."""
+    """Position encoding tables of an encoder or decoder, which are computed anew for a longer sequence."""
 
     def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
         """Create empty position tables, which grow on demand.
@@ -553,7 +571,7 @@ class GrowingTables:
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
     def until(self, position: int) -> PositionTables:
-        """Return position tables that include `position`; longer ones are made if the present ones do not.
+        """Return a `PositionTables` that includes `position`; longer tables are made if the present ones are too short.
 
         The caller must keep them alive while kernels read them.
         """
@@ -563,9 +581,9 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Compute the tables of `count` positions: added encodings, rotary angles, and relative position biases.
+        """Return tables for `count` positions: added encodings, rotary angles, and relative position biases.
 
-        Tables that the model does not use are empty.
+        A table that the model does not use is empty.
         """
         rotary, bias = self._positions.rotary, self._positions.bias
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
@@ -579,7 +597,7 @@ class GrowingTables:
 
 
 def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
-    """Emit functions `rotate_<kind>(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
+    """Emit functions `rotate_KIND(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
 
     Row n of x has `heads` heads, and rows are `stride` elements apart. The position of row n is n - numbers[n] for
     `rotate_run`, numbers[n] - 1 for `rotate_each`, and for `rotate_all` the first position of the table. A pair of
@@ -612,7 +630,7 @@ def emit_rotary_head(
     kind: Any = F32,
     direction: Value | None = None,
 ) -> None:
-    """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
+    """Emit the rotary embedding of one head, K = `width` elements, from one pointer to another.
 
     Args:
         k: the IR builder.
@@ -620,7 +638,7 @@ def emit_rotary_head(
         pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
-        kind: the element type.
+        kind: the LLVM type of the elements.
         direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers

@@ -1,6 +1,6 @@
 """Provide functions of one row of logits: block-wise top-k, log-sum-exp, and exact logits of the likeliest tokens.
 
-All of them emit code. Legend: N rows, V vocabulary size, D model width.
+All functions emit code. Legend: N rows, V vocabulary size, D model width.
 """
 
 from typing import Any, NamedTuple
@@ -17,10 +17,13 @@ _LIKELY = 2.0  # logits so close to the greatest are recomputed; rounding change
 
 
 class LogitsRow:
-    """An emitter for one row of logits during a top-k search: the row is divided into blocks whose maxima are kept."""
+    """An emitter for one row of logits during a top-k search.
+
+    The row is divided into blocks whose maxima are kept, so that a search need not read the whole row again.
+    """
 
     def __init__(self, k: KernelBuilder, pointer: Value, width: Value, maxima: Value) -> None:
-        """Describe the row of `width` logits at `pointer`.
+        """Describe a row of `width` logits to which `pointer` points.
 
         `maxima` points to scratch space for one float32 per block and for two vectors.
         """
@@ -32,7 +35,7 @@ class LogitsRow:
         self.blocks = k.build.sdiv(width, k.int64(self.block))
 
     def find_maxima(self) -> None:
-        """Emit the maxima of all blocks of the row into the scratch space.
+        """Emit the maximum of each block of the row, written to the scratch space `maxima`.
 
         Logits after the last whole block count as one more block.
         """
@@ -44,12 +47,12 @@ class LogitsRow:
         k.store(k.splat(_MINUS_INFINITY), padding)
 
     def _block_maximum(self, number: Value) -> Value:
-        """Emit the maximum of the logits in block `number` of the row."""
+        """Return (an IR value) the maximum of the logits in block `number` of the row."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.pointer, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
-        """Emit the maximum of the logits behind the last whole block of the row."""
+        """Return (an IR value) the maximum of the logits after the last whole block; -inf if there are none."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
             value, best = k.load(k.element_pointer(self.pointer, index)), k.load_variable(greatest, k.float32(0.0))
@@ -57,13 +60,13 @@ class LogitsRow:
         return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
-        """Emit the greatest logit of the row, and the index of the first block that contains it."""
+        """Return (IR values) the greatest logit of the row, and the index of the first block that contains it."""
         return emit_argmax(self.k, self.maxima, self.k.add(self.blocks, 1))
 
     def store_top_k(self, count: Value, values: Value, indices: Value) -> None:
-        """Emit the storing of the `count` greatest logits and of their indices (int64), best first.
+        """Emit the storing of the `count` greatest logits in `values`, and of their indices in `indices`, best first.
 
-        The row is unchanged afterwards.
+        Indices are int64. The row is unchanged afterwards.
         """
         k = self.k
         with k.loop(0, count) as number:
@@ -77,13 +80,16 @@ class LogitsRow:
             k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.pointer, index))
 
     def replace(self, index: Value, value: Value) -> None:
-        """Emit the replacement of one logit, and the update of its block's maximum."""
+        """Emit the replacement of the logit with index `index`, and the update of its block's maximum."""
         k = self.k
         k.store(value, k.element_pointer(self.pointer, index))
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def take_greatest(self) -> tuple[Value, Value]:
-        """Emit the row's greatest logit and its index, and the replacement of this logit by -inf."""
+        """Return (IR values) the row's greatest logit and its index; emit the replacement of this logit by -inf.
+
+        So the next call finds the second greatest.
+        """
         k = self.k
         value, number = self.greatest()
         index = self._find_in_row(value, k.mul(number, self.block))
@@ -92,7 +98,10 @@ class LogitsRow:
         return value, index
 
     def _renew_maximum(self, number: Value) -> None:
-        """Emit the maximum of block `number` again, after a change; logits after the last whole block count as one."""
+        """Emit the maximum of block `number` again, after a change of a logit.
+
+        Logits after the last whole block are one more block.
+        """
         k = self.k
         inside = k.build.icmp_signed("<", number, self.blocks)
         new_maximum = k.variable(k.float32(0.0))
@@ -104,9 +113,9 @@ class LogitsRow:
         k.store(k.load_variable(new_maximum, k.float32(0.0)), k.element_pointer(self.maxima, number))
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
-        """Emit the index of the first element from `start` on that equals a value; the last index if none does (NaN).
+        """Return (an IR value) the index of the first logit from `start` on that equals a value.
 
-        Single elements are compared, so nothing behind the row is read.
+        The last index is returned if none does (NaN). Single elements are compared, so nothing after the row is read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
@@ -119,13 +128,16 @@ class LogitsRow:
         return k.add(k.load_variable(index, start), -1)
 
     def log_sum_exp(self) -> Value:
-        """Emit the log-sum-exp of the row of logits, whose blocks' maxima are known."""
+        """Return (an IR value) the log-sum-exp of the row of logits; `find_maxima` must have run."""
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self.sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
 
     def sum_of_exponentials(self, greatest: Value, factor: Value | None = None) -> Value:
-        """Emit the sum of exp((logit - greatest logit) × factor) over the row; the factor is 1 if None."""
+        """Return (an IR value) the sum of exp((logit - greatest) × factor) over the row.
+
+        `greatest` is the greatest logit, and the factor is 1 if None.
+        """
         k, greatest_vector = self.k, self.k.splat(greatest)
         factors = None if factor is None else k.splat(factor)
 
@@ -154,9 +166,9 @@ def block_size(k: KernelBuilder) -> int:
 
 
 def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Value]:
-    """Emit the maximum of a float32 array of `count` elements and the first index at which it occurs; return both.
+    """Return (IR values) the maximum of a float32 array of `count` elements, and the first index at which it occurs.
 
-    One vector behind the array is read too; its elements must be lower.
+    Whole vectors are read, so up to a vector after the array must be readable and hold lower elements.
     """
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
@@ -167,7 +179,10 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
 
 
 def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
-    """Emit the index of the first of `end` elements that equals a value; the last index if none does (NaN)."""
+    """Return (an IR value) the first index in an array, below `end`, whose element equals a value.
+
+    The last index is returned if none does (NaN).
+    """
     bits_kind = ir.IntType(k.lanes)
     bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))
     with k.do_while() as done:
@@ -185,11 +200,11 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
 
 
 def emit_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, …)`: compute the likeliest logits again in float32.
+    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, thread, threads)`: likely logits again in float32.
 
-    In each row of logits (N, P), those that are less than 2 below the greatest become x (N, D) · weightsᵀ + bias. P is
-    the number of columns, a multiple of `vectors` vectors. `memory.file_rows` returns the file rows of the weights. The
-    last arguments are the thread and the number of threads.
+    In each row of logits (N, P), those that are less than 2 below the greatest become x (N, D) · weightsᵀ + bias, so
+    that rounding does not change their order. P is the number of columns, a multiple of `vectors` vectors.
+    `memory.file_rows` returns the file rows of the weights.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, file, bias, logits, stride, *share):
@@ -232,7 +247,7 @@ def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, s
 
 
 class _Output(NamedTuple):
-    """The sizes, weights and bias of a vocabulary projection, some of whose logits are computed again."""
+    """A vocabulary projection, some of whose logits are computed again: sizes, weights and bias, as IR values."""
 
     kind: Any
     """The LLVM element type of weights and states."""
@@ -243,19 +258,25 @@ class _Output(NamedTuple):
     bias: Value
     stride: Value
     file: Value = None
-    """What `memory.file_rows` returned for the weights; None: the weights are read by their address."""
+    """Pointer to the elements of the tensor that `memory.file_rows` returned for the weights.
+
+    None: the weights are read by their address.
+    """
     scratch: Value = None
-    """Scratch space for a row of the weights that is read from a file."""
+    """Pointer to scratch space for a row of the weights that is read from a file; None if there is no file."""
 
     def row(self, k: KernelBuilder, number: Value) -> Value:
-        """Emit a pointer to the row of the weights that belongs to token `number`."""
+        """Return a pointer to the row of the weights that belongs to token `number`."""
         if self.file is None:
             return k.element_pointer(self.weights, k.mul(number, self.width), self.kind)
         return row_pointer(k, self.weights, self.file, number, self.width, self.scratch)
 
 
 def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> None:
-    """Emit the computation of the likeliest logits of the row `line` again, from its state x, in float32."""
+    """Emit the computation of the likeliest logits of one row again, in float32, from the row's state x.
+
+    Likely are logits less than 2 below the greatest. `line` points to the row.
+    """
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
@@ -275,7 +296,10 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
 
 
 def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Value:
-    """Emit the dot product, in float32, of two rows of float32 or bfloat16 elements."""
+    """Return (an IR value) the dot product, in float32, of two rows of float32 or bfloat16 elements.
+
+    `first` and `second` point to the rows, whose width and element type are those of `output`.
+    """
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
         sum_so_far, kind = k.load_variable(total, k.splat(0.0)), output.kind
@@ -286,7 +310,10 @@ def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Valu
 
 
 def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: int) -> Value:
-    """Emit the elementwise maximum of `count` consecutive vectors from element `start` on; count is a power of two."""
+    """Return the elementwise maximum of `count` consecutive vectors of an array, from element `start` on.
+
+    `count` is a power of two.
+    """
     vectors = [k.load_floats(array, k.add(start, number * k.lanes)) for number in range(count)]
     while len(vectors) > 1:
         vectors = [k.maximum(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]

@@ -29,7 +29,7 @@ _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SelectArguments(NamedTuple):
-    """Arguments of the kernel `select`, which selects each sentence's best continuations: mostly addresses."""
+    """Arguments of the kernel `select`, which selects each sentence's best continuations in a step of beam search."""
 
     logits: Any
     """Address of the logits, float32 (N, V), a row for each hypothesis."""
@@ -52,24 +52,24 @@ class SelectArguments(NamedTuple):
     live_parents: Any
     """Address of the output: parents of the best continuations that do not end, int64 (B, beam size).
 
-    A parent is the index of the hypothesis that is continued, among its sentence's.
+    A parent is the index of the hypothesis that is continued, among the hypotheses of its sentence.
     """
     live_tokens: Any
-    """Address of the output: tokens of the live continuations, int64 (B, beam size)."""
+    """Address of the output: last tokens of the best continuations that do not end, int64 (B, beam size)."""
     live_scores: Any
-    """Address of the output: log-probabilities of the live continuations' last tokens, float32 (B, beam size)."""
+    """Address of the output: log-probabilities of the tokens in `live_tokens`, float32 (B, beam size)."""
     live_totals: Any
-    """Address of the output: total log-probabilities of the live continuations, float32 (B, beam size)."""
+    """Address of the output: total log-probabilities of the continuations in `live_tokens`, float32 (B, beam size)."""
     ended_parents: Any
     """Address of the output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_tokens: Any
-    """Address of the output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
+    """Address of the output: tokens of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_scores: Any
     """Address of the output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
-    """Address of the output: totals of those that end among the beam size best, -inf of others, float32.
+    """Address of the output, float32 (B, 2 × beam size): totals of the continuations in `ended_tokens`.
 
-    The shape is (B, 2 × beam size), as of the other arrays `ended_…`.
+    A continuation that does not end, or is not among the beam size best, has the total -inf.
     """
     scratch: Any
     """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
@@ -80,12 +80,12 @@ class SelectArguments(NamedTuple):
 
     @property
     def live(self) -> tuple[Any, ...]:
-        """The addresses of the outputs for continuations that do not end."""
+        """The addresses of `live_parents`, `live_tokens`, `live_scores` and `live_totals`, a tuple."""
         return self.live_parents, self.live_tokens, self.live_scores, self.live_totals
 
     @property
     def ended(self) -> tuple[Any, ...]:
-        """The addresses of the outputs for the best continuations of any kind."""
+        """The addresses of `ended_parents`, `ended_tokens`, `ended_scores` and `ended_totals`, a tuple."""
         return self.ended_parents, self.ended_tokens, self.ended_scores, self.ended_totals
 
 
@@ -93,92 +93,98 @@ class RuleArguments(NamedTuple):
     """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
 
     never: Any
-    """Address of token ids, int64, that no hypothesis contains and that have no probability."""
+    """Address of token ids, int64, that no hypothesis may contain, and whose probability is set to 0."""
     never_count: Any
     """The number of token ids in `never`."""
     forbidden: Any
-    """Address of token ids, int64, that no hypothesis contains; the log-sum-exp counts them unless renormalized."""
+    """Address of token ids, int64, that no hypothesis may contain; the log-sum-exp has them if `renormalizes` is 0."""
     forbidden_count: Any
     """The number of token ids in `forbidden`."""
     renormalizes: Any
     """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
     more_ends: Any
-    """Address of token ids, int64, that end a hypothesis too: the end symbol gets their greatest logit or its own."""
+    """Address of token ids, int64, that end a hypothesis as the end symbol does, and are replaced by the end symbol."""
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
     sums_ends: Any
-    """1: the end symbol gets the sum of the end tokens' probabilities, for sampling; 0: their greatest logit."""
+    """1: the end symbol gets the sum of all end tokens' probabilities, for sampling; 0: their greatest logit."""
     min_length: Any
-    """The number of tokens before which the end symbol is forbidden; 0: no restriction."""
+    """The number of tokens before which a hypothesis may not end; 0: no restriction."""
     ngram: Any
     """The length of the n-grams that may not occur twice; 0: no restriction."""
     penalizes: Any
-    """1: tokens that occurred are penalized, with scratch space for `before_stride` and `capacity` more float32."""
+    """1: tokens that occurred are penalized; the scratch space then has `before_stride` + `capacity` more float32."""
     repetition: Any
-    """The bits of a float32 that multiplies negative scores of tokens that occurred, and divides others."""
+    """The bits of a float32 by which scores of tokens that occurred are multiplied if negative, else divided."""
     frequency: Any
-    """The bits of a float32 that is subtracted for each occurrence of a token in the output."""
+    """The bits of a float32 that is subtracted from a token's score for each occurrence of the token in the output."""
     presence: Any
-    """The bits of a float32 that is subtracted once for each token in the output."""
+    """The bits of a float32 that is subtracted once from the score of each token that is in the output."""
     penalizes_log_probabilities: Any
     """1: penalties change log-probabilities, as in beam search; 0: they change logits."""
     before: Any
-    """Address of tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
+    """Address of the tokens before each sentence's output, such as its prompt, int64 (N, `before_stride`).
+
+    The first index is that of the sentence in the input batch.
+    """
     before_stride: Any
     """The greatest number of tokens before a sentence's output, which is the width of `before`."""
     before_counts: Any
-    """Address of the number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
+    """Address of the number of tokens in each row of `before`, int64 (N,)."""
     forced: Any
-    """Address of the first tokens of hypotheses, by index in the input batch, int64 (N, F); -1: no token."""
+    """Address of tokens with which hypotheses must begin, int64 (N, F), by index in the input batch; -1: no token."""
     forced_count: Any
     """The number F of first positions for which `forced` has tokens."""
     certain_count: Any
     """The number of first positions at which a forced token has probability 1 instead of the model's."""
     starts: Any
-    """Address of each sentence's number of first tokens that are context, by index in the input batch, int64 (N,)."""
+    """Address of how many first tokens of each hypothesis are context, int64 (N,), by index in the input batch."""
     forced_last: Any
-    """The token at the greatest length of a sentence, with probability 1; -1: none."""
+    """The token that a hypothesis gets, with probability 1, at its greatest length; -1: none."""
     indices: Any
     """Address of each sentence's index in the input batch, int64 (B,)."""
     longest: Any
     """Address of each sentence's greatest number of tokens, int64 (B,)."""
     tokens: Any
-    """Address of the hypotheses' tokens, int32 (B × W, capacity)."""
+    """Address of the hypotheses' tokens so far, int32 (B × W, capacity)."""
     capacity: Any
-    """The number of elements from one hypothesis' tokens to the next one's."""
+    """The number of elements from one hypothesis' tokens to those of the next hypothesis."""
     length: Any
     """The number of search steps so far."""
     joined: Any
-    """Address of the number of steps before each sentence joined the batch, int64 (B,); it has fewer tokens by it."""
+    """Address of how many steps the batch had taken before each sentence joined it, int64 (B,).
+
+    A hypothesis has `length` minus this number of tokens.
+    """
 
 
 class NativeReductions:
     """Top-k, log-sum-exp and beam selection over a vocabulary with compiled CPU kernels.
 
-    It implements `selection.Reductions`.
+    The class implements `selection.Reductions`.
     """
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels support these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
+        """Return whether the kernels support a tensor of logits: (B, W, V), float32 on a CPU, rows evenly spaced."""
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the `count` greatest logits of each row and their indices, best first: two tensors (B, W, k)."""
+        """Return two tensors (B, W, k): the `count` = k greatest logits of each row, best first, and their indices."""
         return self._reduce(logits, count, normalize=False)[:2]
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """Return the log-sum-exp of each row: (B, W, V) to (B, W, 1)."""
+        """Return the log-sum-exp of each row of logits, (B, W, V) to (B, W, 1)."""
         return self._reduce(logits, 0, normalize=True)[2]
 
     def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the `count` greatest logits, their indices, both (B, W, k), and the log-sum-exp (B, W, 1)."""
+        """Return the `count` = k greatest logits and their indices, both (B, W, k), and the log-sum-exp (B, W, 1)."""
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel `reduce`: return the `count` greatest logits of each row, their indices, and the log-sum-exp.
+        """Return the `count` = k greatest logits and their indices, both (B, W, k), and the log-sum-exp (B, W, 1).
 
-        The shapes are (B, W, k) twice and (B, W, 1). Without `normalize` the log-sum-exp is uninitialized.
+        If `normalize` is False, the tensor for the log-sum-exp is uninitialized.
         """
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
@@ -200,10 +206,10 @@ class NativeReductions:
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[_Quadruple, _Quadruple]:
-        """Return the best continuations that do not end, (B, beam_size), and the 2 × beam_size best of all, (B, n).
+        """Return two tuples of four tensors: the best continuations that do not end, and the best of any kind.
 
-        Each is a tuple of parents, tokens, the tokens' log-probabilities, and totals. In the second, only candidates
-        that end and are among the `beam_size` best have a total; the others' is -inf.
+        A tuple has parents, tokens, the tokens' log-probabilities, and totals: (B, beam_size) in the first tuple, and
+        (B, 2 × beam_size) in the second. In that one, only candidates that end among the `beam_size` best have a total.
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.
@@ -237,7 +243,7 @@ class NativeReductions:
 
 
 def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
-    """Return the number of float32 numbers of scratch space that `select` needs per thread.
+    """Return the number of float32 numbers of scratch space that the kernel `select` needs per thread.
 
     `width` is the vocabulary size V, and `beams` the number of hypotheses per sentence.
     """
@@ -246,7 +252,7 @@ def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Return the address of the logits (B, W, V), the number of rows B × W, V, and the row stride in elements."""
+    """Return four numbers for kernels: the address of logits (B, W, V), B × W, V, and the row stride in elements."""
     return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
@@ -270,9 +276,9 @@ def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
 
 @cache
 def _kernels() -> tuple[dict[str, CompiledKernel], int]:
-    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size.
+    """Return a dict of the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection), and the block size.
 
-    A block is the number of logits whose maximum the top-k search keeps.
+    The block size is the number of logits whose maximum the top-k search keeps.
     """
     tile = find_integer_tile()
     assert tile is not None
@@ -285,8 +291,8 @@ def _kernels() -> tuple[dict[str, CompiledKernel], int]:
 def _write_reduce(k: KernelBuilder) -> None:
     """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
-    It writes the k greatest logits of each row with their indices, and the row's log-sum-exp, unless the address of the
-    normalizer is 0.
+    The kernel writes the k greatest logits of each row with their indices, and the row's log-sum-exp, unless the
+    address of the normalizer is 0.
     """
     with kernel(k, "reduce", 10) as (numbers, thread, threads):
         logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
@@ -346,21 +352,21 @@ def emit_select(k: KernelBuilder) -> None:
 
 
 class RuleResult(NamedTuple):
-    """The outcome of the search rules for the next token of a hypothesis: a forced token, and the normalization."""
+    """The outcome of the search rules for the next token of a hypothesis, as IR values."""
 
     normalizer: Any
     """The log-sum-exp to subtract from a logit to get its log-probability."""
     forced: Any
     """The token id that must come next; -1: none."""
     forced_value: Any
-    """The log-probability of the forced token, 0 if it has probability 1."""
+    """The log-probability of the forced token; 0 if its probability is 1, or if no token is forced."""
 
 
 class Rules:
     """An emitter of the search rules (forced, forbidden, penalized tokens) for the next token of one hypothesis."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
-        """Create the emitter for one hypothesis, given its row of logits and the index of its sentence."""
+        """Create the emitter for one hypothesis, from its index `row` in the batch and the index of its sentence."""
         self.k = k
         self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
         self.eos_id = args.eos_id
@@ -369,13 +375,13 @@ class Rules:
         self.position = k.build.sub(self.fields.get("length"), self.fields.element("joined", sentence, I64))
         self.start = self.fields.element("starts", self.index, I64)
         self.length = k.build.sub(self.position, self.start)
-        """The number of tokens of the hypothesis so far, without its context, to which rules do not apply."""
+        """The number of tokens of the hypothesis so far (an IR value), without context, which rules ignore."""
         self.history = self.fields.at("tokens", k.add(k.mul(row, self.fields.get("capacity")), self.start), I32)
 
     def apply(self, line: LogitsRow) -> "RuleResult":
-        """Emit the rules for a row of logits: forbidden tokens' logits become -inf, and penalties change others.
+        """Emit the rules for a row of logits, changed in place: forbidden tokens get -inf, and penalties change others.
 
-        The maxima of the row's blocks, which a top-k search needs, are computed too.
+        Return a `RuleResult`. The maxima of the row's blocks, for a top-k search, are computed too.
         """
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
@@ -404,7 +410,7 @@ class Rules:
     def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
         """Emit the rules and the store of the `count` greatest permitted logits and their indices.
 
-        It returns the log-sum-exp to subtract. If a token is forced, the others have the logit -inf.
+        Return the log-sum-exp to subtract from them. A forced token comes first, and the others have the logit -inf.
         """
         k, result = self.k, self.apply(line)
         with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
@@ -418,7 +424,7 @@ class Rules:
         return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
-        """Emit the token that must come next, or -1, and the condition that its probability is 1."""
+        """Return (IR values) the token that must come next, or -1, and the condition that its probability is 1."""
         k, fields = self.k, self.fields
         position, count = self.position, fields.get("forced_count")
         token = k.variable(k.int64(-1))
@@ -464,7 +470,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over the tokens of the input, unless `of_output`, and of the output; yield token and index."""
+            """Emit loops over the tokens of input (unless `of_output`) and output; yield token and number."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -484,7 +490,7 @@ class Rules:
             line.replace(token, k.build.fsub(k.load(k.element_pointer(line.pointer, token)), frequency))
 
     def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
-        """Emit a score that is multiplied by a factor if negative, else divided by it, plus `offset`.
+        """Return a score multiplied by a factor if it is negative, else divided by the factor, plus `offset`.
 
         A factor above 1 makes the token less likely.
         """
@@ -494,7 +500,7 @@ class Rules:
         return k.build.fadd(scaled, offset)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Emit the joint logit of two end tokens: the greater one or, in sampling, that of the sum of probabilities."""
+        """Return the joint logit of two end tokens: the greater one or, in sampling, that of the probabilities' sum."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined, one)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
@@ -524,7 +530,7 @@ class Rules:
 
 
 class _Candidates:
-    """The best continuations of all of a sentence's hypotheses, as arrays in a thread's scratch space."""
+    """The best continuations of all hypotheses of one sentence, as arrays in a thread's scratch space (pointers)."""
 
     def __init__(self, k: KernelBuilder, scratch: Value, total_count: Value) -> None:
         self.k = k
@@ -551,12 +557,15 @@ class _Candidates:
             k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
-        """Emit a vector of -inf behind the candidates' totals, so that vector loads may read beyond the last one."""
+        """Emit a store of -inf after the candidates' totals, so that vector loads may read past the last one."""
         self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 
 class _Selected:
-    """Pointers to the output arrays of selected continuations, from an index on: `SelectArguments.live` or `ended`."""
+    """Pointers to the output arrays of selected continuations, from an index on.
+
+    `addresses` is `SelectArguments.live` or `SelectArguments.ended`.
+    """
 
     def __init__(self, k: KernelBuilder, addresses: tuple[Value, ...], start: Value) -> None:
         pairs = zip(addresses, (I64, I64, F32, F32), strict=True)
@@ -617,9 +626,9 @@ class DrawArguments(NamedTuple):
     top_k: Any
     """The number of most likely tokens that may be drawn; V: all."""
     top_p: Any
-    """The bits of a float32: only the likeliest tokens with this share of the probability of `top_k` are drawn."""
+    """The bits of a float32: the likeliest tokens with this fraction of `top_k` tokens' probability may be drawn."""
     min_p: Any
-    """The bits of a float32: tokens with less than this share of the greatest probability are not drawn."""
+    """The bits of a float32: tokens with less than this fraction of the greatest probability are not drawn."""
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
@@ -633,8 +642,9 @@ class DrawArguments(NamedTuple):
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws the next token of each sample of each sentence.
 
-    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are the live candidates
-    of `select`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end symbols.
+    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are written to `live_…`
+    of `SelectArguments`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end
+    symbols.
     """
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)
@@ -672,7 +682,7 @@ class _Row:
 def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
     """Emit the drawing of `count` samples of a sentence from one row of logits, after the search rules.
 
-    `numbers` is the index of the row, and that of the first sample among the sentence's samples.
+    `numbers` are the index of the row, and the index of the first sample among the sentence's samples.
     """
     k, args, draw, (row, beam) = context.k, context.args, context.draw, numbers
     pointer = k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride))
@@ -757,17 +767,17 @@ class _SortedRow:
         return k.build.load(total, typ=F64)
 
     def _probability(self, index: Value) -> Value:
-        """Emit the probability, float32, of the token at an index in order of probability; it is taken if needed."""
+        """Return the probability, float32, of the token with rank `index`, moved to scratch space if needed."""
         k = self.k
         with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken, index))):
             self._take()
         return k.load(k.element_pointer(self.context.probabilities, index))
 
     def find(self, bound: Value) -> Value:
-        """Emit the index of the first token with which the cumulative probability exceeds a bound (float64).
+        """Return (an IR value) the rank of the first token with which the cumulative probability exceeds a bound.
 
-        Tokens are moved to the scratch space as needed. If rounding keeps the sum below the bound, it is the last
-        possible one.
+        The bound is float64. Tokens are moved to scratch space as needed. If rounding keeps the sum too small, the
+        result is the last possible token.
         """
         k, draw = self.k, self.context.draw
         taken, is_truncated = k.load_variable(self.taken, k.int64(0)), k.is_nonzero(draw.get("is_truncated"))

@@ -39,7 +39,10 @@ class SequenceArguments(NamedTuple):
     sentences: Any
     """The number of sentences S."""
     bias: Any
-    """Address of the first head's relative position bias at distance 0 (the key's position minus the query's)."""
+    """Address of the first head's relative position bias for distance 0, in the middle of its biases.
+
+    The distance is the key's position minus the query's.
+    """
     bias_stride: Any
     """The number of elements between two heads' biases."""
     out: Any
@@ -47,7 +50,7 @@ class SequenceArguments(NamedTuple):
     scratch: Any
     """Address of scratch space of `scratch_each` float32 numbers for each thread."""
     scratch_each: Any
-    """The number of float32 numbers of each thread's scratch space: see `sequence_scratch_size`."""
+    """The number of float32 numbers of each thread's scratch space, as `sequence_scratch_size` returns it."""
     thread: Any
     """The index of the calling thread."""
     threads: Any
@@ -67,7 +70,7 @@ def sequence_scratch_size(width: int, longest: int) -> int:
 
 
 class _Head(NamedTuple):
-    """Pointers to one head of one sentence, and to a thread's scratch space."""
+    """Arguments of the emitted function that attends to one head of one sentence: pointers (IR values) and sizes."""
 
     queries: Value
     bias: Value
@@ -76,24 +79,25 @@ class _Head(NamedTuple):
     count: Value
     """The number of tokens L of the sentence."""
     filled: Value
-    """The number of tokens L rounded up to whole blocks of keys."""
+    """The sentence's number of tokens L, rounded up to whole blocks of keys, each of two vectors."""
     transposed: Value
-    """The sentence's keys for this head, in transposed blocks of two vectors, (filled / block, K, block)."""
+    """Pointer to the sentence's keys for one head, transposed in blocks of two vectors, (filled / block, K, block)."""
     values: Value
-    """The sentence's values for this head, copied without gaps, (L, K)."""
+    """Pointer to the sentence's values for one head, copied without gaps, (L, K)."""
     weights: Value
-    """Scores, later attention weights, of the queries that are computed together, (queries, filled)."""
+    """Pointer to scores, later attention weights, of the queries that are computed together, (queries, filled)."""
     scaled: Value
-    """The queries that are computed together, times the attention scale, (queries, K)."""
+    """Pointer to the queries that are computed together, times the attention scale, (queries, K)."""
 
 
 _HEAD_TYPES = (POINTER, POINTER, POINTER, I64, I64, I64, *[POINTER] * 4)
 
 
 def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bool) -> str:
-    """Emit `attend_sequences` with the arguments `SequenceArguments`, unless the module has it; return its name.
+    """Emit the function `attend_sequences`, unless the IR module has it, and return that name.
 
-    With `is_biased`, a relative position bias is added to the scores.
+    The function computes self-attention of whole sentences; its arguments are the fields of `SequenceArguments`. With
+    `is_biased`, a relative position bias is added to the scores.
     """
     name = "attend_sequences"
     if not k.has(name):
@@ -102,7 +106,7 @@ def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bo
 
 
 class _SequenceAttention:
-    """An emitter of attention of every token of a sentence to all its tokens, for one shape of heads."""
+    """An emitter of inference attention of every token of a sentence to all its tokens, for one shape of heads."""
 
     def __init__(self, k: KernelBuilder, heads: HeadShape, *, is_biased: bool) -> None:
         self.k, self.heads, self.is_biased = k, heads, is_biased
@@ -114,7 +118,7 @@ class _SequenceAttention:
         ]
 
     def write(self, name: str) -> None:
-        """Emit the function `name`, which computes all heads of all sentences, divided among the threads."""
+        """Emit the function `name`, which computes all attention heads of all sentences, divided among the threads."""
         k, heads = self.k, self.heads
         for rows in range(1, _ROWS + 1):
             self._write_queries(rows)
@@ -130,9 +134,9 @@ class _SequenceAttention:
                 self._write_head(args, sentence, head, scratch)
 
     def _write_head(self, args: SequenceArguments, sentence: Value, number: Value, scratch: Value) -> None:
-        """Emit one head of one sentence: lay out keys and values, then compute up to six queries at a time.
+        """Emit attention of one head of one sentence: lay out keys and values, then take up to six queries at a time.
 
-        `number` is the query head's index.
+        `number` is the query head's index, and `scratch` points to the thread's scratch space.
         """
         k, heads = self.k, self.heads
         start, count = (k.load(k.element_pointer(each, sentence, I64), I64) for each in (args.starts, args.counts))
@@ -167,9 +171,9 @@ class _SequenceAttention:
                 k.call(f"attend_queries_{rest}", *head, whole)
 
     def _transpose(self, keys: Value, stride: Value, count: Value, filled: Value, out: Value) -> None:
-        """Emit the layout of `count` keys in transposed blocks; the last key fills the last block.
+        """Emit the layout of `count` keys in transposed blocks, so that scores of neighboring keys are in one vector.
 
-        The extra scores are ignored. `filled` is the number of keys in whole blocks.
+        `filled` is `count` rounded up to whole blocks. The last key is repeated in the rest, whose scores are ignored.
         """
         k, last = self.k, self.k.add(count, -1)
         with k.loop(0, filled, k.lanes) as first, k.loop(0, self.heads.width, k.lanes) as column:
@@ -184,7 +188,7 @@ class _SequenceAttention:
                 k.store(vector, k.element_pointer(target, lane * self.block))
 
     def _gather(self, values: Value, stride: Value, count: Value, out: Value) -> None:
-        """Emit a copy of a head's `count` values to `out`, so that they follow each other without gaps."""
+        """Emit a copy of a head's `count` values to `out` without gaps, (count, K)."""
         k, width = self.k, self.heads.width
         with k.loop(0, count) as row:
             for column in range(0, width, k.lanes):
@@ -192,7 +196,10 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, width), column)))
 
     def _write_queries(self, rows: int) -> None:
-        """Emit `attend_queries_<rows>(head…, query)`: attention of one head for `rows` queries from `query` on."""
+        """Emit the function `attend_queries_ROWS`: attention of `rows` queries of one head, from index `query` on.
+
+        The arguments are the fields of `_Head` and the query index.
+        """
         k = self.k
         with k.function(f"attend_queries_{rows}", *_HEAD_TYPES, I64) as (*pointers, query):
             head = _Head(*pointers)
@@ -211,9 +218,9 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(head.scaled, row * width + column))
 
     def _scores(self, head: _Head, query: Value, rows: int) -> list[Value]:
-        """Emit the scores of all keys, with -inf behind the last one, for `rows` queries from `query` on.
+        """Emit the scores of all keys for `rows` queries from `query` on; return a list of each query's greatest score.
 
-        They are stored in scratch space; the greatest score of each query is returned.
+        The scores are stored in scratch space, and are -inf after the last key.
         """
         k, width = self.k, self.heads.width
         greatest = [k.variable(k.splat(_NEVER)) for _ in range(rows)]
@@ -241,18 +248,18 @@ class _SequenceAttention:
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _inside(self, start: Value, count: Value) -> Value:
-        """Emit a vector mask of the keys from `start` on that exist (are below `count`), one key per lane."""
+        """Return a vector mask, one key per lane from `start` on: true for keys that exist (are below `count`)."""
         k = self.k
         remaining = k.splat(k.build.trunc(k.build.sub(count, start), I32))
         return k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining)
 
     def _weight(self, head: _Head, row: int, key: Value) -> Value:
-        """Emit a pointer to the score or attention weight of a key for query `row` of those computed together."""
+        """Return a pointer to the score or attention weight of a key, for query `row` of those computed together."""
         k = self.k
         return k.element_pointer(head.weights, k.add(k.mul(head.filled, row), key))
 
     def _exponentials(self, head: _Head, rows: int, greatest: list[Value]) -> list[Value]:
-        """Emit the replacement of scores by their exponentials; return the inverse of each query's sum of them."""
+        """Emit the replacement of scores by their exponentials; return a list of the inverse of each query's sum."""
         k = self.k
         totals = [k.variable(k.splat(0.0)) for _ in range(rows)]
         limits = [k.splat(each) for each in greatest]

@@ -39,7 +39,10 @@ _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
 
 
 class DropoutArguments(NamedTuple):
-    """Arguments of the kernel `drop`: out = residual + dropout(x), scaled by 256 / (256 - drop_256ths)."""
+    """Arguments of the kernel `drop`: out = residual + dropout(x).
+
+    Elements that are kept are multiplied by 256 / (256 - drop_256ths).
+    """
 
     x: Any
     """Address of the input, float32 or bfloat16."""
@@ -74,15 +77,18 @@ class NormArguments(NamedTuple):
     epsilon: Any
     """The bits of a float32 epsilon, which is added to the variance (LayerNorm) or mean square (RMSNorm)."""
     sums: Any
-    """Address of each row's mean (0 for RMSNorm) and inverse standard deviation (root mean square), float32 (N, 2)."""
+    """Address of two statistics of each row, float32 (N, 2): mean (0 for RMSNorm) and inverse deviation.
+
+    The deviation is the standard deviation, for RMSNorm the root mean square. `norm` and `rms` write these statistics.
+    """
     out: Any
     """Address of the output: the norm, or in the backward pass the gradient of x, (N, D)."""
     gradient: Any
-    """Address of the gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
+    """Address of the gradient of the norm's output, (N, D), for the backward pass only."""
     kept: Any
     """Address of a gradient of x, (N, D), to add to the result, such as that of a residual connection; 0: none."""
     thread_gradients: Any
-    """Address of scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
+    """Address of scratch space for gradients of weight and bias in each thread, float32 (threads, 2, D)."""
     weight_sum: Any
     """Address of the float32 sum, (D,), to which the weight gradient is added."""
     bias_sum: Any
@@ -105,7 +111,7 @@ class SoftmaxArguments(NamedTuple):
 
 
 class ColumnSumArguments(NamedTuple):
-    """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
+    """Arguments of the kernel `sum_columns`, which sums a matrix's rows, where an optional gate is positive."""
 
     source: Any
     """Address of the matrix whose rows are summed, (N, D)."""
@@ -114,7 +120,7 @@ class ColumnSumArguments(NamedTuple):
     width: Any
     """The number D of columns of the matrix, a multiple of the vector length."""
     sums: Any
-    """Address of the output, float32 (threads, D): each thread's sum over its rows, initially zero."""
+    """Address of the output, float32 (threads, D): each thread's sum over the rows that it reads, initially zero."""
     gate: Any
     """Address of a gate (N, D), or 0: none; where it is not positive, the source counts as zero."""
     gated: Any
@@ -133,7 +139,7 @@ class AddArguments(NamedTuple):
 
 
 def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
-    """Emit a 32-bit hash of a 64-bit seed and each 32-bit number of a vector, used as random bits for dropout."""
+    """Return a vector of random 32-bit numbers for dropout: hashes of a 64-bit seed and each number of a vector."""
     low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
     bits = k.build.add(numbers, low)
     for shift, factor in _ROUNDS:
@@ -193,7 +199,7 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Emit a load of a vector of a matrix row, from column `column` on, converted to float32.
+        """Return a float32 vector of matrix elements from column `column` of row `row` on.
 
         `address` is that of the matrix, and `width` its number of columns.
         """
@@ -201,12 +207,12 @@ class RowKernelEmitter:
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Emit a store of a float32 vector from column `column` of a matrix row on, converted to the kernels' dtype."""
+        """Emit a store of a float32 vector from column `column` of a matrix row on, in the kernels' dtype."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Emit a prefetch of the element that is a page (4096 bytes) ahead, where the hardware prefetcher stops."""
+        """Emit a prefetch of what is one page (4096 bytes) ahead, as hardware prefetching ends with a page."""
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -240,7 +246,7 @@ class RowKernelEmitter:
         k.store_float32_as(k.load_variable(result, value), k.pointer(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
-        """Emit random bytes for a block of 64 elements; yield each vector's first element in the block, and its bytes.
+        """Emit random bytes for a block of 64 elements; yield each vector's first index in the block, and its bytes.
 
         A 32-bit hash of the seed and an index provides bytes for four elements, which are 16 apart. 16 is the greatest
         vector length, so results are the same on every processor.
@@ -257,7 +263,7 @@ class RowKernelEmitter:
     # --- sums over rows ----------------------------------------------------------------------------------------------
 
     def _sum_columns(self, args: ColumnSumArguments, thread: Value, threads: Value) -> None:
-        """Emit the column sums over the current thread's share of rows, several rows at a time, into `args.sums`."""
+        """Emit the column sums over the rows of the current thread, several rows at a time, into `args.sums`."""
         k = self.k
         sums = k.element_pointer(k.pointer(args.sums), k.mul(thread, args.width))
         start, stop = k.thread_range(args.rows, thread, threads)
@@ -270,7 +276,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Emit a load of a vector of the source, with zeros where the gate is not positive, and its store to `gated`.
+        """Return a vector of the source with zeros where the gate is not positive; emit its store to `gated`.
 
         Without a gate (address 0), nothing is stored, and the source is returned unchanged.
         """
@@ -288,14 +294,11 @@ class RowKernelEmitter:
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
     def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centered: bool) -> None:
-        """Emit the norm of a row of x: LayerNorm if `is_centered`, else RMSNorm.
-
-        The row's statistics are stored too.
-        """
+        """Emit the norm of a row of x, LayerNorm if `is_centered`, else RMSNorm, and store the row's statistics."""
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Emit a load of a vector of the row x from `column` on, with a prefetch in the first pass over the row."""
+            """Return a vector of the row x from `column` on; emit a prefetch too in the first pass over the row."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -304,7 +307,7 @@ class RowKernelEmitter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            """Emit a vector of the row x, from `column` on, minus the row's mean."""
+            """Return a vector of the row x, from `column` on, minus the row's mean."""
             return k.build.fsub(element(column, is_first=not is_centered), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -324,7 +327,7 @@ class RowKernelEmitter:
             self._store(value, args.out, row, width, column)
 
     def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centered: bool) -> None:
-        """Emit a row's gradient of x, and add the row's weight and bias gradients to those of the current thread.
+        """Emit one row of a norm's backward pass: the gradient of x, and additions to the thread's parameter gradients.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
         output's gradient. The term mean(g w) is omitted for RMSNorm.
@@ -335,18 +338,18 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Emit one vector of the normalized row, (x - mean) / deviation, which begins at `column`."""
+            """Return a vector of the normalized row, (x - mean) / deviation, from `column` on."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            """Emit a vector of the output's gradient times the norm's weight, from `column` on."""
+            """Return a vector of the output's gradient times the norm's weight, from `column` on."""
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Emit the addition of a vector to the norm's weight and bias gradients.
+            """Emit the addition of a vector to the norm's weight and bias gradients; return the list [g w, g w x'].
 
-            Return the two terms whose means over the row x's gradient needs.
+            g, w and x' are the output's gradient, the weight and the normalized row, from `column` on.
             """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
@@ -380,7 +383,10 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centered: bool) -> None:
-        """Emit the addition of all threads' weight and bias gradients of a norm to the totals, some columns each."""
+        """Emit the addition of all threads' gradients of a norm's weight and bias to the totals.
+
+        Each thread adds a range of columns.
+        """
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -396,13 +402,13 @@ class RowKernelEmitter:
                 k.store(k.load_variable(total_sum, k.splat(0.0)), target)
 
     def _square(self, value: Value) -> Value:
-        """Emit the elementwise square of a vector."""
+        """Return the elementwise square of a vector."""
         return self.k.build.fmul(value, value)
 
     # --- softmax -----------------------------------------------------------------------------------------------------
 
     def _softmax(self, args: SoftmaxArguments, row: Value, scratch: Value) -> None:
-        """Emit the in-place softmax of a row of logits, and store the row's log-sum-exp.
+        """Emit the in-place softmax of a row of logits, and store the row's log-sum-exp in `args.normalizers`.
 
         `scratch` points to the thread's scratch space for one row.
         """
@@ -429,7 +435,7 @@ class RowKernelEmitter:
             k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
 
     def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
-        """Emit a load of a vector of a row's logits as float32; lanes outside the row are -inf.
+        """Return a float32 vector of a row's logits from `column` on; lanes outside the row are -inf.
 
         `inside` is a mask of the lanes inside the row; None: all are.
         """
@@ -439,10 +445,10 @@ class RowKernelEmitter:
         return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
 
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
-        """Emit a loop over a row's vectors, and a last step for an incomplete vector.
+        """Emit a loop over the vectors of a row of `width` elements, and a last step for an incomplete vector.
 
-        It yields (column, mask, accumulator number): the column of the vector's first element, the mask of the lanes
-        that are inside the row, None if all are, and the index of one of several partial results.
+        For each, yield (column, mask, accumulator number): the column of the vector's first element, the mask of the
+        lanes that are inside the row (None: all are), and the index of one of several partial results.
         """
         k = self.k
         vector_end = k.mul(k.build.sdiv(width, k.int64(k.lanes)), k.lanes)
@@ -469,7 +475,10 @@ class ActivationArguments(NamedTuple):
     width: Any
     """The inner width F of the feed-forward network, a multiple of the vector length."""
     gradient: Any
-    """Address of the activation's gradient, (N, F), for the backward pass; may equal `out` unless gated."""
+    """Address of the gradient of the activation's output, (N, F), for `activate_backward`.
+
+    It may equal `out` unless the activation is gated.
+    """
 
 
 class ActivationEmitter:
@@ -503,10 +512,9 @@ class ActivationEmitter:
         self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
 
     def _activate(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the activation of one vector.
+        """Emit the activation of one vector, from `args.projected` to `args.out`.
 
-        `projected` is the index of the first input (or gate) in `args.projected`, and `target` that of the first
-        output.
+        `projected` is the index of the vector's first input (or gate), and `target` that of its first output.
         """
         k = self.k
         value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
@@ -515,7 +523,7 @@ class ActivationEmitter:
         self._store(value, args.out, target)
 
     def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the gradient of a vector of the first linear layer's output, or of vectors of gates and values.
+        """Emit an activation's backward pass for one vector of inputs, or for one vector of gates and one of values.
 
         `projected` is the index of the first input (or gate), and `target` that of the first element of the activation.
         """
@@ -554,7 +562,7 @@ class ScatterArguments(NamedTuple):
 
 
 class ScatterEmitter:
-    """An emitter of the kernel `scatter`, which adds rows to the rows of a matrix that ids select (embeddings)."""
+    """An emitter of the kernel `scatter`, which adds an embedding's gradients to the matrix rows that ids select."""
 
     names = ("scatter",)
     """The name of the emitted kernel."""
@@ -599,7 +607,7 @@ class ScatterEmitter:
 
 
 LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
-"""The LLVM types of the dtypes that training kernels support; bfloat16 is stored as 16-bit integers."""
+"""A dict from the dtypes that training kernels support to LLVM types; bfloat16 is stored as 16-bit integers."""
 
 
 def supports_rows(x: Tensor) -> bool:
@@ -612,18 +620,18 @@ def supports_rows(x: Tensor) -> bool:
 
 
 def supports_logits(logits: Tensor) -> bool:
-    """Return whether `softmax_` can replace these logits by their softmax in place.
+    """Return whether `softmax_` supports the device, dtype and memory layout of a tensor of logits.
 
-    They must be on a CPU with our kernels, contiguous, not empty, and of a supported dtype; any width is right.
+    The logits must be on a CPU with our kernels, contiguous, not empty, and of a supported dtype; any width is allowed.
     """
     kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 
 
 def dropout_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped; a None residual is 0.
+    """Return residual + dropout(x), where each element is dropped with probability drop_256ths / 256.
 
-    Raises ValueError if residual and x differ in shape or dtype.
+    If `residual` is None, return dropout(x). Raises ValueError if residual and x differ in shape or dtype.
     """
     if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
         raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
@@ -642,9 +650,9 @@ def softmax_(logits: Tensor) -> Tensor:
 
 
 def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum the rows of x (N, D); return x after gating, and the sums, float32 (D,).
+    """Sum the rows of x (N, D) after setting elements to zero where the gate (N, D) is not positive.
 
-    Elements count as zero where the gate (N, D) is not positive. Without a gate, x itself is returned.
+    Return a pair: the gated x, in x's dtype, and the sums, float32 (D,). If `gate` is None, x itself is returned.
     """
     gated = x if gate is None else torch.empty_like(x)
     sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
@@ -662,7 +670,7 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def add_in_place(total: Tensor, part: Tensor) -> None:
-    """Add a tensor of equal shape, float32 or bfloat16, to the float32 tensor `total`, in place.
+    """Add `part`, float32 or bfloat16, to the float32 tensor `total` of equal shape, in place.
 
     Raises ValueError if the shapes differ, or if `total` is not contiguous float32.
     """
@@ -696,9 +704,9 @@ def describe(x: Tensor) -> str:
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and residual addition as an autograd function.
+    """Dropout and residual addition as an autograd function, which saves only the seed of the mask.
 
-    It saves only the seed, from which the backward pass computes the mask of dropped elements again.
+    The backward pass computes the mask of dropped elements again.
     """
 
     @staticmethod
@@ -716,7 +724,10 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Tensor:
-    """Run the kernel `drop`: return residual + dropout(x), with the mask that follows from the seed."""
+    """Run the kernel `drop`: return residual + dropout(x), with the mask that follows from the seed.
+
+    If `residual` is None, return dropout(x).
+    """
     out = torch.empty_like(x)
     residual_address = 0 if residual is None else residual.data_ptr()
     row_kernels(x.dtype)["drop"].run(
@@ -749,7 +760,7 @@ class ActivationNode(torch.autograd.Function):
 def _run_activation(
     kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
 ) -> None:
-    """Run the kernel `activate`, or `activate_backward` with the gradient of the activation, which writes `out`."""
+    """Run the kernel `activate`, or `activate_backward` with the activation's gradient; the result goes to `out`."""
     width = projected.shape[-1] // (2 if name in GATED_BY else 1)
     rows = projected.numel() // projected.shape[-1]
     addresses = projected.data_ptr(), out.data_ptr()
@@ -759,13 +770,13 @@ def _run_activation(
 
 
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the kernels `activate` and `activate_backward` of an activation for a dtype, compiled on first use."""
+    """Return a dict with the kernels `activate` and `activate_backward` of an activation, compiled on first use."""
     return _activation_kernels(name, dtype, require_integer_tile())
 
 
 @cache
 def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `activate` and `activate_backward` of an activation for a dtype."""
+    """Compile the kernels `activate` and `activate_backward` of an activation for a dtype; return them by name."""
     k = new_builder("activation", tile)
     ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
     return compile_kernels(k, ActivationEmitter.names)
@@ -773,12 +784,12 @@ def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, 
 
 @cache
 def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the row-wise training kernels for a dtype: dropout, norms, softmax, column sums and addition."""
+    """Compile the row-wise training kernels for a dtype (dropout, norms, softmax, sums); return them by name."""
     k = new_builder("rows", tile)
     RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, RowKernelEmitter.names)
 
 
 def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled row-wise training kernels (dropout, norms, softmax, sums) for a dtype, by name."""
+    """Return a dict from names to the compiled row-wise training kernels (dropout, norms, …) for a dtype."""
     return _kernels_of(dtype, require_integer_tile())

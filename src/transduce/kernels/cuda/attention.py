@@ -20,18 +20,19 @@ from transduce.model.masks import PackedMask, Packing
 LONGEST = 128
 """The maximum sentence length in tokens for training, so that the scores of one head stay in registers."""
 MIN_WIDTH, MAX_WIDTH = 16, 128
-"""The smallest and the greatest head width that the kernels support."""
+"""The smallest and the greatest width of a head, in elements, that the attention kernels support."""
 
 
 class PackedHeads:
-    """Attention on training batches without padding, by Triton kernels (a part of `backend.PackedAttention`)."""
+    """Attention on training batches without padding, by Triton kernels; the base class of the GPU's packed batches."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
 
         Args:
             config: the model's settings.
-            longest: the length of the longest sentence in tokens; one head's data must fit in shared memory.
+            longest: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in shared
+                memory.
             weight: a tensor in the dtype and on the device of the model.
         """
         width = config.key_width
@@ -43,7 +44,10 @@ class PackedHeads:
         return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """Apply attention, equation (1), to packed sentences; `backend.PackedAttention.attend` gives the shapes."""
+        """Return the attention of packed sentences, equation (1), as a differentiable function.
+
+        `backend.PackedAttention.attend` gives the shapes.
+        """
         return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -91,12 +95,15 @@ class AttentionNode(torch.autograd.Function):
 
 
 def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
-    """Return the first row and the number of rows of each sentence in a packed batch, as kernel arguments."""
+    """Return two tensors, kernel arguments: each sentence's first row and number of rows in a packed batch."""
     return packing.starts, packing.counts
 
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid, (heads, sentences), and the compile-time block sizes of the attention kernels."""
+    """Return the launch grid of the attention kernels, (heads, sentences), and a dict of their block sizes.
+
+    The block sizes are compile-time arguments.
+    """
     rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
@@ -113,19 +120,19 @@ _BLOCK_BYTES = 1 << 12  # of the keys in a block of cached positions
 
 
 class AttendedPositions(NamedTuple):
-    """The cached positions that each sentence's hypotheses attend to in a decoding step; by default all."""
+    """The cached positions to which each sentence's hypotheses attend in a decoding step; by default all."""
 
     allowed: Tensor | None = None
-    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions).
+    """A mask of positions, bool, (sentences, hypotheses or 1, at least the cached positions); True: attended to.
 
     None: all positions, or those that the other fields select.
     """
     counts: Tensor | None = None
-    """The number of positions of each sentence, the first ones or the listed ones, int32, (sentences,); None: all."""
+    """How many positions each sentence attends to, the first or the listed ones, int32, (sentences,); None: all."""
     position_list: Tensor | None = None
-    """Positions, int32, (sentences, capacity): 256 × position, plus one bit for each hypothesis that attends to it.
+    """A list of positions for each sentence, int32, (sentences, capacity); None: positions are not listed.
 
-    None: positions are not listed.
+    An element is 256 × position, plus the sum of one bit (1 << hypothesis) for each hypothesis that attends to it.
     """
 
 

@@ -57,7 +57,7 @@ class LossRecorder:
     """A recorder of CUDA graphs for a model's training loss: a forward and a backward graph for each batch size.
 
     A size is recorded when it occurs for the second time; until then, and after a failure, losses are computed eagerly.
-    All graphs share one pool of memory (implements `backend.LossRecorder`).
+    All graphs share one pool of memory. The class implements `backend.LossRecorder`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -69,10 +69,17 @@ class LossRecorder:
         self.eager_loss: Tensor | None = None
         """The latest loss that was computed eagerly, kept for its backward pass; None if a graph computes it."""
         self.sequence_number = 0
-        """The number of the latest loss; its gradients must be computed before the next loss is."""
+        """The number of the latest loss, which rises with each loss and each backward pass.
+
+        So a backward pass that comes after another loss is detected.
+        """
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
-        """Compute a batch's loss, by its CUDA graph if there is one; `backend.LossRecorder` describes the arguments."""
+        """Return a batch's total loss and negative log-likelihood, computed by a CUDA graph if there is one.
+
+        `backend.LossRecorder` describes the arguments. The total can be differentiated once, before the next loss is
+        computed.
+        """
         drops = tuple(dropout.drop_256ths for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
@@ -84,7 +91,7 @@ class LossRecorder:
         return self._known[key](numbers)
 
     def record(self, loss: "_RecordedLoss") -> None:
-        """Record the forward and backward passes of a loss of one batch size as CUDA graphs.
+        """Record the forward and backward passes of the loss of one batch size as CUDA graphs.
 
         After a failure, or if the graphs would take memory that other work may need, all graphs are dropped and no more
         are recorded.
@@ -112,7 +119,10 @@ class LossRecorder:
 
 
 def _has_free_memory(device: torch.device) -> bool:
-    """Return whether a GPU has twice as much free memory as the temporary tensors of the eager steps took."""
+    """Return whether a GPU has at least twice as much free memory as the temporary tensors of eager steps took.
+
+    Graphs hold their memory, which other work such as validation then lacks.
+    """
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] >= 2 * step
 
@@ -123,7 +133,7 @@ def can_record(device: torch.device) -> bool:
 
 
 class _RecordedLoss:
-    """The loss of batches of one size, with its input buffer and, once recorded, forward and backward CUDA graphs."""
+    """The loss of batches of one size, with an input buffer and, once recorded, forward and backward CUDA graphs."""
 
     def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
@@ -135,7 +145,10 @@ class _RecordedLoss:
         self._read: list[Tensor] = []
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Copy a batch and new dropout seeds to the graph's input buffer, and compute the loss."""
+        """Copy a batch and new dropout seeds to the input buffer; return the total and the negative log-likelihood.
+
+        The loss is recorded at the second call.
+        """
         inputs = torch.cat([torch.from_numpy(numbers), rows.draw_seeds(rows.MAX_SEEDS)])
         self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
@@ -143,7 +156,10 @@ class _RecordedLoss:
         return _ReplayedLoss.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
     def launch(self) -> tuple[Tensor, Tensor]:
-        """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded."""
+        """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded.
+
+        Return two scalars: the total, and the negative log-likelihood.
+        """
         count = len(self._inputs) - rows.MAX_SEEDS
         with torch.enable_grad(), rows.seeds_from_buffer(self._inputs[count:]):
             return self._compute(self._inputs[:count])
@@ -163,9 +179,9 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """Run the forward pass, by its CUDA graph if recorded; return the loss's sequence number and two values.
+        """Run the forward pass, by its CUDA graph if recorded; return the loss's sequence number and a pair of scalars.
 
-        The values are the total that has gradients, and the negative log-likelihood.
+        The scalars are the total, whose gradients are computed, and the negative log-likelihood.
         """
         if self._graphs is not None:
             self._graphs[0].replay()
@@ -179,8 +195,8 @@ class _RecordedLoss:
     def run_backward(self, replay: int, slope: Tensor) -> None:
         """Run the backward pass of the loss for which `run_forward` returned the sequence number `replay`.
 
-        `slope` is the gradient of the first of the loss's two values, the total. Only the newest loss can be
-        differentiated, and only once; otherwise RuntimeError is raised.
+        `slope` is the gradient of the total. Only the newest loss can be differentiated, and only once; otherwise
+        RuntimeError is raised.
         """
         if replay != self._recorder.sequence_number:
             raise RuntimeError(
@@ -196,7 +212,7 @@ class _RecordedLoss:
 
 
 class _ReplayedLoss(torch.autograd.Function):
-    """Both passes of a recorded loss as an autograd function; gradients go to the float32 sums of the parameters."""
+    """Both passes of a recorded loss as an autograd function; gradients go to the parameters' float32 sums."""
 
     @staticmethod
     def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
@@ -220,16 +236,16 @@ class _ReplayedLoss(torch.autograd.Function):
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows`, as a differentiable function on a GPU.
+    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows` (None: all), as a differentiable function.
 
-    `backend.TrainingKernels.linear` describes the arguments.
+    The function runs on a GPU by cuBLAS. `backend.TrainingKernels.linear` describes the arguments.
     """
     sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class LinearNode(torch.autograd.Function):
-    """A linear layer as an autograd function.
+    """A linear layer, with ReLU if requested, as an autograd function on a GPU.
 
     The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
     """
@@ -290,7 +306,7 @@ _WHOLE_LAYERS = table(
 
 
 def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:  # noqa: ARG001
-    """Return why a layer is trained component by component, as a clause; None if kernels of whole layers compute it.
+    """Return a clause that says why a layer is trained component by component; None if kernels compute it as a whole.
 
     The layer may be on the meta device.
     """
@@ -300,16 +316,16 @@ def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:  # noqa: 
 def run_layer(
     layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object], rotation: Rotation | None = None
 ) -> Tensor | None:
-    """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
+    """Return an encoder or decoder layer's output, (1, N, D), computed as one autograd node; None if not supported.
 
-    They support layers in training on packed batches (without padding), without dropout inside of a sub-layer.
+    Supported are layers in training on packed batches (without padding), without dropout inside of a sub-layer.
 
     Args:
         layer: an encoder or decoder layer.
         x: its input, (1, N, D).
         memory: the encoder output, (1, M, D), for a decoder layer.
         masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
-        rotation: a rotary embedding, with which these kernels compute no layer.
+        rotation: a rotary embedding; if it is not None, the result is None.
     """
     if rotation is not None or not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
@@ -321,7 +337,7 @@ def run_layer(
 
 
 class _Layer(torch.autograd.Function):
-    """A whole encoder or decoder layer as one autograd function, which saves the CPU time of a node per operation.
+    """A whole encoder or decoder layer as one autograd function, to save the CPU time of a node per operation.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
     """
@@ -350,9 +366,9 @@ class _Layer(torch.autograd.Function):
 
 
 class _SublayerNodes:
-    """A sub-layer (attention or feed-forward network) computed by the functions of several autograd nodes.
+    """A sub-layer (attention or feed-forward network), computed by several autograd functions without PyTorch's graph.
 
-    PyTorch does not see these nodes; `backward` runs their backward functions in reverse order.
+    `forward` runs the functions, and `backward` runs their backward functions in reverse order.
     """
 
     def __init__(self, sublayer: MaskedSublayer, memory: Tensor | None) -> None:
@@ -370,14 +386,17 @@ class _SublayerNodes:
         return x if self.sublayer.norm_is_before else self._norm(x)
 
     def backward(self, grad_out: Tensor) -> Tensor:
-        """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
+        """Return the gradient of the sub-layer's input from that of its output, both (1, N, D).
+
+        The gradient of the encoder output becomes `grad_memory`.
+        """
         grad_sum = grad_out if self.sublayer.norm_is_before else self._backward(None, grad_out)[0]
         grad_kept, grad_y = self._backward(grad_sum)[:2] if self._dropped else (grad_sum, grad_sum)
         grad_y = self._attend_backward(grad_y) if self._attends else self._backward(self._backward(grad_y)[0])[0]
         return self._backward(grad_kept, grad_y)[0] if self.sublayer.norm_is_before else grad_kept + grad_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
-        """Run the forward function of an autograd node, and keep the node and its saved tensors for `backward`."""
+        """Run the forward function of an autograd node; return its result, and keep what `backward` needs."""
         context = _Context(arguments)
         self._done.append((node, context))
         return node.forward(context, *arguments)
@@ -385,7 +404,7 @@ class _SublayerNodes:
     def _backward(self, *gradients: Tensor | None) -> Any:
         """Run the backward function of the newest autograd node that has not been run backward yet.
 
-        It returns the gradients of the node's arguments.
+        Return the gradients of the node's arguments, in their order.
         """
         node, context = self._done.pop()
         return node.backward(context, *gradients)
@@ -424,14 +443,17 @@ class _SublayerNodes:
 
 
 class _Context:
-    """A substitute for the `ctx` argument of an autograd function, which stores tensors for the backward function."""
+    """A substitute for the `ctx` argument of an autograd function, which keeps tensors for the backward function.
+
+    So autograd functions can be run without PyTorch's graph.
+    """
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Tensor | None, ...] = ()
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors of an autograd node's forward pass for its backward pass."""
+        """Keep tensors of an autograd node's forward pass for its backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -449,7 +471,7 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    Implements `backend.TrainingKernels.update_by_adam`, which describes the arguments.
+    This function implements `backend.TrainingKernels.update_by_adam`, which describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
         *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
@@ -459,16 +481,16 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    Implements `backend.TrainingKernels.update_momentum`, which describes the arguments.
+    This function implements `backend.TrainingKernels.update_momentum`, which describes the arguments.
     """
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
 def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float) -> None:
-    """Replace the parameters by parameters × shrink - rate × direction.
+    """Replace parameters by parameters × shrink - rate × direction, in place.
 
-    Their moving average and bfloat16 copy are refreshed, and the gradients are set to zero. Implements
-    `backend.TrainingKernels.apply_update`.
+    The moving average and the bfloat16 copy of the parameters are refreshed, and the gradients are set to zero. This
+    function implements `backend.TrainingKernels.apply_update`.
     """
     if shrink != 1.0:
         vectors.master.mul_(shrink)
@@ -478,22 +500,25 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 
 
 def _grid(vector: Tensor) -> tuple[int]:
-    """Return the launch grid of a Triton kernel that processes a vector in blocks of 1024 elements: (blocks,)."""
+    """Return the launch grid of a Triton kernel that processes a vector in blocks of 1024 elements.
+
+    It is a tuple of one number, that of blocks.
+    """
     return (ceil_div(vector.numel(), _BLOCK),)
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an optimizer update's vectors as kernel arguments; the master weights stand in for absent ones."""
+    """Return a list of an optimizer update's vectors as kernel arguments; the master weights stand in for None."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether an optimizer update has a moving average, and whether it has a bfloat16 copy of the weights."""
+    """Return two flags for kernels: whether an update has a moving average, and whether it has a bfloat16 copy."""
     return vectors.average is not None, vectors.working is not None
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer's Triton kernels support these vectors: the working copy is bfloat16 or absent."""
+    """Return whether the dtypes of an optimizer update fit the Triton kernels: the working copy is bfloat16 or None."""
     return vectors.working is None or vectors.working.dtype == torch.bfloat16
 
 
@@ -505,7 +530,10 @@ _MAX_COLUMNS = 8192  # a row is held in registers
 
 
 class _PackedBatches(attention.PackedHeads):
-    """Attention and losses of training batches without padding on a GPU (implements `backend.PackedAttention`)."""
+    """Attention and losses of training batches without padding on a GPU.
+
+    The class implements `backend.PackedAttention`.
+    """
 
     record_losses = staticmethod(LossRecorder)
 
@@ -527,19 +555,19 @@ class _PackedBatches(attention.PackedHeads):
 
 
 def _no_kernel(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise NotImplementedError: the backend's method `supports_…` returns False."""
+    """Raise NotImplementedError; it stands for methods of the backend whose `supports_…` returns False."""
     raise NotImplementedError
 
 
 class GpuTraining(TrainingKernels):
-    """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`).
+    """A training backend of Triton kernels for one GPU, which implements `backend.TrainingKernels`.
 
-    Where it has no kernel, the class inherits that PyTorch's implementation is used, which is as fast: attention to
-    padded sentences, the output projection, which sums in float32, and Muon by cuBLAS.
+    PyTorch computes what has no kernel here, as fast: attention to padded sentences, the output projection, which sums
+    in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:
-        """Make this GPU the one on which PyTorch and Triton launch kernels, if the device has an index."""
+        """Create a backend for a device such as "cuda:1", which becomes PyTorch's current GPU if it has an index."""
         gpu = torch.device(device)
         self._device_type = gpu.type
         if gpu.type == "cuda" and gpu.index is not None:

@@ -36,7 +36,10 @@ from transduce.model.transformer import DecodingState, Transformer
 
 
 class StepLayer:
-    """The modules of a decoder layer, with the projection of cross-attention split into queries and keys/values."""
+    """The modules of a decoder layer, taken apart for a recorded decoding step.
+
+    The projection of cross-attention is split into that of queries and that of keys and values.
+    """
 
     def __init__(self, layer: DecoderLayer) -> None:
         self_attention, memory = layer.self_attention, layer.memory_attention
@@ -51,7 +54,7 @@ class StepLayer:
         self.residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
 
     def keys_and_values(self, memory: Tensor) -> Tensor:
-        """Project encoder outputs (B, S, D) to keys and values (B, S, 2 × H × K)."""
+        """Return the keys and values of cross-attention for encoder outputs, (B, S, D) to (B, S, 2 × H × K)."""
         return F.linear(memory, self.key_value, self.key_value_bias)
 
 
@@ -67,17 +70,20 @@ class Caches:
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The positions in `past` that hypotheses attend to, as a mask, counts or a list; subclasses define it."""
+        """The positions in `past` to which hypotheses attend, as a mask, counts or a list; subclasses define it."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions that the hypotheses attend to; subclasses define it."""
+        """The source positions to which hypotheses attend; subclasses define it."""
         raise NotImplementedError
 
 
 def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
-    """Run decoder layers and the last norm on embedded tokens, (B, W, D) to (B, W, D), with cached keys and values."""
+    """Run decoder layers and the last norm on embedded tokens, (B, W, D); return the output, (B, W, D).
+
+    The newest keys and values are appended to `caches`.
+    """
     chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
     seen_past, seen_memory = caches.attended_past, caches.attended_memory
     for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
@@ -90,7 +96,7 @@ def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, cac
 
 
 class _Chain:
-    """The residual stream of a decoding step; each residual addition is fused with the norm that follows it."""
+    """The residual stream of a decoding step, whose additions are fused with the norms that follow them."""
 
     def __init__(self, x: Tensor, residuals: Sequence[Residual], last: nn.Module) -> None:
         befores = [*(residual.norm_before for residual in residuals), last]
@@ -99,9 +105,9 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """Add a sub-layer's output to the residual stream, and apply the norms between this and the next sub-layer.
+        """Add a sub-layer's output to the residual stream, and apply the norms before the next sub-layer.
 
-        The next sub-layer's input becomes `next`.
+        The next sub-layer's input becomes the attribute `next`.
         """
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
@@ -115,7 +121,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Return x + y for the residual connection, and the normalized x + y; one kernel computes both if possible."""
+    """Return x + y, for the residual connection, and the normalized x + y; one kernel computes both if possible."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -124,7 +130,10 @@ def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tens
 
 
 def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a feed-forward network to x, (B, W, D); in a plain ReLU network, one operation has layer and ReLU."""
+    """Return a feed-forward network's output for x, (B, W, D); one operation computes a linear layer and its ReLU.
+
+    Networks with another activation, or without biases, run as modules.
+    """
     if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
         return layer(x)  # type: ignore[no-any-return]
     hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())
@@ -152,16 +161,19 @@ class StepSize(NamedTuple):
     source: int
     """The source length S in tokens."""
     capacity: int
-    """The maximum number of cached target positions of a sentence; each step takes one for every hypothesis."""
+    """The maximum number of cached target positions of a sentence; a step takes one for each hypothesis."""
     finished: int = 0
-    """The number of finished hypotheses to keep of each sentence (`cuda/search.py`); 0: the step does not search."""
+    """The number of finished hypotheses to keep of each sentence in a search step; 0: the step does not search."""
 
 
 class RecordedStep(Caches):
-    """A decoding step on a GPU with its buffers and, once recorded, its CUDA graph."""
+    """A decoding step on a GPU with buffers of fixed size and, once recorded, a CUDA graph.
+
+    A search owns the step; later searches of similar size use it again.
+    """
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate a decoding step's buffers with zeros: masked elements are multiplied by zero and must be finite."""
+        """Allocate a decoding step's buffers, filled with zeros, since masked elements are read and must be finite."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
         device, needs_mask = weight.device, size.hypotheses > 1 and not size.finished
@@ -185,12 +197,12 @@ class RecordedStep(Caches):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions that each hypothesis attends to: those of its own past."""
+        """The cached target positions to which each hypothesis attends: its own past, or all without a mask."""
         return AttendedPositions(self.allowed)
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions that hypotheses attend to: those that are not padding."""
+        """The source positions to which hypotheses attend: those that are not padding."""
         return AttendedPositions(self.present, self.sources)
 
     @property
@@ -199,10 +211,10 @@ class RecordedStep(Caches):
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
-        """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites.
+        """Run the decoding step on the tokens in the buffer `tokens`; return the output (B, W, D).
 
-        The first run is eager, the second is recorded as a CUDA graph, and later ones replay the graph. On a CPU all
-        are eager.
+        The next step overwrites the output. The first run is eager, the second is recorded as a CUDA graph, and later
+        ones replay the graph. On a CPU all are eager.
         """
         if self._graph is not None:
             self._graph.replay()
@@ -240,7 +252,10 @@ class RecordedStep(Caches):
         self.position.zero_()
 
     def copy_sentences_from(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
-        """Copy the sentences in rows `slots` (N,) of another step's buffers, with `length` cached target positions."""
+        """Copy the sentences in rows `slots` (N,) of another step's buffers to the first rows of this step's buffers.
+
+        `length` is the number of cached target positions.
+        """
         count = len(slots)
         self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
         self.memory[:, :count] = old.memory.index_select(1, slots)
@@ -251,7 +266,7 @@ class RecordedStep(Caches):
         self.position.copy_(old.position)
 
     def decode(self, model: Transformer) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W, D), which `tokens` holds."""
+        """Return the last layer's output, (B, W, D), for the newest token of each hypothesis, which `tokens` holds."""
         embedding = model.target_embedding
         x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
@@ -259,7 +274,10 @@ class RecordedStep(Caches):
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
 
     def _compute(self) -> None:
-        """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`."""
+        """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`.
+
+        The numbers of cached positions are advanced too.
+        """
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -271,7 +289,7 @@ class RecordedStep(Caches):
 
 
 class _FreeSteps:
-    """The pool of one model's recorded decoding steps (CUDA graphs) that no search uses, most recently used last."""
+    """The pool of one model's recorded decoding steps (CUDA graphs) that no search uses, the latest returned last."""
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
@@ -284,7 +302,10 @@ _LOCK = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:
-    """Return the decoder's layers for recorded steps; drop the model's steps if its parameters have moved in memory."""
+    """Return a list of the decoder's layers for recorded steps, the same objects while parameters stay in place.
+
+    If a parameter has moved in memory, the model's unused steps, whose graphs read the old addresses, are dropped.
+    """
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
         pool = _FREE_STEPS.setdefault(model, _FreeSteps())
@@ -296,9 +317,9 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 
 
 def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
-    """Arrange that recorded decoding steps return to the model's pool once `owner` is garbage-collected.
+    """Arrange that recorded decoding steps return to the model's pool of unused steps when `owner` is deleted.
 
-    `held` is the list of the steps at that time.
+    `held` is a list that its owner may change; those steps return that are in it when `owner` is garbage-collected.
     """
     model_reference = weakref.ref(model)
 
@@ -315,9 +336,9 @@ _Step = TypeVar("_Step", bound=RecordedStep)
 
 
 def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
-    """Return a recorded decoding step of this class and size: an unused one of the model, or else a new one.
+    """Return a recorded decoding step of class `kind` and size `size`: an unused step of the model, or a new one.
 
-    No other search uses the step until `release_step` is called with it.
+    No other search uses the step until it is passed to `release_step`.
     """
     with _LOCK:
         free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
@@ -335,7 +356,7 @@ def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLay
 def release_step(model: Transformer, step: RecordedStep) -> None:
     """Add a recorded decoding step to the model's pool of unused steps, and drop steps beyond the pool's limits.
 
-    A step whose model has changed in memory is dropped.
+    A step is dropped if the model's parameters have moved in memory.
     """
     with _LOCK, contextlib.suppress(KeyError):
         pool = _FREE_STEPS[model]
@@ -348,18 +369,21 @@ def release_step(model: Transformer, step: RecordedStep) -> None:
 
 
 def round_up_size(count: int) -> int:
-    """Round a count up to a power of two, or to 1.5 times a power of two, so that few CUDA graphs are recorded."""
+    """Return a count rounded up to a power of two, or to 1.5 times a power of two, so that few graphs are recorded."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
 
 
 def round_up_source(positions: int) -> int:
-    """Round a source length up like `round_up_size`, to at least 8, so that few CUDA graphs are recorded."""
+    """Return a source length rounded up as by `round_up_size`, at least 8, so that few graphs are recorded."""
     return max(_MIN_SOURCE, round_up_size(positions))
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of a GPU's, or 256 MiB."""
+    """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of the GPU's memory.
+
+    On a CPU it is 256 MiB.
+    """
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -390,11 +414,11 @@ TRITON = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The table of models that `GpuState` computes."""
+"""The components and options of models that `GpuState` computes."""
 
 
 def why_not_triton(model: nn.Module) -> str | None:
-    """Return a clause that says why `GpuState` cannot decode a model on a GPU as it is now, or None if it can."""
+    """Return a clause that says why `GpuState` cannot decode a model on a GPU in its present state; None if it can."""
     described = description_of(model)
     if (reason := described.refusal(TRITON)) is not None:
         return reason
@@ -412,7 +436,7 @@ def why_not_triton(model: nn.Module) -> str | None:
 
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Return whether `GpuState` can decode a model on a GPU as it is now."""
+    """Return whether `GpuState` can decode a model on a GPU in its present state."""
     return why_not_triton(model) is None
 
 
@@ -423,7 +447,7 @@ class GpuState(DecodingState):
     """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (N, S), padded."""
+        """Create a decoding state by encoding source ids (N, S), padded."""
         self.device_guard = torch.cuda.device_of(source_ids)  # kernels run on the current GPU
         self.model, self.layers = model, layers_of(model)
         memory, mask = model.encode(source_ids)
@@ -481,7 +505,7 @@ class GpuState(DecodingState):
     def _find_step(self, width: int) -> RecordedStep:
         """Return a recorded step with capacity for `width` more positions: the current step, or one of another size.
 
-        With another size, the sentences move to its buffers. Before the first step, the encoded batch is loaded.
+        If it has another size, the sentences move to its buffers. Before the first step, the encoded batch is loaded.
         """
         if self.encoded is not None:
             count, length = self.source_shape
@@ -521,5 +545,8 @@ class GpuState(DecodingState):
 
 
 def initial_capacity(width: int) -> int:
-    """Return how many target positions a step's cache has at first, for `width` hypotheses of each sentence."""
+    """Return the initial capacity of a step's cache in target positions per sentence, 64 to 256.
+
+    Each of `width` hypotheses takes a position at each step.
+    """
     return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

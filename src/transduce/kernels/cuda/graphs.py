@@ -12,7 +12,7 @@ import torch
 
 
 def ceil_div(count: int, size: int) -> int:
-    """Return count / size rounded up; Triton's own function for it is slower than some kernels."""
+    """Return count / size rounded up, a launch size; Triton's own function for it is slower than some kernels."""
     return -(-count // size)
 
 
@@ -37,7 +37,10 @@ def shared_bytes(device: torch.device) -> int:
 
 
 Pool = Any
-"""A handle of memory that several CUDA graphs share; a replay overwrites the results of the other graphs."""
+"""A handle of a pool of memory that several CUDA graphs share, or None.
+
+A replay of one graph overwrites the results of the others.
+"""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one per GPU, as cuBLAS keeps a workspace for each stream
 _RECORDING = threading.Lock()
@@ -45,9 +48,10 @@ _RECORDING = threading.Lock()
 
 @contextmanager
 def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """Record the operations in the body of `with` as a CUDA graph without running them; the graph is yielded.
+    """Record the operations in the body of `with` as a CUDA graph, without running them; yield the graph.
 
-    The operations must have run before, so that libraries are initialized. `pool` is memory to share with other graphs.
+    The operations must have run before, so that libraries are initialized. `pool` is memory to share with other graphs;
+    None: the graph has its own.
     """
     graph = torch.cuda.CUDAGraph()
     with _RECORDING:

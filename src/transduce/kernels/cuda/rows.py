@@ -28,20 +28,27 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """A namespace for one process-wide variable: the next dropout seeds on the GPU; None: each is drawn when needed."""
+    """A namespace for one process-wide variable, an iterator over the dropout seeds in a buffer on the GPU.
+
+    None: there is no buffer, and each seed is drawn when it is needed.
+    """
 
     remaining: Iterator[Tensor] | None = None
 
 
 def draw_seeds(count: int) -> Tensor:
-    """Draw `count` dropout seeds, int64 on the CPU; the sequence is the same however many are drawn at once."""
+    """Draw `count` dropout seeds, an int64 tensor on the CPU.
+
+    The sequence of seeds is the same however many are drawn at once.
+    """
     return torch.empty(count, dtype=torch.int64, device="cpu").random_()
 
 
 def next_seed() -> int | Tensor:
-    """Return a new dropout seed, or the tensor (1,) on the GPU that will hold the seed when a CUDA graph is replayed.
+    """Return a new dropout seed (an int), or a tensor (1,) on the GPU that holds the seed when a graph is replayed.
 
-    Raises RuntimeError if a recorded batch has more than `MAX_SEEDS` dropouts.
+    The tensor is returned in the body of `seeds_from_buffer`. Raises RuntimeError if there are no more seeds: a
+    recorded batch has at most `MAX_SEEDS` dropouts.
     """
     if _Buffer.remaining is None:
         return int(draw_seeds(1))
@@ -53,7 +60,7 @@ def next_seed() -> int | Tensor:
 
 @contextmanager
 def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
-    """Take the dropout seeds in the body of `with` from a buffer (N,) on the GPU, one after another."""
+    """Let `next_seed` take dropout seeds from a buffer (N,) on the GPU, one after another, in the body of `with`."""
     previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield
@@ -72,11 +79,11 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
         embedding: the model's embedding, which computes the result if the kernel does not support it.
         tokens: token ids, (B sentences, W hypotheses), contiguous.
         weight: the embedding matrix, (V, D).
-        position: the position, int64, (1,).
+        position: the position, int64, (1,), on the GPU.
         capacity: the maximum number of positions.
 
     Returns:
-        (B, W, D).
+        (B, W, D), in the dtype of the matrix.
     """
     positions = embedding.positions
     table, offset = weight, 0
@@ -114,10 +121,10 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and the normalized x, (N, D): LayerNorm, or RMSNorm if there is no bias.
+    """Return x, for a residual connection, and the normalized x, both (N, D): LayerNorm, or RMSNorm if `bias` is None.
 
-    x is returned for a residual connection, whose gradient the backward kernel adds (implements
-    `TrainingKernels.residual_norm`).
+    x goes through the node, so that the backward kernel adds its gradient. This function implements
+    `TrainingKernels.residual_norm`.
     """
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -185,7 +192,7 @@ class NormNode(torch.autograd.Function):
 
 
 def _launch_shape(width: int) -> tuple[int, int, int]:
-    """Return the number of rows per Triton program, the row width rounded up to a power of two, and the warps.
+    """Return three numbers for a norm's Triton kernel: rows per program, row width as a power of two, and warps.
 
     A row uses few warps, so that they rarely wait for one another.
     """
@@ -201,14 +208,17 @@ _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: block of a progra
 
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped; a None residual is 0."""
+    """Return residual + dropout(x), or dropout(x) if `residual` is None, as a differentiable function.
+
+    Each element is dropped with probability drop_256ths / 256.
+    """
     return DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and residual addition as an autograd function.
+    """Dropout and residual addition as an autograd function, which saves only the seed of the mask.
 
-    It saves only the seed, from which the backward pass computes the mask of dropped elements again.
+    The backward pass computes the mask of dropped elements again.
     """
 
     @staticmethod
@@ -223,7 +233,10 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
-    """Run the dropout kernel with the seed and rate that an autograd context stores; return residual + dropout(x)."""
+    """Run the dropout kernel with the seed and rate that an autograd context stores; return residual + dropout(x).
+
+    If `residual` is None, return dropout(x).
+    """
     out, count = torch.empty_like(x), x.numel()
     residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_256ths)
@@ -236,14 +249,14 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
 
 
 def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
-    """Add the sum of the rows of x (N, D) to total, float32 (D,)."""
+    """Add the sum of the rows of x (N, D) to `total`, float32 (D,), in place."""
     _sum(x, x, x, total, masked=False)
 
 
 def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """Return x (N, D) where `kept`, of the same shape, is positive, else 0; add the sum of its rows to `total`.
+    """Return x (N, D) with zeros where `kept`, of the same shape, is not positive; add the sum of its rows to `total`.
 
-    `total` is float32, (D,).
+    `total` is float32, (D,). This is the backward pass of a ReLU and of the bias before it.
     """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)
@@ -258,9 +271,9 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
-    """Run the kernel that adds the sum of the rows of x to `total`; with `masked`, only elements that are kept.
+    """Run the kernel that adds the sum of the rows of x to `total`, float32.
 
-    The masked x is then written to `out`.
+    If `masked`, elements where `kept` is not positive count as zero, and the masked x is written to `out`.
     """
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
@@ -268,9 +281,9 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
+    """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    Implements `backend.TrainingKernels.add_rows_in_place`, which describes the arguments.
+    This function implements `backend.TrainingKernels.add_rows_in_place`, which describes the arguments.
     """
     width = part.shape[-1]
     block = min(1024, power_of_2(width))

@@ -45,19 +45,26 @@ _COLUMNS = 128  # listed positions per iteration
 _SENTENCES = 32  # sentences per program in greedy search
 
 RECORD_HEADER = 2
-"""The number of int32 elements at the start of a sentence's record: length in tokens, and whether it was cut off."""
-RECORD_ENTRY = 3
-"""The number of int32 elements of each finished hypothesis in a sentence's record.
+"""The number of int32 elements at the start of a sentence's record in `SearchStep.records`.
 
-The elements are the hypothesis' last step, its index at that step, and the bits of the end symbol's log-probability.
+The elements are the length in tokens, and whether the sentence was cut off at its limit.
+"""
+RECORD_ENTRY = 3
+"""The number of int32 elements for each finished hypothesis in a sentence's record in `SearchStep.records`.
+
+The elements are the step at which the hypothesis ended, the index of the hypothesis that it extends, and the bits of
+the end symbol's log-probability.
 """
 
 
 class SearchStep(RecordedStep):
-    """A recorded decoding step (CUDA graph) that also selects the next tokens, greedily or by beam search."""
+    """A recorded decoding step (CUDA graph) that also selects the next tokens, greedily or by beam search.
+
+    So the GPU searches without waiting for the CPU.
+    """
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate the buffers of a search step; every sentence in them counts as finished until a batch is loaded."""
+        """Allocate the buffers of a search step; all sentences in them count as finished until a batch is loaded."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
         steps, rows = size.capacity // width, sentences * width
@@ -86,7 +93,7 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions that each hypothesis attends to; none for sentences whose search is finished."""
+        """The cached target positions to which hypotheses attend; none for sentences whose search is finished."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
@@ -121,7 +128,7 @@ class SearchStep(RecordedStep):
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
         """Find the best next tokens of each hypothesis, and the log-sum-exp of each row of logits, (rows, V).
 
-        The results go to buffers of the step.
+        `bias` is that of the output projection, or None. The results go to buffers of the step.
         """
         block = self._block
         triton_kernels.find_top_tokens[(len(logits),)](
@@ -133,9 +140,9 @@ class SearchStep(RecordedStep):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return float32 logits of states (rows, D) and a matrix (V, D), without rounding them to bfloat16 on a GPU.
+    """Return float32 logits, (rows, V), of states (rows, D) and a matrix (V, D).
 
-    In bfloat16, many logits would be equal.
+    On a GPU they are not rounded to bfloat16, in which many logits would be equal.
     """
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
@@ -170,10 +177,10 @@ def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch
 
 
 class GpuSearch:
-    """A beam or greedy search for a batch on a GPU (implements `model.batch_search.BatchSearch`)."""
+    """A beam or greedy search for a batch on a GPU, which implements `model.batch_search.BatchSearch`."""
 
     def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
-        """Create a search from a decoding state, which has encoded its sentences and run no step."""
+        """Create a search from a decoding state that has encoded its sentences and has run no step."""
         assert state.encoded is not None
         self.state, self.options = state, options
         self.length = 0  # t
@@ -206,7 +213,7 @@ class GpuSearch:
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
-        """Copy the length penalties, by number of tokens, to the buffer of the current search step."""
+        """Copy the length penalties of 0, 1, … tokens to the buffer of the current search step."""
         count = min(len(self._penalties), len(self._step.penalties))
         self._step.penalties[:count] = self._penalties[:count]
 
@@ -214,7 +221,7 @@ class GpuSearch:
 
     @property
     def active(self) -> Tensor:
-        """The indices, in the batch, of the sentences that are still decoded, (B,)."""
+        """The indices, in the input batch, of the sentences that are still decoded, int64 (B,)."""
         return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
@@ -243,7 +250,10 @@ class GpuSearch:
         self._remove_finished()
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
+        """Remove sentences from the batch before they are finished; return a list of live hypotheses for each.
+
+        `rows` are indices into `active`.
+        """
         snapshot = self._take_snapshot()
         live = [
             [hypothesis for hypothesis in snapshot.live(self._slots[row]) if hypothesis is not None] for row in rows
@@ -257,7 +267,10 @@ class GpuSearch:
         return live
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W), on the CPU.
+
+        Hypotheses with probability zero have zeros as tokens.
+        """
         width, count = self.options.beam_size, len(self._slots)
         tokens = torch.zeros(count, width, self.length, dtype=torch.int64)
         slots = torch.tensor(self._slots, device=self._step.done.device)
@@ -270,7 +283,7 @@ class GpuSearch:
         return tokens, scores
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` hypotheses of the sentence with this index in the batch, best first.
+        """Return a list of at most `count` hypotheses of the sentence at `index` in the input batch, best first.
 
         Hypotheses that ended come first; live ones follow if the sentence was cut off at its maximum length.
         """
@@ -284,7 +297,7 @@ class GpuSearch:
     def _acquire_step(self, capacity: int) -> SearchStep:
         """Return a recorded search step for the current number of sentences, with `capacity` cached positions each.
 
-        An unused step of the model is taken if there is one of this size, else a new one is made.
+        An unused step of the model is taken if one has the right size, else a new step is made.
         """
         state, options = self.state, self.options
         source = round_up_source(state.source_shape[1])
@@ -296,7 +309,7 @@ class GpuSearch:
     def _ensure_capacity(self) -> None:
         """Move the search to larger buffers if another decoding step does not fit into the current ones.
 
-        Learned position embeddings that do not reach the next position raise an error.
+        Raises an error if learned position embeddings do not reach the next position.
         """
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
@@ -334,7 +347,7 @@ class GpuSearch:
     def _remove_finished(self, *, moving: bool = True) -> None:
         """Take finished sentences off the list of active sentences, and keep a snapshot of their hypotheses.
 
-        With `moving`, the other sentences move to a step with smaller buffers if that is worthwhile.
+        If `moving`, the other sentences move to a step with smaller buffers if that is worthwhile.
         """
         if not self._indices:
             return
@@ -349,18 +362,21 @@ class GpuSearch:
             self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep only these indices in the lists of sentences still decoded and of their rows in the step's buffers."""
+        """Keep only the sentences with indices `rows` in the lists of active sentences and of their buffer rows."""
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":
-        """Return a copy of the current hypotheses in CPU memory; the copy of the same step is used again."""
+        """Return a copy of the current hypotheses in CPU memory, made once per search step."""
         if self._latest_snapshot is None or self._latest_snapshot[0] != self.length:
             self._latest_snapshot = self.length, _Snapshot(self._step, self.length)
         return self._latest_snapshot[1]
 
 
 def _is_worth_moving(sentences: int, size: StepSize) -> bool:
-    """Return whether so few sentences are left that they should move to a search step with smaller buffers."""
+    """Return whether so few sentences are left that they should move to a search step with smaller buffers.
+
+    That is so if a quarter of the buffers is enough, and the step has more than 64 hypotheses.
+    """
     return _SHRINK * round_up_size(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
 
 
@@ -385,10 +401,10 @@ class _RemainingCount:
 
 
 class _Snapshot:
-    """A copy, in CPU memory, of all hypotheses of a batch after a search step."""
+    """A copy, in CPU memory, of all hypotheses in a search step's buffers, from which their tokens are read."""
 
     def __init__(self, step: SearchStep, length: int) -> None:
-        """Copy all hypotheses of `length` tokens from a search step's buffers on the GPU to the CPU."""
+        """Copy all hypotheses of up to `length` tokens from a search step's buffers on the GPU to the CPU."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
         self._parents, self._tokens = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)
@@ -396,7 +412,11 @@ class _Snapshot:
         self._eos_id = step.eos_id
 
     def found(self, slot: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` hypotheses of the sentence in row `slot`: finished, then live ones if it was cut."""
+        """Return a list of at most `count` hypotheses of the sentence in buffer row `slot`, best first.
+
+        Finished hypotheses come first, then live ones if the sentence was cut off. In greedy search there is one at
+        most.
+        """
         length, broken = self._records[slot, :RECORD_HEADER].tolist()
         if self._tokens.shape[2] == 1:  # greedy
             tokens_and_values = self._tokens[:length, slot, 0], self._values[:length, slot, 0]
@@ -416,7 +436,10 @@ class _Snapshot:
         )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """Return the live hypotheses of the sentence in row `slot`; None in place of those with probability zero."""
+        """Return a list of the live hypotheses of the sentence in buffer row `slot`.
+
+        It has None for a hypothesis with probability zero, and is empty before the first step.
+        """
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:
@@ -428,7 +451,7 @@ class _Snapshot:
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The live hypotheses of all sentences: lengths (B,), tokens and log-probabilities (B, W, t)."""
+        """The live hypotheses of all sentences: lengths (B,), tokens and log-probabilities, both (B, W, t)."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._tokens))
         width = self._tokens.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -436,7 +459,7 @@ class _Snapshot:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The finished hypotheses of all sentences: lengths (B, N), tokens and log-probabilities (B, N, t)."""
+        """The finished hypotheses of all sentences: lengths (B, N), tokens and log-probabilities, both (B, N, t)."""
         lengths, beams, bits = np.moveaxis(
             self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
         )
@@ -447,7 +470,7 @@ class _Snapshot:
         return lengths, tokens, values
 
     def _trace(self, lengths: NDArray[Any], beams: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Follow hypotheses from their last tokens to their first; return tokens and log-probabilities, (B, M, t).
+        """Follow hypotheses from their last tokens to their first; return tokens and log-probabilities, (B, M, t) each.
 
         Args:
             lengths: the lengths of M hypotheses of each sentence, (B, M).

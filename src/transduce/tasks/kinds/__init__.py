@@ -28,5 +28,5 @@ KINDS: dict[str, TaskKind[Any]] = {
 
 
 def kind_of(name: str) -> TaskKind[Any]:
-    """Return the object that does a task, by the name that the setting `task.kind` has."""
+    """Return the object that implements a kind of task, by its name in `task.kind`, such as "translation"."""
     return KINDS[name]

@@ -73,7 +73,7 @@ class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the classes, summed over a batch's texts, each times its weight if it has one."""
+        """Return the cross-entropy of the classes, summed over a batch's texts, each times its weight, if any."""
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
@@ -97,7 +97,7 @@ class ClassificationObjective(LabelingObjective):
 
 
 class LabeledDevSet(Validation):
-    """A labeled dev set that measures loss, accuracy and macro F1 of a classifier; all texts count equally."""
+    """A dev set of labeled texts that measures a classifier's loss, accuracy and macro F1; all texts count equally."""
 
     def __init__(
         self,
@@ -129,7 +129,10 @@ class LabeledDevSet(Validation):
 
 
 class ClassificationKind(LabelChoices, TextKind):
-    """The task of text classification: an encoder predicts one class for each text."""
+    """The task of text classification: an encoder predicts one class for each text.
+
+    Its methods implement `TextKind`, with which a run is trained.
+    """
 
     name = "classification"
     muon_factor = 0.5
@@ -144,7 +147,7 @@ class ClassificationKind(LabelChoices, TextKind):
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that classification does not use, including those of the vocabulary projection.
+        """Raise an error for settings that classification does not use, including those of the vocabulary projection.
 
         Raises:
             TransduceError: a setting has no meaning for classification.
@@ -158,21 +161,24 @@ class ClassificationKind(LabelChoices, TextKind):
         self.check_projection(settings)
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary.
+        """Return the special tokens [CLS], [SEP] and [MASK] for the vocabulary.
 
-        Classification itself uses the first two.
+        Classification itself uses the first two; with the third, a model pretrained later can share the vocabulary.
         """
         return SPECIAL_TOKENS
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of texts and labels; texts may have any length, as long ones are truncated when read."""
+        """Return the files of texts and labels with filters; long texts stay, and are truncated when they are read."""
         filters = msgspec.structs.replace(
             data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False, noun=self.example)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus, and check that the vocabulary can spell the labels."""
+        """Prepare and return the corpus of texts and labels, after checking that the vocabulary can spell the labels.
+
+        If there are nearly as many labels as texts, the user is asked whether they are swapped.
+        """
         text = self.read_text(request.settings, request.folder, overwrite=True)
         if request.tokenizer is not None:
             _check_labels(text, request.tokenizer.target, f"that of {request.settings.init_from}")
@@ -194,32 +200,32 @@ class ClassificationKind(LabelChoices, TextKind):
         return corpus
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration with one class for each label, a pooler, and no masked-language-model head."""
+        """Return the model's configuration with a class for each label, a pooler, and no masked-language-model head."""
         return msgspec.structs.replace(
             config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
         )
 
     def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
-        """Return the parameters with random initial values: the classifier's, if its labels are not the base model's.
+        """Return which parameters may start at random in a run from a base model: those of classifier and pooler.
 
-        The base model may lack the classifier and the pooler.
+        The base model may lack both. The classifier always starts at random if its labels are not the base model's.
         """
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose 32 texts for a batch, as `training.batch_tokens` counts texts here; each has one label."""
+        """Return the default batch size, 32; `training.batch_tokens` counts texts in classification."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the steps of twenty epochs, but at least 300; `batch_tokens` is the number of texts in a batch."""
+        """Return the default number of steps, twenty epochs but at least 300; `batch_tokens` counts texts here."""
         return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the best model by accuracy, which still rises when the loss has started to increase."""
+        """Return the measure that selects the best model, accuracy, which still rises when the loss grows again."""
         return Choice(ACCURACY, "of the dev texts")
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log what the base model predicts, and the weights of the classes in the loss, if the settings set any.
+        """Log what the run may suffer from, and the weights of the classes in the loss, if the settings set any.
 
         Raises:
             TransduceError: `task.class_weights` names a label that no text has.
@@ -234,7 +240,7 @@ class ClassificationKind(LabelChoices, TextKind):
         choice_log.record("task.class_weights", None, Choice(shown, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the function from a batch to its loss: cross-entropy of the classes."""
+        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the classes."""
         return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
@@ -244,7 +250,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return texts
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
-        """Return the dev set with all dev texts, sorted by length, which measures loss, accuracy and macro F1."""
+        """Return a dev set of all dev texts, sorted by length, which measures loss, accuracy and macro F1."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
         return LabeledDevSet(
@@ -256,25 +262,25 @@ class ClassificationKind(LabelChoices, TextKind):
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the number of texts and classes, and name classes that occur only in the dev set."""
+        """Return a phrase with the numbers of texts and classes, which also names classes of the dev set alone."""
         classes, training_labels = class_names(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
         unseen = [f"“{label}”" for label in classes if label not in training_labels]
         alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""
         return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
-        """Return a description of a batch that can be written as JSON; its targets are class names and numbers."""
+        """Return a dict that describes a batch and can be written as JSON; its targets are class names and numbers."""
         classes: list[int] = batch.target[:, 0].tolist()
         labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return the task card, a file of the model folder, with the names of the classes."""
+        """Return a dict from file name to text for the model folder: the task card, with the names of the classes."""
         length = _length(resolved)
         return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card that are specific to classifiers."""
+        """Return the parts of the model card that are specific to classifiers: title, description, usage and others."""
         return CardTexts(
             "A classifier",
             "text-classification",
@@ -285,7 +291,10 @@ class ClassificationKind(LabelChoices, TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the dev accuracy of the best model; return it with the final model card and a hint on its use."""
+        """Measure the best model on the dev set; return its accuracy with the final model card and a hint on its use.
+
+        A model that hardly beats the most frequent class is reported as weak.
+        """
         from transduce.inference.classifier import load_classifier
 
         classifier = load_classifier(
@@ -320,9 +329,10 @@ def majority_accuracy(corpus: TaskCorpus) -> float:
 
 
 def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:
-    """Return the weight of each class in the loss, by its label: 1 if the setting names none.
+    """Return a dict from each class's label to its weight in the loss, by `task.class_weights`.
 
-    "balanced" gives each class of the training texts the same total weight.
+    "balanced" gives each class of the training texts the same total weight. A class that the setting does not name has
+    the weight 1.
 
     Raises:
         TransduceError: the settings name a label that no text has.
@@ -341,7 +351,10 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return each training text's weight in the loss times that of its class in `labels`, (N,); None: all are 1."""
+    """Return the weight of each training text in the loss, (N,): its own, times that of its class; None: all are 1.
+
+    `labels`, (N,), has the number of each text's class.
+    """
     of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts
@@ -350,7 +363,7 @@ def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.
 
 
 def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
-    """Refuse labels that change when they are encoded and decoded, because two labels could become equal.
+    """Check that labels stay as they are when encoded and decoded; otherwise two labels could become equal.
 
     Args:
         text: training and dev set.
@@ -379,9 +392,10 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
 
 
 def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the prefix of the base model's classifier parameters if its labels differ from `labels`; else nothing.
+    """Return the name prefix of classifier parameters, in a tuple, if a base model's labels differ from `labels`.
 
-    A classifier of other labels may have the same shape, so shapes do not reveal it.
+    The tuple is empty if the labels are equal. A classifier of other labels may have the same shape, so that only
+    labels tell whether its parameters fit.
     """
     card = find_task_card(folder)
     base_labels = card.labels if card is not None and card.kind == "classification" else ()
@@ -394,10 +408,10 @@ def _length(resolved: ResolvedSettings) -> int:
 
 
 def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
-    """Return the class names of training and dev set, sorted.
+    """Return a sorted tuple of the class names that occur in training texts or dev set.
 
     Raises:
-        TransduceError: there is only one class.
+        TransduceError: all texts have the same class.
     """
     classes = set(_labels(corpus.prepared, corpus.tokenizer))
     if corpus.dev is not None:
@@ -411,7 +425,10 @@ def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)  # reading the whole corpus is slow, and every validation asks for it
 def _labels(corpus: PreparedCorpus, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the label of each text of a prepared corpus, decoded from its target's token ids."""
+    """Return a tuple of the label of each text of a prepared corpus, decoded from its target's token ids.
+
+    The last results are cached, because reading a whole corpus is slow.
+    """
     store = read_store(corpus, tokenizer, "target")
     decoded: dict[bytes, str] = {}
     labels = []

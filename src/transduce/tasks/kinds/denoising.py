@@ -34,7 +34,7 @@ _DEV_SEED = 0
 class NoiseGenerator:
     """A generator of noise for batches of text; the seed, the epoch and the text's index determine what is corrupted.
 
-    Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
+    Special tokens around every text, such as the end symbol, are not corrupted.
     """
 
     def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
@@ -45,7 +45,7 @@ class NoiseGenerator:
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch with the corrupted texts as sources and, as targets, the text that the model must write.
 
-        The target is the whole text or, with T5's spans, the removed ones. A batch without texts is returned as it is.
+        That is the whole text or, with T5's spans, the removed parts. A batch without texts is returned as it is.
         """
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
@@ -63,7 +63,7 @@ class NoiseGenerator:
 
 
 class DenoisingPlan(Plan[Batch]):
-    """A plan of batches that are corrupted differently in each epoch."""
+    """A plan of training batches by epoch and position, whose texts are corrupted differently in each epoch."""
 
     def __init__(self, plan: BatchPlan, noise_generator: NoiseGenerator) -> None:
         self._plan, self._noise_generator = plan, noise_generator
@@ -78,7 +78,10 @@ class DenoisingPlan(Plan[Batch]):
 
 
 class DenoisingKind(TextOnlyKind):
-    """The task of denoising: a model restores a corrupted text, as pretraining for other tasks."""
+    """The task of denoising: a model restores a corrupted text, as pretraining for other tasks.
+
+    Its methods implement `TextOnlyKind`, with which a run is trained.
+    """
 
     name = "denoising"
     model_noun = "denoising model"
@@ -90,16 +93,19 @@ class DenoisingKind(TextOnlyKind):
     search_advice = "set it in the run that continues from this model"
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of texts, one text per line, and their filters; without dev files, a dev set is held out."""
+        """Return the files of texts, one per line, with filters; without dev files, a dev set is held out of them."""
         text = text_only(data, self.model_noun, msgspec.structs.replace(data.filters, drop_identical=False))
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
-        """Return the special tokens that replace the removed tokens of corrupted texts; none if tokens are deleted."""
+        """Return the special tokens, a tuple, that stand for removed tokens in corrupted texts; empty for deletion."""
         return noise_tokens(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: cross-entropy of the target tokens, given the corrupted text, as in translation."""
+        """Return the training objective, a function from a batch to its `Loss`, the same as for translation.
+
+        The loss is the cross-entropy of the target tokens, given the corrupted text.
+        """
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
@@ -107,7 +113,10 @@ class DenoisingKind(TextOnlyKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> DenoisingPlan:
-        """Return the plan of this process's training batches, whose lines are corrupted differently in each epoch."""
+        """Return the plan of a process's training batches, whose texts are corrupted differently in each epoch.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         seed = resolved.training.seed
         plan = BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
@@ -115,7 +124,7 @@ class DenoisingKind(TextOnlyKind):
         return DenoisingPlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set, which measures the loss of all dev lines, with the same noise in every run."""
+        """Return the dev set, which measures the loss of all its lines, with the same noise in every run."""
         return DevSet(
             config=resolved.model,
             directions=(),
@@ -130,7 +139,7 @@ class DenoisingKind(TextOnlyKind):
         return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card that are specific to denoising."""
+        """Return the parts of the model card that are specific to denoising: title, description, usage and others."""
         model = resolved.model
         return CardTexts(
             "A pretrained model",
@@ -145,7 +154,10 @@ class DenoisingKind(TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the dev loss of the best model; return it with the final model card and a hint on its use."""
+        """Measure the best model's dev loss; return it with the final model card and a hint on how to go on.
+
+        It is compared with the loss of guessing by token frequencies.
+        """
         from transduce.model_folder.read import read_encoder_decoder_folder
 
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()

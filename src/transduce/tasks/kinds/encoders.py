@@ -56,9 +56,10 @@ PROJECTION_SETTINGS = {"tie_output": True, "output_bias": False, "output_scale":
 
 
 def text_length(model: ModelConfig, context: int | None) -> int:
-    """Return the maximum number of tokens read from a text, including special tokens.
+    """Return the maximum number of tokens that an encoder reads from a text, including special tokens.
 
-    This is the context, limited to the number of learned positions.
+    It is the context, but at most the number of learned positions. Without a context (None), it is that number, or 128
+    for a model without learned positions.
     """
     if model.positions != "learned":
         return DEFAULT_CONTEXT if context is None else context
@@ -77,7 +78,7 @@ def build_encoder(config: ModelConfig) -> Encoder:
 
 
 def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
-    """Open one side of a prepared corpus as sentences of token ids that are mapped from disk."""
+    """Return one side of a prepared corpus as a `SentenceStore`: sentences of token ids, mapped from disk."""
     vocabulary = tokenizer.source if side == "source" else tokenizer.target
     card = corpus.card.source if side == "source" else corpus.card.target
     ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
@@ -86,7 +87,7 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 
 
 def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
-    """Return the description of a trained encoder for its model card; `size` describes the corpus."""
+    """Return a phrase that describes a trained encoder for its model card; `size` describes the corpus."""
     model = resolved.model
     layers = count_noun(model.num_encoder_layers, "layer")
     return f"An encoder of {layers} × {model.d_model}, trained by transduce on {size}"
@@ -95,8 +96,8 @@ def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
 def is_small_base(settings: Settings, d_model: int) -> bool:
     """Return whether training starts from a small masked language model that transduce trained from random weights.
 
-    Such a model of width 256 or less has read little text compared with a published BERT. Its weights are not worth
-    preserving at a low learning rate. Further pretraining of such a model does not change the answer.
+    Such a model, of width 256 or less, has read little text compared with a published BERT, so that a low learning rate
+    to preserve its weights does not pay. It may have been pretrained in several runs, each from the model of the last.
     """
     folder, seen = settings.init_from, set[str]()
     while folder is not None and folder not in seen and d_model <= _SMALL_WIDTH:
@@ -124,7 +125,7 @@ class EncoderChoices:
     name: ClassVar[str]
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
+        """Return a dict of a preset's model settings for an encoder, with BERT's feed-forward width and dropout."""
         return {
             "num_encoder_layers": preset.num_encoder_layers,
             "d_model": preset.d_model,
@@ -134,7 +135,7 @@ class EncoderChoices:
         }
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's learning-rate schedule, a linear decay to zero."""
+        """Return the default learning-rate schedule, BERT's linear decay to zero, with a reason (`Choice`)."""
         return Choice("linear", "a linear decay to zero, as in BERT")
 
     def choose_learning_rate(
@@ -146,7 +147,7 @@ class EncoderChoices:
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose Adam's peak learning rate, which is proportional to 1 / d_model.
+        """Return the default peak learning rate for Adam, proportional to 1 / d_model, with a reason (`Choice`).
 
         For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
         weights has five times this rate, small base models (`is_small_base`) too, and LoRA ten times.
@@ -156,12 +157,12 @@ class EncoderChoices:
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def check_projection(self, settings: Settings) -> None:
-        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks.
+        """Raise an error for settings of the vocabulary projection, which a classifier or tagger lacks.
 
-        They are allowed if `init_from` is set, because a base model may have the projection.
+        With `init_from` the settings are allowed, because a base model may have the projection.
 
         Raises:
-            TransduceError: such a setting differs from its default.
+            TransduceError: a setting of the projection differs from its default.
         """
         for name, default in PROJECTION_SETTINGS.items():
             is_set = settings.init_from is None and getattr(settings.model, name) not in (None, default)
@@ -169,18 +170,22 @@ class EncoderChoices:
 
 
 class LabelChoices(EncoderChoices):
-    """A mixin with the defaults that classification and tagging share, most of them for training from random values."""
+    """A mixin with the default settings that classification and tagging share, mainly for random initial weights."""
 
     muon_factor: ClassVar[float]
-    """The number that, divided by `d_model`, is the default peak learning rate of the optimizer Muon."""
+    """The default peak learning rate of the optimizer Muon, times `d_model`."""
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
+        """Return a dict of model settings for random weights: BERT's, but pre-norm, for fewer steps with Muon."""
         length = DEFAULT_CONTEXT if task.context is None else task.context
         return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Choose rotary positions; None, the default, for a BERT (post-norm) or attention that doesn't support them."""
+        """Return rotary positions as the default, with a reason; None for BERT's own in cases that do not fit.
+
+        Those are post-norm models, and attention that does not support rotary positions. `model` is a dict of model
+        settings.
+        """
         width = model.get("d_k") or model["d_model"] // model["num_heads"]
         score = model.get("attention_score", "scaled")
         if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
@@ -188,7 +193,11 @@ class LabelChoices(EncoderChoices):
         return Choice("rotary", "a label depends on neighboring words, which learned positions find later")
 
     def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-        """Choose Muon for pre-norm layers with random weights and for small base models, otherwise Adam."""
+        """Return the default optimizer with a reason: Muon for pre-norm layers with random weights or small bases.
+
+        A small base is a small masked language model (`is_small_base`), trained without LoRA. In other cases it is
+        Adam.
+        """
         if is_small_base(settings, model.d_model) and not settings.training.lora_rank:
             return Choice("muon", f"needs far fewer steps than Adam to fine-tune a base model of width {model.d_model}")
         return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
@@ -208,7 +217,7 @@ class LabelChoices(EncoderChoices):
         return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def log_corpus_problems(self, corpus: Any, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
-        """Log the share of masked tokens that the base model predicts, if its folder says so."""
+        """Log what share of masked tokens the base model predicts, if its folder has that score; warn if it is low."""
         if resolved.init_from is None or (share := _masked_accuracy(Path(resolved.init_from))) is None:
             return
         reason = f"predicts {share:.1f} % of its masked dev tokens"
@@ -218,10 +227,13 @@ class LabelChoices(EncoderChoices):
 
     @abstractmethod
     def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:
-        """Return the training texts with their labels, of the text or of its words, as batches are made of them."""
+        """Return the training texts with their labels (one for each text, or one for each word), to make batches of."""
 
     def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
-        """Return the plan of this process's training batches; `training.batch_tokens` is a number of texts here."""
+        """Return the plan of a process's training batches; `training.batch_tokens` is a number of texts here.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         return LabeledPlan(
             self.training_texts(corpus, resolved),
             rows=resolved.micro_batch_tokens,
@@ -231,12 +243,12 @@ class LabelChoices(EncoderChoices):
         )
 
     def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory, in a list."""
+        """Return a list with the batch of the longest texts, which needs the most memory, to try before training."""
         return [self.plan(corpus, resolved).largest_batches()]
 
 
 class LabelingObjective(Objective[Encoder]):
-    """A base class of the training objectives of classification and tagging, which start from an encoder's output."""
+    """A base class of the training objectives of classification and tagging, which run an encoder on a batch."""
 
     def encode(self, batch: Batch) -> Tensor:
         """Return the encoder's output for a batch of texts, (B, S, D)."""

@@ -69,7 +69,7 @@ from transduce.training.settings import BestBy, OptimizerName, TrainingSettings
 
 
 class CardTexts(NamedTuple):
-    """The texts of a model card that differ between tasks."""
+    """The parts of a model card (README.md of a model folder) that differ between tasks."""
 
     title: str
     """The heading of the card."""
@@ -86,7 +86,7 @@ class CardTexts(NamedTuple):
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
-    """Return a sentence that names the Hugging Face class that opens a model folder, or else the available exports."""
+    """Return a sentence on what opens a model folder: a Hugging Face class, or else `transduce.load` and exports."""
     has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
     has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
     if has_class and has_files:
@@ -113,11 +113,11 @@ def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
 
 
 def refuse_unused(kind: str, settings: Mapping[str, object]) -> None:
-    """Refuse settings that have no meaning for a kind of task.
+    """Raise an error if a setting is set that has no meaning for a kind of task.
 
     Args:
-        kind: the kind of task.
-        settings: a value for each setting that the kind does not use; a true value means that the setting is set.
+        kind: the name of the kind of task.
+        settings: by name, a value for each setting that the kind does not use; a true value means that it is set.
 
     Raises:
         TransduceError: one of the settings is set.
@@ -128,9 +128,9 @@ def refuse_unused(kind: str, settings: Mapping[str, object]) -> None:
 
 
 def continues_training(settings: Settings, kind: str) -> bool:
-    """Return whether training continues a base model that was trained for the task `kind` or an unknown task.
+    """Return whether training continues a base model of the task `kind` or of an unknown task.
 
-    With LoRA, the answer is False, because only new adapter weights are trained.
+    False without a base model, and with LoRA, which trains only new adapter weights.
     """
     if settings.init_from is None or settings.training.lora_rank:
         return False
@@ -138,7 +138,7 @@ def continues_training(settings: Settings, kind: str) -> bool:
 
 
 def base_task(folder: Path) -> str | None:
-    """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
+    """Return the name of the task that the run in a folder was trained for; None if unknown, as for imported models."""
     try:
         return read_run_setting(folder, "task.kind", str)
     except TransduceError:
@@ -163,7 +163,10 @@ class Validation(ABC):
     """The model that is measured; each validation loads the weights to measure into it."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Load weights into the model and measure it on the dev set; the event has the metrics and seconds taken."""
+        """Load weights into the model, measure it on the dev set, and return the metrics and seconds taken as an event.
+
+        `step` is the training step that the weights are of.
+        """
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         event = self.measure(step)
@@ -171,7 +174,7 @@ class Validation(ABC):
 
     @abstractmethod
     def measure(self, step: int) -> ValidationEvent:
-        """Measure the model, with the weights that it has now, on the dev set, and return the results as an event.
+        """Measure the model with the weights that it has now on the dev set, and return the metrics as an event.
 
         `step` is the training step that the weights are of.
         """
@@ -180,7 +183,7 @@ class Validation(ABC):
 def validation_event(
     step: int, loss: float, scores: dict[str, float], contributions: list[float] | None = None
 ) -> ValidationEvent:
-    """Return the event of a validation.
+    """Return the event of a validation: its metrics, with the perplexity and a standard error computed from them.
 
     Args:
         step: the training step of the weights.
@@ -208,7 +211,7 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """Number of compute threads."""
     evaluation_seconds: float | None = None
-    """The time for the final evaluation of a run with a time budget; None: unlimited."""
+    """The seconds allowed for the final evaluation of a run with a time budget; None: unlimited."""
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,22 +230,22 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEV_SCORES = "dev_score.json"
-"""The file of a model folder with the dev scores of the run."""
+"""The name of the file in a model folder that holds the dev scores of the run as JSON."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a finished run: quality, usage hint, files of the model folder, and tuned search settings."""
+    """The results of a finished run: quality, hint on use, files for the model folder, and tuned search settings."""
 
     measured: str
     """The measured quality, as a sentence."""
     hint: str
     """A hint on how to use the model, with an example of a command."""
     files: Mapping[str, bytes]
-    """Files of the model folder by name; README.md is the model card."""
+    """Files for the model folder: name → content; README.md is the model card."""
     search: SearchSettings | None = None
-    """Search settings chosen on the dev set, which replace those in the run's settings; None: those stay."""
+    """Search settings chosen on the dev set, which replace those of the run; None: the run's settings stay."""
     weakness: str | None = None
-    """A sentence that says that the model is no better than a simple baseline on the dev set; None if it is better."""
+    """A sentence saying that the model is no better than a simple baseline on the dev set; None if it is better."""
 
     @classmethod
     def of(
@@ -255,18 +258,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         *,
         weakness: str | None = None,
     ) -> "Outcome":
-        """Return an outcome whose files are the model card, the dev scores and the files passed."""
+        """Return an `Outcome` whose files are the model card, the dev scores (as JSON) and the files passed."""
         own = {"README.md": card.encode(), DEV_SCORES: msgspec.json.format(msgspec.json.encode(scores))}
         return cls(measured=measured, hint=hint, files=own | dict(files or {}), weakness=weakness)
 
 
 class Reinitialized(NamedTuple):
-    """The parameters, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
+    """Which parameters get random values instead of the base model's (`--init-from`), as prefixes of names."""
 
     may_lack: tuple[str, ...] = ()
-    """Parameters that the base model may lack; if there are any, the base model may also have further ones."""
+    """Prefixes of parameters that the base model may lack; if there are any, the base model may also have further
+    parameters.
+    """
     reinitialize: Callable[[Path], tuple[str, ...]] | None = None
-    """A function from the base model's folder to the parameters that it has but must not be taken; None: none."""
+    """A function from the base model's folder to prefixes of parameters that it has but that are not to be taken; None:
+    all are taken.
+    """
 
 
 C = TypeVar("C", bound=RunCorpus)
@@ -275,7 +282,7 @@ C = TypeVar("C", bound=RunCorpus)
 class TaskKind(ABC, Generic[C]):
     """An interface of kinds of tasks, such as translation, each of which learns from a corpus of type C.
 
-    It has defaults for most tasks. Tasks that learn from text derive from `TextKind`.
+    The methods have defaults that suit most tasks. Tasks that learn from text derive from `TextKind`.
     """
 
     name: ClassVar[str]
@@ -287,15 +294,15 @@ class TaskKind(ABC, Generic[C]):
     reads_text: ClassVar[bool] = True
     """True if the task's models read tokens, not numbers."""
     example: ClassVar[str] = "pair"
-    """What an example that the task learns from is called, in the singular."""
+    """The noun for an example that the task learns from, in the singular, such as "pair"."""
     counted: ClassVar[str] = "tokens"
-    """What the loss and the speed of training count."""
+    """The noun for what the loss and the speed of training count, in the plural, such as "tokens"."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps may be recorded as CUDA graphs and replayed (`training.record`)."""
     label_smoothing: ClassVar[float] = 0.1
     """The default of the setting `training.label_smoothing` in this task."""
     task_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings of `task.*` that this task uses."""
+    """Names of the settings of `task.*` that this task uses."""
     scales_rate_with_batch: ClassVar[bool] = True
     """True if small batches get a lower learning rate."""
     keeps_spaces: ClassVar[bool] = False
@@ -327,12 +334,12 @@ class TaskKind(ABC, Generic[C]):
     search_advice: ClassVar[str | None] = None
     """Advice to users who set `search.*` for a task that does not use these settings; None: the task uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings of `search.*` that the task uses although it does not use the others."""
+    """Names of the settings of `search.*` that the task uses although `search_advice` is set for the others."""
 
     # --- before the corpus is read ---
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings of a run that have no meaning for the task.
+        """Raise an error if settings of a run have no meaning for the task, or its model cannot do the task.
 
         Raises:
             TransduceError: a setting is for another task, or the model's kind cannot do this task.
@@ -390,7 +397,7 @@ class TaskKind(ABC, Generic[C]):
             )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
-        """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.
+        """Raise an error if a kind of model cannot do the task; `where` names the setting or folder in the message.
 
         Raises:
             TransduceError: the kind of model cannot do the task.
@@ -402,7 +409,7 @@ class TaskKind(ABC, Generic[C]):
             )
 
     def check_base_model(self, config: ModelConfig, task: TaskSettings, folder: str) -> None:  # noqa: ARG002
-        """Refuse a base model, in `folder`, that cannot do the task as it is set; by default, only kinds are refused.
+        """Raise an error if the base model in `folder` cannot do the task; by default, only its kind is checked.
 
         Raises:
             TransduceError: the model cannot do the task.
@@ -410,14 +417,14 @@ class TaskKind(ABC, Generic[C]):
         self.check_model(config.kind, f"The model in {folder}")
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
-        """Return the task's settings, completed by values from the base model's configuration; default: unchanged."""
+        """Return the settings `task.*` with values from the base model's configuration added; default: unchanged."""
         return task
 
     # --- the corpus ---
 
     @abstractmethod
     def prepare(self, request: Preparation) -> C:
-        """Prepare the corpus of a new run.
+        """Prepare the corpus of a new run (vocabulary, tokenized text, dev set) in the run's folder, and return it.
 
         Raises:
             TransduceError: files are missing, or are not what the task reads.
@@ -425,52 +432,55 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def reopen(self, settings: Settings, folder: Path) -> C:
-        """Open the corpus that `prepare` wrote to a run's folder, for a run that resumes with complete settings.
+        """Return the corpus that `prepare` wrote to a run's folder, for a run that resumes with complete settings.
 
         Raises:
             TransduceError: the corpus is damaged, or differs from the one that the run started with.
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings, with the filters of `transduce prepare` if a corpus was prepared by it."""
+        """Return the data settings, with the filters of `transduce prepare` if it prepared the corpus."""
         return data
 
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the model settings that a preset such as "small" sets, by the names of `model.*`."""
+        """Return a dict of the model settings that a preset such as "small" sets, by the names of `model.*`."""
         return msgspec.structs.asdict(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:  # noqa: ARG002
-        """Return the task's own defaults of model settings, by the names of `model.*`; {} if the general ones apply."""
+        """Return a dict of the task's own defaults of model settings, by the names of `model.*`; empty by default."""
         return {}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
-        """Choose the setting `model.positions` by the model's other settings; None stands for the default."""
+        """Return a default for `model.positions` by other model settings, with a reason; None: the general default."""
         return None
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the model's preset by the number of pairs, or, in some tasks, of target tokens in an epoch."""
+        """Return the default preset by the number of training pairs or, in some tasks, of target tokens (`tokens`)."""
         return choose_preset(pairs, self.example)
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
-        """Return the number of tokens in an epoch, as `training.batch_tokens` counts them."""
+        """Return the number of tokens in an epoch, in the unit in which `training.batch_tokens` counts them."""
         return corpus.target_tokens
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the number of training steps; `batch_tokens` counts target tokens unless the task counts others."""
+        """Return the default number of training steps with a reason (`Choice`).
+
+        `epoch_tokens` and `batch_tokens` count target tokens, unless the task counts others.
+        """
         return choose_steps(pairs, epoch_tokens, batch_tokens, self.example)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose `training.batch_tokens`, by default the number of target tokens in a batch."""
+        """Return a default for `training.batch_tokens`, a number of target tokens unless the task counts others."""
         return choose_batch_tokens(epoch_tokens, device)
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
-        """Choose the learning-rate schedule; `norm_order` is the model's."""
+        """Return the default learning-rate schedule with a reason (`Choice`); `norm_order` is the model's, as "pre"."""
         return choose_schedule(norm_order)
 
     def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-        """Choose the optimizer: Muon for pre-norm layers with random initial weights, otherwise Adam."""
+        """Return the default optimizer with a reason: Muon for pre-norm layers with random weights, otherwise Adam."""
         return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
     def choose_learning_rate(
@@ -482,7 +492,7 @@ class TaskKind(ABC, Generic[C]):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the peak learning rate; it is lower if training continues a model of this task or an unknown one."""
+        """Return the default peak learning rate; lower if training continues a model of this or an unknown task."""
         if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
         if not self.scales_rate_with_batch:
@@ -490,36 +500,39 @@ class TaskKind(ABC, Generic[C]):
         return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the metric that selects the best model; `translated` counts the dev sentences to translate."""
+        """Return the default metric that selects the best model, with a reason (`Choice`).
+
+        `translated` is the number of dev sentences that each validation translates.
+        """
         if self.writes_translations:
             return choose_best_by(translated)
         return Choice("loss", f"the measure of `task.kind` {self.name}")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:
-        """Choose the precision; `default` is what the machine computes fastest."""
+        """Return the default precision with a reason; `default` is what the machine computes fastest."""
         return default
 
     def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Adapt the model's configuration to the corpus, such as its number of classes; default: unchanged.
+        """Return the model's configuration adapted to the corpus, such as to its number of classes; default: unchanged.
 
         Raises:
-            TransduceError: the corpus does not determine it, such as one with a single class.
+            TransduceError: the corpus does not fit any model, such as one with a single class.
         """
         return config
 
     def check_corpus(self, corpus: C, config: ModelConfig, task: TaskSettings) -> None:
-        """Refuse a corpus that the model cannot learn from, such as one of too long texts; default: none.
+        """Raise an error if the model cannot learn from the corpus, such as from too long texts; default: no check.
 
         Raises:
             TransduceError: corpus and model do not fit.
         """
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return the parameters that get random values instead of the base model's; by default, there are none."""
+        """Return which parameters get random values instead of the base model's (`Reinitialized`); none by default."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
-        """Log problems that the corpus causes for the settings of a new run; the default logs none.
+        """Log the problems that a corpus causes for the settings of a new run in `choice_log`; the default logs none.
 
         Raises:
             TransduceError: a setting would have no effect.
@@ -530,7 +543,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Any], Loss]:
-        """Return the function that computes the loss of a batch by the model."""
+        """Return the training objective: a function that computes the `Loss` of a batch by the model."""
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
@@ -541,22 +554,25 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
-        """Return the training batches that need the most memory, to be tried before the first step."""
+        """Return a list of the training batches that need the most memory, to be tried before the first step."""
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
-        """Return an object that measures a model's weights on the dev set, and which has a model of its own."""
+        """Return the dev set as an object that measures a model's weights, which it loads into a model of its own."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how long `finish` takes at the end of a run, as a multiple of the time of one validation."""
+        """Return how long `finish` takes at the end of a run, in validations: 1.0 is the time of one."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
-        """Return how many tokens training reads in the time of a validation; None, the default: no prediction."""
+        """Return how many tokens training reads in the time of one validation, to predict that time.
+
+        None, the default: the task cannot predict it.
+        """
         return None
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:  # noqa: ARG002
-        """Return how long a validation of a trained model will take.
+        """Return how many seconds a validation of a trained model will take; the default is `seconds`.
 
         Args:
             validation: the dev set, which has measured a model early in training.
@@ -566,17 +582,17 @@ class TaskKind(ABC, Generic[C]):
         return seconds
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
-        """Return a description of a batch that can be written as JSON, for the record of a skipped step."""
+        """Return a dict that describes a batch and can be written as JSON, for the record of a skipped step."""
         return corpus.describe(batch)
 
     def describe_size(self, corpus: C) -> str:
-        """Return the size of the training data as text, for messages."""
+        """Return the size of the training data as text for messages, such as "1,000 pairs"."""
         return count_noun(corpus.pairs, self.example)
 
     # --- the model folder ---
 
     def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return additional text files that the model folder needs, such as the task card, by name; default: none."""
+        """Return a dict from names to texts of further files for the model folder, as the task card; default: none."""
         return {}
 
     @abstractmethod
@@ -588,7 +604,7 @@ class TaskKind(ABC, Generic[C]):
     ) -> str:
         """Return the text of the model card, README.md, of the model in `folder`.
 
-        `report` is the final quality on the dev set, None during training.
+        `report` is the final quality on the dev set, None during training; `step` is that of the weights.
         """
         texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
         codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
@@ -606,13 +622,13 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
-        """Measure the best model, which is in the run's folder, and return its quality and final documents.
+        """Measure the best model, which is in the run's folder, and return an `Outcome`: quality, hint and final files.
 
         Args:
             corpus: the run's corpus.
             resolved: the run's settings.
             placement: the run's folder and device.
-            step: step of the best weights.
+            step: the training step of the best weights; None if unknown.
         """
 
 
@@ -625,15 +641,15 @@ def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
 
 
 class TextKind(TaskKind[TaskCorpus]):
-    """A base class of kinds of tasks on text that is tokenized by a vocabulary."""
+    """A base class of kinds of tasks on text that a vocabulary tokenizes; its corpora are `TaskCorpus`."""
 
     may_be_prepared: ClassVar[bool] = False
     """True if `transduce prepare` can prepare the task's corpus."""
     unused_filters: ClassVar[tuple[str, ...]] = ()
-    """The settings of `data.filters.*` that the task does not use."""
+    """Names of the settings of `data.filters.*` that the task does not use."""
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that the task does not use.
+        """Raise an error for settings that the task does not use.
 
         Raises:
             TransduceError: a setting has no meaning for the task, or a prepared corpus is combined with a base model.
@@ -658,7 +674,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text (by default, tables of pairs) to files of lines, and return settings that name these files.
+        """Convert text (by default, tables of pairs) to files of lines; return data settings that name these files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -672,21 +688,21 @@ class TextKind(TaskKind[TaskCorpus]):
 
     @abstractmethod
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text files that the settings name, and how their pairs are filtered and a dev set is held out.
+        """Return the text files that the settings name, with filters, and how a dev set is held out (`TaskText`).
 
         Raises:
             TransduceError: the settings lack a file that the task needs, or name one that it does not use.
         """
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return special tokens that the task needs and that no text contains; default: none."""
+        """Return a tuple of special tokens that the task needs and that no text contains; empty by default."""
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with all special tokens; other formats are first converted to files of lines.
+        """Return the text to prepare (`TaskText`), with all special tokens, as files of lines.
 
-        The converted files are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a
-        resumed run uses them.
+        Other formats are converted to files of lines in `folder`. With `overwrite`, for a new run, existing files are
+        replaced; a resumed run uses them.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
@@ -697,7 +713,10 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Learn the vocabulary and tokenize the text for a new run, or use what `transduce prepare` wrote."""
+        """Learn the vocabulary and tokenize the text for a new run, or open what `transduce prepare` wrote.
+
+        Returns the corpus, which is stored in the run's folder unless it was prepared before.
+        """
         settings, folder = request.settings, request.folder
         if settings.data.prepared is not None:
             return use_prepared_corpus(settings, partial(self.read_text, overwrite=True), folder, request.display)
@@ -707,13 +726,13 @@ class TextKind(TaskKind[TaskCorpus]):
         )
 
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
-        """Open the corpus in the folder of a run that resumes, or the corpus of `transduce prepare` that it uses."""
+        """Return the corpus of a run that resumes, from the run's folder or that of `transduce prepare`."""
         if settings.data.prepared is not None:
             return reopen_prepared_corpus(settings, partial(self.read_text, overwrite=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, overwrite=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
-        """Return the data settings with the prepared corpus's filters, if the run uses one; else unchanged.
+        """Return the data settings with the filters of the prepared corpus, if the run uses one; else unchanged.
 
         Filters that the task does not use keep their defaults.
         """
@@ -724,7 +743,7 @@ class TextKind(TaskKind[TaskCorpus]):
         return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **unused))
 
     def check_corpus(self, corpus: TaskCorpus, config: ModelConfig, task: TaskSettings) -> None:  # noqa: ARG002
-        """Refuse vocabularies and texts that the model cannot read.
+        """Raise an error for vocabularies and texts that the model cannot read.
 
         Raises:
             TransduceError: one embedding matrix is to be shared by two vocabularies, or texts exceed the learned
@@ -743,7 +762,10 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- batches ---
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the plan of this process's training batches; `training.batch_tokens` is a number of target tokens."""
+        """Return the plan of a process's training batches; `training.batch_tokens` is a number of target tokens.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         return BatchPlan(
             corpus.prepared,
             batch_tokens=resolved.micro_batch_tokens,
@@ -757,7 +779,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
 
 def _check_lengths(corpus: TaskCorpus, limit: int) -> None:
-    """Refuse training or dev texts that have more tokens than `limit`, the number of learned positions."""
+    """Raise an error if training or dev texts have more tokens than `limit`, the number of learned positions."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue

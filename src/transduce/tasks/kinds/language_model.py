@@ -67,7 +67,7 @@ class LanguageModelObjective(Objective[Decoder]):
     """The training objective of a language model: the cross-entropy of every next token."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of every next token, summed over a batch of inputs and labels, (B, T) each."""
+        """Return the cross-entropy of every next token, summed over a batch of windows, (B, T) inputs and labels."""
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
@@ -87,7 +87,7 @@ class LanguageModelObjective(Objective[Decoder]):
 
 
 class LanguageModelDevSet(Validation):
-    """A dev text of a language model, which measures the loss per token and per character."""
+    """A dev text of a language model, which measures the loss per token and the bits per character."""
 
     def __init__(
         self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
@@ -109,14 +109,20 @@ class LanguageModelDevSet(Validation):
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return by how many characters decoded tokens are too long: sentencepiece writes " ⁇ " for an unknown token."""
+    """Return how many characters of the decoded tokens are too many, to count a text's characters.
+
+    sentencepiece decodes an unknown token, one character of the text, as " ⁇ ".
+    """
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
 
 
 class LanguageModelKind(TextOnlyKind):
-    """The task of language modeling: a decoder predicts every next token of a text."""
+    """The task of language modeling: a decoder predicts every next token of a text.
+
+    Its methods implement `TextOnlyKind`, with which a run is trained.
+    """
 
     scales_rate_with_batch = False
     name = "language-model"
@@ -134,14 +140,17 @@ class LanguageModelKind(TextOnlyKind):
         return text_only(data, self.model_noun)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
+        """Prepare the corpus of a new run and return it.
+
+        The tokenizer of an imported base model is changed to end each line with the end symbol.
+        """
         tokenizer = request.tokenizer
         if isinstance(tokenizer, ImportedTokenizer):
             request = msgspec.structs.replace(request, tokenizer=tokenizer.line_by_line())
         return super().prepare(request)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the sizes of the preset's decoder, but `d_ff` = 4 × `d_model`, as in GPT-2, and a dropout of 0.1.
+        """Return a dict of the preset's sizes for a decoder, with `d_ff` = 4 × `d_model` as in GPT-2, and dropout 0.1.
 
         Little dropout suffices, because the text is read only a few times.
         """
@@ -155,7 +164,7 @@ class LanguageModelKind(TextOnlyKind):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return the model settings of GPT-2's decoder that differ from the general defaults."""
+        """Return a dict of the model settings of GPT-2's decoder that differ from the general defaults."""
         return {
             "kind": "decoder",
             "positions": "learned",
@@ -165,32 +174,35 @@ class LanguageModelKind(TextOnlyKind):
         }
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the model preset by the number of tokens in the training text."""
+        """Return the default model preset, by the number of tokens in the training text, with a reason (`Choice`)."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the number of tokens in a batch: on a CPU twice that of translation, unless the corpus is small."""
+        """Return the default number of tokens in a batch, with a reason (`Choice`).
+
+        On a CPU it is twice that of translation, unless the corpus is small.
+        """
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the steps by the number of tokens in the training text: 1 to 40 epochs, but at least 300 steps."""
+        """Return the default number of steps for 1 to 40 epochs, by the size of the text, but at least 300 steps."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
-        """Return the task's settings, whose context is the number of the base model's learned positions.
+        """Return the task's settings with the number of the base model's learned positions as the context.
 
-        They stay unchanged if a context is set, or the base model has other positions.
+        The settings stay unchanged if a context is set, or if the base model has other positions.
         """
         if task.context is not None or base_config.positions != "learned":
             return task
         return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
-        """Return the number of tokens in a window of text, the context of the language model: the setting, or 256."""
+        """Return the number of tokens in a window of text: the setting `task.context`, or by default 256."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def check_corpus(self, corpus: TaskCorpus, config: ModelConfig, task: TaskSettings) -> None:
-        """Refuse a context that is longer than the model's learned positions.
+        """Raise an error if the context is longer than the model's learned positions.
 
         Raises:
             TransduceError: the model has fewer positions than the context.
@@ -204,12 +216,15 @@ class LanguageModelKind(TextOnlyKind):
             )
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: cross-entropy of every next token."""
+        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of every next token."""
         assert isinstance(model, Decoder)
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of this process's batches of windows of the training text, each with at least one window."""
+        """Return the plan of a process's training batches, each of at least one window of the training text.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
         return WindowPlan(
@@ -222,13 +237,13 @@ class LanguageModelKind(TextOnlyKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return one batch in a list, because all batches have the same size."""
+        """Return a list with one batch to try before training, because all batches have the same size."""
         return [self.plan(corpus, resolved).largest_batches()]
 
     def validation(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> LanguageModelDevSet:
-        """Return the dev set: consecutive windows of the dev text, for the loss per token and per character."""
+        """Return a dev set of consecutive windows of the dev text, which measures the loss and bits per character."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
         batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
@@ -241,11 +256,11 @@ class LanguageModelKind(TextOnlyKind):
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return the size of the corpus as text: its number of tokens."""
+        """Return the size of the training text in tokens, as text such as "1,000 tokens"."""
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card for a language model."""
+        """Return the parts of the model card that are specific to language models: title, description, usage etc."""
         model = resolved.model
         return CardTexts(
             "A language model",
@@ -258,7 +273,7 @@ class LanguageModelKind(TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure perplexity and bits per character of the best model; return them with the final card and a hint."""
+        """Measure the best model on the dev text; return its perplexity and bits per character, a card and a hint."""
         generator = load_generator(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -276,10 +291,7 @@ class LanguageModelKind(TextOnlyKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return the token streams, one-dimensional arrays of ids, of the training and the dev text.
-
-    Without dev files, the last tenth of the text, at most 1,000,000 tokens, is the dev text.
-    """
+    """Return the token streams, arrays of ids (N,), of the training text and the dev text."""
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)

@@ -109,9 +109,9 @@ def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwri
 
 
 def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
-    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document.
+    """Yield each document of a file of text as a list of sentences.
 
-    In a file of lines, empty lines separate documents.
+    Each text of a JSON-lines file is a document; in a file of lines, empty lines separate documents.
     """
     if holds_texts(file, chosen):
         return filter(None, map(sentences_of, read_texts(file)))
@@ -119,9 +119,9 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Return the training and the dev text; without dev files, the latter is the last fiftieth of the sentences.
+    """Return the sentences of the training text and those of the dev text, each as a `SentenceStore`.
 
-    It then has at least 4 and at most 2,000 sentences.
+    Without dev files, the dev text is the last fiftieth of the sentences, at least 4 and at most 2,000.
 
     Raises:
         TransduceError: there are no dev files, and the text has fewer than 8 sentences.
@@ -150,13 +150,13 @@ MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 class MaskedLanguageObjective(Objective[Encoder]):
     """The training objective of BERT: masked tokens and, if the model has a classifier, next-sentence prediction.
 
-    The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
-    prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
-    mean over masked tokens plus the mean over rows.
+    The loss is a sum over rows (token sequences), so that rows can be distributed over processes and micro-batches. For
+    next-sentence prediction, each row is weighted by the batch's masked tokens per row. Divided by the masked tokens,
+    the loss is then BERT's: the mean over masked tokens plus the mean over rows.
     """
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the loss of a batch; its `negative_log_likelihood` and number of tokens cover masked tokens only."""
+        """Return the summed loss of a batch; its `negative_log_likelihood` and token count cover masked tokens only."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
@@ -179,7 +179,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output (B, L, D) and labels (B, L): the true ids of masked tokens, or the padding id."""
+        """Return the encoder's output, (B, L, D), and labels, (B, L): true ids of masked tokens, or padding ids."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
         # RoBERTa has one segment only.
@@ -190,7 +190,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
 
 
 class MaskedDevSet(Validation):
-    """A dev text that measures loss, accuracy of masked tokens and, if the model has it, next-sentence prediction."""
+    """A dev text that measures a model's loss and accuracy of masked tokens and, if it has that, of next sentences."""
 
     model: Encoder
 
@@ -211,9 +211,9 @@ class MaskedDevSet(Validation):
         return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return a batch's loss in nats, masked tokens, correct ones, next-sentence rows and correct ones.
+        """Return five sums of a batch: loss in nats, masked tokens, those found, next-sentence rows, those right.
 
-        The loss is a sum over the masked tokens. Without next-sentence prediction, the last two numbers are 0.
+        The loss is summed over masked tokens. Without next-sentence prediction, the last two numbers are 0.
         """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.objective.encode(batch)
@@ -233,7 +233,10 @@ _MUON_WIDTH = 128
 
 
 class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
-    """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
+    """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them.
+
+    Its methods implement `TextOnlyKind`, with which a run is trained.
+    """
 
     name = "masked-language-model"
     model_noun = "masked language model"
@@ -245,14 +248,14 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     unused_filters = FilterSettings.__struct_fields__
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the special tokens that the vocabulary must have: [CLS], [SEP] and [MASK]."""
+        """Return a tuple of the special tokens that the vocabulary must have: [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text to files with one sentence per line, and return settings that name these files.
+        """Convert text to files with one sentence per line, and return data settings that name these files.
 
         Hard-wrapped lines are joined before the text is split into sentences. The training text of a prepared corpus is
-        not written again.
+        not written again. `overwrite` is false for a resumed run, which uses the existing files.
         """
         text_only(settings.data, self.model_noun)
         data = settings.data
@@ -264,14 +267,16 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text to prepare: all sentences, and the empty lines between documents.
+        """Return the text files to prepare: all sentences, and the empty lines between documents.
 
-        No dev text is held out of it here.
+        No dev text is held out of these files, because `split_text` divides the tokenized text later.
         """
         return msgspec.structs.replace(text_only(data, self.model_noun), noun=self.example)
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that the task does not use, and a context without room for text between special tokens.
+        """Raise an error for settings that the task does not use, or a context without space for text.
+
+        The context includes special tokens.
 
         Raises:
             TransduceError: a setting has no meaning for the task, or the context is too short.
@@ -285,7 +290,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             )
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings with the maximum length and, for next-sentence prediction, a classifier."""
+        """Return a dict of BERT's model settings, with a classifier if next-sentence prediction is on.
+
+        The context is the number of learned positions.
+        """
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
@@ -310,15 +318,18 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             )
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the model preset by the number of tokens in the training text."""
+        """Return the default model preset, by the number of tokens in the training text, with a reason (`Choice`)."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the tokens in a batch: on a CPU twice as many as for translation, unless the corpus is small."""
+        """Return the default number of tokens in a batch, with a reason (`Choice`).
+
+        On a CPU it is twice that of translation, unless the corpus is small.
+        """
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose twice as many steps as for a language model of this text, thus at least 600.
+        """Return the default number of steps, twice that of a language model of this text, thus at least 600.
 
         A step learns less here, because only about a sixth of the tokens are targets.
         """
@@ -326,7 +337,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return Choice(2 * choice.value, f"twice those of a language model: {choice.reason}")
 
     def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-        """Choose Adam for narrow models, which Muon teaches more slowly to use context; otherwise as for all tasks."""
+        """Return the default optimizer with a reason: Adam for narrow models, and else that of other tasks.
+
+        Muon teaches models of a width below 128 more slowly to use context.
+        """
         choice = super().choose_optimizer(settings, model)
         if choice.value == "muon" and model.d_model < _MUON_WIDTH:
             return Choice("adam", f"learns in fewer steps than Muon if `d_model` is below {_MUON_WIDTH}")
@@ -341,9 +355,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the peak learning rate: 0.25 / d_model, half of Adam's for pre-norm models, also with a base model.
+        """Return the default peak learning rate with a reason: 0.25 / d_model, also with a base model.
 
-        For Muon with random weights it is 1 / d_model: at a fourth of it, short runs predict by frequency alone.
+        That is half of the usual rate for Adam with pre-norm models. For Muon with random weights it is 1 / d_model: at
+        a fourth of that, short runs predict by frequency alone.
         """
         if optimizer == "muon" and settings.init_from is None:
             return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
@@ -351,18 +366,18 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return Choice(0.25 / d_model, usual if settings.init_from is None else f"{usual}, as for random weights")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the function from a batch to its loss, which includes next-sentence prediction if the model has it."""
+        """Return the training objective, a function from a batch to its `Loss`, with next sentences if predicted."""
         return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
-        """Return the number of tokens in all rows of an epoch, including special tokens and random second segments."""
+        """Return the number of input tokens in an epoch's rows, with special tokens and random second segments."""
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log a problem if fewer than 10 % of the text's segments are followed by another one in their document.
+        """Log a problem if fewer than 10 % of the text's segments are followed by another segment of their document.
 
-        Nothing is logged if the model doesn't predict next sentences.
+        The model then hardly learns next-sentence prediction. Nothing is logged if it does not predict next sentences.
 
         Raises:
             TransduceError: no segment is followed by another, and training starts from random weights.
@@ -380,7 +395,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SentencePairPlan:
-        """Return the plan of this process's batches of rows; a batch's size is in input tokens, not in masked ones."""
+        """Return the plan of a process's training batches of token sequences, sized by input tokens, not masked ones.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
         return _plan(
@@ -388,29 +406,29 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return artificial batches as large as the largest of the first epoch, to try whether they fit in memory."""
+        """Return a list of artificial batches as large as the largest of the first epoch, to try whether they fit."""
         return [*self.plan(corpus, resolved).largest_batches()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> MaskedDevSet:
-        """Return the dev set: every sentence of the dev text once, with the same masks in all validations."""
+        """Return a dev set with every sentence of the dev text once, and the same masks in all validations."""
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return the size of the corpus as text: its numbers of sentences and tokens."""
+        """Return the size of the training text in sentences and tokens, as text for messages."""
         training, _ = split_text(corpus)
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return {file name: content} of the task card: the kind of task and the maximum length in tokens."""
+        """Return a dict {file name: content} with the task card, which has the kind of task and the maximum length."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card for a masked language model."""
+        """Return the parts of the model card that are specific to masked language models, such as title and usage."""
         return CardTexts(
             "A masked language model",
             "fill-mask",
@@ -421,7 +439,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model on the dev text; return the results with the final model card and a hint."""
+        """Measure the best model on the dev text; return the figures with the final model card and a hint on use."""
         filler = load_filler(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )

@@ -52,9 +52,9 @@ F1: Final = "f1"
 
 
 class ParsingDevSet(Validation):
-    """A dev set of parsing: it measures the loss on all trees, and bracket F1 of greedy parses of the first sentences.
+    """A dev set of trees that measures a parser's loss on all trees, and bracket F1 of greedy parses of the first ones.
 
-    How many sentences are parsed is `training.translate_dev`; if it is 0, there is no F1.
+    `training.translate_dev` sets how many sentences are parsed; if it is 0, there is no F1.
     """
 
     def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
@@ -77,7 +77,10 @@ class ParsingDevSet(Validation):
 
 
 class ParsingKind(SequenceToSequenceKind):
-    """The task of constituency parsing: translation from sentences to linearized trees."""
+    """The task of constituency parsing: translation from sentences to linearized trees.
+
+    Its methods implement `SequenceToSequenceKind`, with which a run is trained.
+    """
 
     name = "parsing"
     example = "tree"
@@ -90,7 +93,7 @@ class ParsingKind(SequenceToSequenceKind):
     unused_filters = ("max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that parsing does not use, and selection by F1 if no dev sentence is parsed.
+        """Raise an error for settings that parsing does not use, or for selection by F1 if no dev sentence is parsed.
 
         Raises:
             TransduceError: a setting has no meaning for parsing, or contradicts another.
@@ -103,7 +106,7 @@ class ParsingKind(SequenceToSequenceKind):
             )
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert treebanks to files of sentences and linearized trees, and return settings that name these files.
+        """Convert treebanks to files of sentences and linearized trees; return data settings that name these files.
 
         Existing files stay unless `overwrite` is true, for a new run.
 
@@ -140,7 +143,7 @@ class ParsingKind(SequenceToSequenceKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of sentences and linearized trees, with the tree symbols as special tokens.
 
-        The length-ratio and identity filters are off, because trees are longer than sentences, but not by a fixed
+        Filters of length ratios and of equal sides are off, because trees are longer than sentences, but not by a fixed
         ratio.
         """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
@@ -149,13 +152,13 @@ class ParsingKind(SequenceToSequenceKind):
         return msgspec.structs.replace(pairs, filters=filters, marks=symbols, writes_text=False, noun=self.example)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose F1 to select the best model if dev sentences are parsed during training, or else the loss."""
+        """Return the default measure that selects the best model: F1 if validations parse sentences, else the loss."""
         if translated:
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
         return Choice("loss", "no dev sentence is parsed")
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> ParsingDevSet:
-        """Return the dev set: the loss of all trees, and greedy parses of at most `training.translate_dev` of them."""
+        """Return a dev set that measures the loss of all trees, and F1 of at most `training.translate_dev` parses."""
         assert corpus.dev is not None
         inner = DevSet(
             config=resolved.model,
@@ -167,11 +170,11 @@ class ParsingKind(SequenceToSequenceKind):
         return ParsingDevSet(inner, corpus.tokenizer, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return {file name: content} of the task card, which marks the model as a parser."""
+        """Return a dict {file name: content} with the task card, which marks the model as a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card that are specific to parsers."""
+        """Return the parts of the model card that are specific to parsers: title, description, usage and others."""
         model = resolved.model
         return CardTexts(
             "A constituency parser",
@@ -185,7 +188,7 @@ class ParsingKind(SequenceToSequenceKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the bracket F1 of the best model on the dev set; return it with the final model card and a hint."""
+        """Measure the best model's bracket F1 on the dev set; return it with the final model card and a hint on use."""
         parser = load_parser(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -207,7 +210,10 @@ class ParsingKind(SequenceToSequenceKind):
 
 
 def flat_f1(references: Sequence[Tree]) -> float:
-    """Return the bracket F1 of trees that have one constituent of all words, with the most frequent label of roots."""
+    """Return the bracket F1, in percent, of trees with a single constituent of all words, as a baseline.
+
+    The constituent's label is the most frequent label of the reference trees' roots.
+    """
     ((label, _),) = Counter(reference.label for reference in references).most_common(1)
     return score_trees([Tree(label, tuple(reference.leaves())) for reference in references], references).all.f1
 
@@ -215,7 +221,7 @@ def flat_f1(references: Sequence[Tree]) -> float:
 def write_parts(
     parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
 ) -> None:
-    """Write treebanks' sentences and linearized trees to files, one per line, and the tokens of brackets and tags.
+    """Write the sentences and linearized trees of treebanks to files, one per line, and a file of the tree symbols.
 
     Args:
         parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
@@ -249,14 +255,14 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return the sequences of tree symbols that are tokens of the model in a folder; empty if it is not a parser."""
+    """Return a set of the sequences of tree symbols that are tokens of the model in a folder; empty for no parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))
 
 
 def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:
-    """Return the paths of the sentence file and the tree file with this prefix."""
+    """Return the paths of the sentence file and the tree file in a folder; `prefix` is "" for training or "dev-"."""
     return folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
 
 
@@ -265,6 +271,6 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:
-    """Return the trees of the dev set, built from its sentences and linearized trees."""
+    """Return a list of the dev set's trees, built from its sentences and linearized trees."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
     return [build_tree(symbols_in(target), source.split()) for source, target in pairs]

@@ -107,7 +107,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
         return tuple(sorted({tag for sentence in (*self.training, *self.dev) for tag in sentence.tags}))
 
     def describe(self, batch: Batch) -> dict[str, Any]:
-        """Return a batch's sentence indices, tokens and tags, as values that can be written as JSON."""
+        """Return a dict of a batch's sentence indices, tokens and tags, which can be written as JSON."""
         vocabulary, tags = self.tokenizer.source, self.tags
         rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
         labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
@@ -115,9 +115,9 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
 
 
 class _StoredCard(msgspec.Struct, frozen=True):
-    """A stored file's content: digests of the sentences' files by name, and the tokenizer's settings.
+    """A file that a run stores with its tagged sentences: digests of the sentence files, and the tokenizer's settings.
 
-    Runs that resume check the files by the digests.
+    A run that resumes checks the sentence files by their digests.
     """
 
     sha256: dict[str, str]
@@ -125,9 +125,10 @@ class _StoredCard(msgspec.Struct, frozen=True):
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Return the sentences of "training" and "dev"; without dev files, about 3 % of the sentences are held out.
+    """Return a dict with the list of sentences of "training" and that of "dev".
 
-    All copies of a held-out sentence are, so that none is in the training text.
+    Without dev files, about 3 % of the different sentences are held out with all their copies, so that none is in the
+    training text.
 
     Raises:
         TransduceError: a file is malformed, or there are fewer than ten different sentences and no dev files.
@@ -178,7 +179,7 @@ class TaggingObjective(LabelingObjective):
     """The training objective of a tagger: the cross-entropy of the words' tags."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the tags in nats, summed over the words of a batch."""
+        """Return the loss of a batch: the cross-entropy of the tags in nats, summed over the words."""
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)  # (own rows, S)
@@ -190,12 +191,12 @@ class TaggingObjective(LabelingObjective):
         return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return the logits of each token's tags, (B, S, C), float32; only those of words' labelled tokens are used."""
+        """Return the logits of tags for every token, (B, S, C), float32; the loss uses only one token of each word."""
         return self.model.label_tokens(self.encode(batch)).float()
 
 
 class TaggedDevSet(Validation):
-    """A dev set of tagged sentences that measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
+    """A dev set of tagged sentences that measures loss, accuracy and, for span tags such as B-PER, the F1 of spans."""
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -219,7 +220,7 @@ class TaggedDevSet(Validation):
         return validation_event(step, loss, scores, None if self.best_by == "loss" else _contributions(terms))
 
     def predict(self) -> tuple[list[list[str]], float]:
-        """Return the predicted tags of each dev sentence, and the mean loss of a word in nats."""
+        """Return a list of predicted tags for each dev sentence, and the mean loss of a word in nats."""
         predicted = [[""] * len(tags) for tags in self.right]
         nats = 0.0
         for batch in self.batches:
@@ -236,13 +237,13 @@ class TaggedDevSet(Validation):
         return predicted, nats / max(1, sum(map(len, self.right)))
 
     def report(self) -> TaggingReport:
-        """Tag the dev set with the model's current weights, and return the scores of the tags."""
+        """Tag the dev set with the model's current weights, and return a `TaggingReport` with the scores."""
         with torch.inference_mode():
             return score_tags(self.predict()[0], self.right)
 
 
 def _span_terms(counts: TagCounts) -> tuple[int, int]:
-    """Return the numerator and the denominator of the F1 of spans; each can be summed over sentences."""
+    """Return the numerator and the denominator of the F1 of spans in one sentence, which are summed over sentences."""
     return 2 * counts.common, counts.predicted + counts.wanted
 
 
@@ -251,10 +252,10 @@ def _ratio(terms: Sequence[tuple[int, int]]) -> float:
 
 
 def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
-    """Return each sentence's contribution to a score in percent that is a ratio of sums over sentences, such as F1.
+    """Return a list of each sentence's contribution to a score in percent; the score is a ratio of sums, such as F1.
 
-    A contribution is the sentence's first-order influence on the score; the mean of all is the score. With them, the
-    difference of two checkpoints' scores can be tested sentence by sentence.
+    A contribution is the sentence's first-order influence on the score, and the mean of all is the score. With
+    contributions, the difference of two checkpoints' scores can be tested sentence by sentence.
 
     Args:
         terms: the numerator and the denominator of each sentence.
@@ -267,7 +268,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 
 
 class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
-    """The task of tagging words: training an encoder that labels each word of a sentence."""
+    """The task of tagging words, with which an encoder is trained that labels each word of a sentence."""
 
     name = "tagging"
     muon_factor = 1.0
@@ -279,7 +280,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     example, counted = "sentence", "words"
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that tagging does not use, such as target files.
+        """Raise an error for settings that tagging does not use, such as target files, or if no file is named.
 
         Raises:
             TransduceError: a setting has no meaning for tagging, or no file is named.
@@ -309,7 +310,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> TaggedCorpus:
-        """Read the sentences, store them in the run's folder, and return the corpus.
+        """Read the tagged sentences of a new run, store them in the run's folder, and return the corpus.
 
         The vocabulary is learned from the training sentences, or that of the base model is extended.
         """
@@ -346,7 +347,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
-        """Open the tagged sentences that `prepare` stored in the run's folder.
+        """Return the corpus of tagged sentences that `prepare` stored in a run's folder, for a run that resumes.
 
         Raises:
             TransduceError: a stored file is missing or damaged.
@@ -364,7 +365,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- choices ---
 
     def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration of an encoder with a token classifier, whose labels are the tags.
+        """Return the model's configuration with a token classifier, whose labels are the corpus's tags.
 
         Raises:
             TransduceError: there is only one tag.
@@ -379,7 +380,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         )
 
     def reinitialized(self, corpus: TaggedCorpus) -> Reinitialized:
-        """Return the parameters with random initial values: the tag layer's, if its tags are not the base model's."""
+        """Return which parameters start at random in a run from a base model: the classifier's, if its tags differ.
+
+        The base model may also lack the classifier.
+        """
 
         def other_tags(folder: Path) -> tuple[str, ...]:
             card = find_task_card(folder)
@@ -388,15 +392,18 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return Reinitialized(("classifier.",), other_tags)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose the size of a batch, always 32, which counts sentences and not tokens in this task."""
+        """Return the default batch size, 32; `training.batch_tokens` counts sentences in tagging."""
         return Choice(_ROWS, "sentences, with a tag for each word")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the steps of ten epochs, but at least 300; `pairs` and `batch_tokens` count sentences in this task."""
+        """Return the default number of steps, ten epochs but at least 300.
+
+        `pairs` and `batch_tokens` count sentences in this task.
+        """
         return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} sentences")
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the metric that selects the best model: F1 of spans, or accuracy if the tags describe no spans."""
+        """Return the default measure that selects the best model: F1 of spans, or accuracy if there are no spans."""
         if describe_spans(corpus.tags):
             return Choice(F1, "of the spans that the tags describe")
         return Choice(ACCURACY, "of the words' tags")
@@ -404,7 +411,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the function from a batch to its loss: cross-entropy of the words' tags."""
+        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the words' tags."""
         return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
@@ -412,11 +419,11 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return _texts(corpus.training, corpus, resolved)
 
     def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
-        """Return the dev set with all dev sentences, which measures loss, accuracy and, if tags describe spans, F1."""
+        """Return a dev set of all dev sentences, which measures loss, accuracy and, if tags describe spans, F1."""
         return TaggedDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: TaggedCorpus) -> str:
-        """Return the numbers of sentences, words and tags as text, with the names of tags that only the dev set has."""
+        """Return a phrase with the numbers of sentences, words and tags, which also names tags of the dev set alone."""
         known = {tag for sentence in corpus.training for tag in sentence.tags}
         unseen = [tag for tag in corpus.tags if tag not in known]
         alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""
@@ -426,12 +433,12 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- the model folder ---
 
     def documents(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return {file name: content} of the task card: the tags and the maximum length of a sentence in tokens."""
+        """Return a dict {file name: content} with the task card, which has the tags and the maximum length."""
         length = text_length(resolved.model, resolved.task.context)
         return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card that are specific to taggers."""
+        """Return the parts of the model card that are specific to taggers: title, description, usage and others."""
         return CardTexts(
             "A tagger of words",
             "token-classification",
@@ -443,7 +450,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def finish(
         self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's tags of the dev set; return the scores with the final model card and a hint."""
+        """Score the best model's tags of the dev set; return the scores with the final model card and a hint on use."""
         tagger = load_tagger(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -465,9 +472,9 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
 
 def baseline_report(corpus: TaggedCorpus) -> TaggingReport:
-    """Score the tags of the dev set if each word gets the tag that it has most often in the training sentences.
+    """Return the dev scores of giving each word the tag that it has most often in training, as a baseline.
 
-    Other words get the most frequent tag of all.
+    A word that the training sentences lack gets the most frequent tag of all.
     """
     counts: dict[str, Counter[str]] = {}
     for sentence in corpus.training:

@@ -25,11 +25,11 @@ from transduce.text.filters import FilterSettings
 
 
 ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-"""Filters that keep all lines, even empty and very long ones."""
+"""Filter settings that keep all lines, even empty and very long ones."""
 
 
 def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
-    """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+    """Return the training and dev files of a task that learns from text alone; each line is both sides of a pair.
 
     No dev text is held out if the settings name none.
 
@@ -63,7 +63,7 @@ def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
 
 
 def pairs_of_files(data: DataSettings) -> TaskText:
-    """Return training and dev text of a task that learns from pairs; a dev set is held out if none is named.
+    """Return the training and dev files of a task that learns from pairs; a dev set is held out if none is named.
 
     Raises:
         TransduceError: the settings name no text, or runs whose text is not looked up yet.
@@ -109,9 +109,9 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
 
 def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
-    """Return the tag of each file that the corpora name in `side`, such as "source"; "" stands for no tag.
+    """Return the tag of each file in the field `side` of all `data.corpora`, such as "source"; "" for no tag.
 
-    The result is empty if no corpus has a tag.
+    The tuple is empty if no corpus has a tag.
     """
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()
@@ -122,7 +122,7 @@ class TextOnlyKind(TextKind):
 
     may_be_prepared = True
     model_noun: ClassVar[str]
-    """What the task's model is called in messages, such as "language model"."""
+    """The noun for the task's model in messages, such as "language model"."""
 
     @override
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
@@ -134,9 +134,9 @@ class TextOnlyKind(TextKind):
 
 
 def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
-    """Write the texts of JSON-lines files to text files, and return settings that name these files.
+    """Write the texts of JSON-lines files to text files, and return data settings that name these files.
 
-    Other files stay as they are.
+    Plain text files stay as they are, and are named as before.
 
     Args:
         data: names the files. Training text of a prepared corpus is not written again.
@@ -157,7 +157,7 @@ def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def holds_texts(path: str, chosen: Format) -> bool:
-    """Return whether a file is JSON lines of texts; otherwise, each of its lines is text.
+    """Return True if a file is JSON lines of texts, and False if each of its lines is a text.
 
     Raises:
         TransduceError: the file has columns.
@@ -172,10 +172,10 @@ def holds_texts(path: str, chosen: Format) -> bool:
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
-    """Convert a file of JSON lines to the text file `out`, and return the path of the text.
+    """Write the texts of a JSON-lines file to the text file `out`, one per line, and return the path of the text.
 
-    The path is `out`, or `path` itself for a file of plain lines. An existing text file is written again only if
-    `overwrite` is true.
+    That is `out`, or `path` itself for a file of plain lines. An existing file `out` is kept unless `overwrite` is
+    true.
     """
     if not holds_texts(path, chosen):
         return path
@@ -225,7 +225,10 @@ def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
 
 
 def describe_frequencies(perplexity: float, frequencies: float) -> str | None:
-    """Return a sentence if a model's perplexity is near that of token frequencies alone, otherwise None."""
+    """Return a sentence for the user if a model's perplexity is hardly below that of token frequencies; else None.
+
+    `frequencies` is the perplexity of token frequencies alone, and the limit is 80 % of it.
+    """
     if perplexity < _WEAK_SHARE * frequencies:
         return None
     return (
@@ -249,17 +252,20 @@ Ids = NDArray[np.unsignedinteger]
 
 
 def read_stream(corpus: PreparedCorpus) -> Ids:
-    """Return all tokens of a prepared text in order, memory-mapped, (N,)."""
+    """Return all token ids of a prepared text in order, (N,), mapped from disk."""
     return np.memmap(corpus.folder / "target.ids", dtype=np.dtype(corpus.card.target.dtype), mode="r")
 
 
 class WindowPlan:
-    """A plan of batches of windows (stretches of text) for all epochs; an epoch contains almost every token once."""
+    """A plan of batches of windows (stretches of T consecutive tokens of a text) by epoch and position.
+
+    An epoch has almost every token of the text once, with windows in random order.
+    """
 
     def __init__(
         self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, rank_and_count: tuple[int, int] = (0, 1)
     ) -> None:
-        """Create the plan of batches.
+        """Create the plan of batches of windows.
 
         Args:
             stream: token ids, (N,).
@@ -288,10 +294,10 @@ class WindowPlan:
         return (self.windows + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return this process's windows of the batch at a position of an epoch, (B, T) for source and target.
+        """Return a process's windows of the batch at a position of an epoch, (B, T) for source and target.
 
         The target of each token is the next token. If the batch has fewer windows than there are processes, a process
-        without one gets a window without labels or indices, because it must take part in the gradient too.
+        without any gets a window without labels or indices, because it must take part in the gradient too.
         """
         offset, order = self._epoch_order(epoch)
         all_rows = order[position * self._rows : (position + 1) * self._rows]
@@ -306,7 +312,10 @@ class WindowPlan:
         return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
 
     def largest_batches(self) -> Batch:
-        """Return an artificial batch of the maximum size, filled with an arbitrary id that is not the padding's."""
+        """Return one artificial batch of the maximum size, to try before training whether it fits in memory.
+
+        Its tokens all have one id, which is not the padding's.
+        """
         ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 
@@ -318,9 +327,9 @@ class WindowPlan:
 
 
 def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
-    """Return a batch of windows of T = `context` tokens that start at these positions of a stream (N,).
+    """Return a batch of windows, each of `context` tokens from one of the positions `starts` of a stream, (N,).
 
-    Source and target are (B, T); the target of each token is the next one.
+    Source and target are (B, T); the target of each token is the next token of the stream.
     """
     windows = stream[starts[:, None] + np.arange(context + 1)].astype(np.int64)  # (B, T + 1)
     size = len(starts) * context
@@ -328,9 +337,10 @@ def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
 
 
 def consecutive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
-    """Cut a text into consecutive windows for validation; a rest shorter than a window is left out.
+    """Return a list of batches of consecutive windows of a text, for validation, with `rows` windows each.
 
-    A text shorter than a window becomes a single, shorter one.
+    The end of the text is left out if it is shorter than a window, but a text shorter than a window becomes a single,
+    shorter window.
 
     Raises:
         TransduceError: the text has fewer than two tokens.

@@ -69,11 +69,11 @@ _DEV_SHARE = 0.1
 
 
 class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of the time series that a run stores in its folder, so that it can resume without their files."""
+    """A file that a run stores with its time series, so that it can resume without the original files."""
 
     columns: tuple[str, ...]
     lengths: dict[str, list[int]]
-    """Number of points in each series file, by part: "training" or "dev"."""
+    """Dict: part ("training" or "dev") → the number of points of each series file."""
     sha256: dict[str, str]
     season: int
     scale: SeriesScale
@@ -82,25 +82,27 @@ class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
     """The time series of a training run, divided into training and dev windows.
 
-    A window is some consecutive points of the past and those that follow, which are predicted.
+    A window is a number of consecutive points of the past, and the points after them, which are predicted.
     """
 
     columns: tuple[str, ...]
     """Names of the series."""
     training: WindowedSeries
-    """All windows of the training part, which overlap: one starts at each point."""
+    """The windows of the training part, which overlap: one starts at each point that leaves enough points after it."""
     dev: WindowedSeries
-    """The windows of the dev part, which start one horizon apart, so that each point is predicted once."""
+    """The windows of the dev part, which start one horizon apart, so that each point is predicted at most once."""
     points: int
     """Number of points in the training part."""
     season: int
     """Season length in points, such as 24 for hourly values with a daily pattern; 1: no season."""
     horizon: int
-    """Number of points to forecast."""
+    """Number of points that a window predicts."""
     scale: SeriesScale
-    """Statistics of the training part by which values are normalized."""
+    """Statistics of the training part by which values are normalized for the model."""
     learned: tuple[LearnedPoints, ...]
-    """The stretches of the training part, by which their points are recognized."""
+    """Records of each stretch of the training part, by which an evaluation recognizes points that the model has
+    learned.
+    """
     tokenizer: None = None
     tokenizer_settings: None = None
     languages: tuple[None, None] = (None, None)
@@ -116,7 +118,7 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.training) * self.horizon * len(self.columns)
 
     def describe(self, batch: SeriesBatch) -> dict[str, Any]:
-        """Return a batch's windows, each in its own normalized scale, as values that can be written as JSON."""
+        """Return a dict of a batch's windows, in each window's normalized scale, which can be written as JSON."""
         return {
             "windows": batch.indices.tolist(),
             "columns": list(self.columns),
@@ -128,7 +130,7 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
 def prepare_series(
     data: DataSettings, settings: SeriesSettings, folder: Path, say: Callable[[str], object] = lambda _: None
 ) -> SeriesCorpus:
-    """Read the files of a new run, store their numbers in the run's folder and return the corpus.
+    """Read the files of a new run, store their numbers in the run's folder, and return them as a `SeriesCorpus`.
 
     Without dev files, the last tenth of each file is held out, but at least a horizon.
 
@@ -179,7 +181,7 @@ def prepare_series(
 
 
 def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
-    """Return the corpus of the numbers that a run stored in its folder when it was prepared.
+    """Return the `SeriesCorpus` of the numbers that a run stored in its folder when it was prepared.
 
     Raises:
         TransduceError: the stored numbers are missing or damaged.
@@ -202,9 +204,9 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
 def _read(
     files: Sequence[str], columns: Sequence[str], say: Callable[[str], object]
 ) -> tuple[tuple[str, ...], list[Numbers]]:
-    """Read files of time series; return the names of their common columns, and the values (N, C) of each file.
+    """Read files of time series; return the names of the columns, and a list with the values, (N, C), of each file.
 
-    `say` is called with each warning.
+    `columns` are those to read; `say` is called with each warning.
 
     Raises:
         TransduceError: the files have different columns, or one is invalid.
@@ -236,7 +238,7 @@ def _check_lengths(
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Write the values of each part ("training", "dev") as little-endian float64; return the digests of the files."""
+    """Write the values of each part ("training", "dev") as little-endian float64; return a dict of file digests."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())
@@ -263,7 +265,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
     """The training objective of a forecaster: squared errors or, if it predicts deviations, Gaussian likelihoods."""
 
     def loss(self, batch: SeriesBatch) -> Loss:
-        """Return the sum of squared errors, or of negative log-likelihoods in nats, of a batch's future values.
+        """Return the loss of a batch's future values: summed squared errors, or negative log-likelihoods in nats.
 
         The decoder reads the true values before each predicted one (teacher forcing). Errors are in the normalized
         scale.
@@ -286,7 +288,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
 
 
 class SeriesDevSet(Validation):
-    """A dev set of time series: the loss of each next value, and forecasts compared with simple baselines."""
+    """A dev set of time series that measures a forecaster's loss, and compares its forecasts with simple baselines."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -308,14 +310,17 @@ class SeriesDevSet(Validation):
         return validation_event(step, loss, {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
-        """Forecast the dev windows with the current weights; return the errors, relative to the better baseline's."""
+        """Forecast the dev windows with the model's current weights, and return the errors as a `ForecastReport`.
+
+        The report has the skill: the error compared with that of the better baseline.
+        """
         names = self.forecaster.card.columns
         forecast = self.forecaster.forecast_windows(self.known, self.future.shape[1])
         return score_forecasts(self.known, self.future, forecast.values, names=names, season=self.season)
 
 
 class TimeSeriesKind(TaskKind[SeriesCorpus]):
-    """The task of time-series forecasting: training a Transformer that predicts numbers instead of text."""
+    """The task of time-series forecasting, with which a Transformer is trained that reads and predicts numbers."""
 
     scales_rate_with_batch = False
     reads_text = False
@@ -329,7 +334,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     counted = "numbers"
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that only concern text, such as those of the tokenizer.
+        """Raise an error for settings that only concern text, such as those of the tokenizer, or if no table is named.
 
         Raises:
             TransduceError: a setting of text is set, or no table is named.
@@ -357,7 +362,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> SeriesCorpus:
-        """Read the tables of time series, store their values in the run's folder, and return the corpus."""
+        """Read the tables of time series of a new run, store their values in its folder, and return the corpus."""
         corpus = prepare_series(
             request.settings.data, _series(request.settings.task), request.folder, request.display.say
         )
@@ -374,7 +379,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return corpus
 
     def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
-        """Open the time series that the run stored when it was prepared.
+        """Return the corpus of the time series that a run stored when it was prepared.
 
         Raises:
             TransduceError: a stored file is missing or damaged.
@@ -384,9 +389,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes, but half of its layers (at least one), `d_ff` = 4 × `d_model`, and dropout 0.1.
+        """Return a dict of the preset's sizes, but half of its layers, `d_ff` = 4 × `d_model`, and dropout 0.1.
 
-        Fewer layers suffice, because a number is less informative than a word.
+        At least one layer stays on each side. Fewer layers suffice, because a number is less informative than a word.
         """
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
@@ -399,7 +404,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return the settings of a Transformer that reads and predicts time series."""
+        """Return a dict of model settings for a Transformer that reads and predicts time series."""
         return {
             "kind": "series",
             "activation": "gelu",
@@ -411,75 +416,85 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
-        """Choose the preset: tiny if an epoch has fewer than 50,000,000 values to predict, otherwise small."""
+        """Return the default preset: tiny if an epoch has fewer than 50,000,000 values to predict, otherwise small."""
         if tokens < 50_000_000:
             return Choice("tiny", f"{tokens:,} numbers to predict, fewer than 50,000,000")
         return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the predicted values in a batch: 8,192 on a GPU, 1,024 on a CPU, but at most those of an epoch."""
+        """Return the default number of predicted values in a batch: 8,192 on a GPU, and 1,024 on a CPU.
+
+        It is at most the number of an epoch.
+        """
         default = 8_192 if device.startswith("cuda") else 1_024
         return Choice(
             max(1, min(default, epoch_tokens)), "numbers to predict; windows overlap, so batches may be small"
         )
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the steps of 20 epochs of all windows, but at least 500 and at most 20,000."""
+        """Return the default number of steps: 20 epochs of all windows, but at least 500 and at most 20,000 steps."""
         rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
         steps = _EPOCHS * -(-pairs // rows)
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_MIN_STEPS:,} and {_MAX_STEPS:,} steps"
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose skill, which selects the best model by the error of its dev forecasts.
+        """Return the default measure that selects the best model: `skill`, from the error of dev forecasts.
 
-        Skill is by how many percent the error is below that of repeating the last season or value, whichever is better.
+        Skill is by how many percent that error is below the error of repeating the last season or the last value,
+        whichever is better.
         """
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season or value")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
-        """Choose float32 whatever the default is, because bfloat16 has too few digits for numbers."""
+        """Return float32 as the precision, whatever the default is, because bfloat16 has too few digits for numbers."""
         return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
 
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Return the function from a batch to its loss: squared errors or negative log-likelihoods of next values."""
+        """Return the training objective, a function from a batch to its `Loss`: errors of the next values.
+
+        Errors are squared, or negative log-likelihoods if the model predicts deviations.
+        """
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model)
 
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SeriesPlan:
-        """Return the plan of this process's batches of windows; a batch's size is in predicted values."""
+        """Return the plan of a process's training batches of windows; a batch's size is in predicted values.
+
+        `rank_and_count` are the process's rank and the number of processes.
+        """
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(
             corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
         )
 
     def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
-        """Return one batch in a list, because all batches have the same size."""
+        """Return a list with one batch to try before training, because all batches have the same size."""
         return [self.plan(corpus, resolved).batch(0, 0)]
 
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
-        """Return the dev set, which measures and forecasts at most 512 windows of the dev part, one horizon apart."""
+        """Return a dev set of at most 512 windows of the dev part, which measures the loss and forecasts."""
         return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
-        """Return the size of the data as text: its numbers of points and windows."""
+        """Return the size of the training data as text: its numbers of points and windows."""
         return f"{corpus.points:,} points, {corpus.pairs:,} windows"
 
     # --- the model folder ---
 
     def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return {file name: content} of the task card and of the card of the series, files of the model folder."""
+        """Return a dict {file name: content} for the model folder: the task card, and the card of the series."""
         return {
             TASK_CARD: TaskCard(kind="time-series").text(),
             SERIES_CARD: series_card(corpus, resolved).text(),
         }
 
     def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card that are specific to forecasters."""
+        """Return the parts of the model card that are specific to forecasters: title, description, usage and others."""
         model = resolved.model
         return CardTexts(
             "A forecaster",
@@ -493,7 +508,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def finish(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's forecasts of the dev part; return the scores with the final model card and a hint."""
+        """Score the best model's forecasts of the dev part; return the scores with the model card and a hint on use."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())
@@ -512,7 +527,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
-    """Return the card of a forecaster's model folder: its columns, window sizes, season and scale."""
+    """Return the card of a forecaster's model folder (`SeriesCard`): its columns, window sizes, season and scale."""
     return SeriesCard(
         columns=corpus.columns,
         past=_series(resolved.task).past_points,

@@ -96,9 +96,9 @@ _MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over t
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
-    """Return the decoder's input for teacher forcing (section 3.1): the target (B, T) shifted right by one position.
+    """Return the decoder's input for teacher forcing (section 3.1): the target, (B, T), shifted right by one position.
 
-    The start symbol is the first token of each row.
+    The first token of each row is the start symbol, and the last token of the target is left out.
     """
     start = torch.full_like(target[:, :1], start_id)
     return torch.cat([start, target[:, :-1]], dim=1)
@@ -108,7 +108,7 @@ class TranslationObjective(Objective[EncoderDecoder]):
     """The training objective of an encoder-decoder model: cross-entropy of each target token, given those before it."""
 
     def __init__(self, model: EncoderDecoder, *, label_smoothing: float = 0.0, record: bool = False) -> None:
-        """Create the objective.
+        """Create the training objective of an encoder-decoder model.
 
         Args:
             model: an encoder-decoder model.
@@ -124,7 +124,7 @@ class TranslationObjective(Objective[EncoderDecoder]):
             self._packed.prefetch(batch)
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the teacher-forced cross-entropy in nats, summed over the target tokens of a batch.
+        """Return the loss of a batch: teacher-forced cross-entropy in nats, summed over its target tokens.
 
         Each sentence counts by its weight, if it has one.
         """
@@ -148,24 +148,24 @@ class TranslationObjective(Objective[EncoderDecoder]):
 
 
 def translate_dev(translator: Translator, direction: "DevDirection", search: SearchSettings) -> list[str]:
-    """Return the translations of dev sentences, with earlier sentences as context if the corpus has documents."""
+    """Return a list of translations of a direction's dev sentences, with earlier sentences as context in documents."""
     documents = Documents(direction.continues) if direction.continues else None
     return [each.text for each in translator.translate(list(direction.sources), search, documents=documents)]
 
 
 class DevDirection(NamedTuple):
-    """The dev sentences of one language pair and tag that are translated at each validation."""
+    """The dev sentences of one language pair and tag, with references, which are translated at each validation."""
 
     source_language: str | None
     target_language: str | None
     tokenizer: Tokenizer
-    """The tokenizer for the direction; in a run with several, it adds the token of the target language."""
+    """The tokenizer for the language pair; in a run with several pairs, it adds the token of the target language."""
     sources: Sequence[str]
     references: Sequence[str]
     continues: Sequence[bool] = ()
-    """Whether each sentence continues the document of the one before it; empty: there are no documents."""
+    """Whether each sentence continues the document of the one before it; empty if there are no documents."""
     tag: str = ""
-    """The corpus tag of the sentences (`data.corpora`), which the source starts with; empty: none."""
+    """The corpus tag of the sentences (`data.corpora`), which every source starts with; empty without a tag."""
 
     def __str__(self) -> str:
         tag = f", {self.tag}" if self.tag else ""
@@ -173,9 +173,9 @@ class DevDirection(NamedTuple):
 
 
 def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair and tag: all, or about `max_sentences` in total.
+    """Return a list of the dev sentences by language pair and tag: all, or about `max_sentences` in total.
 
-    Then each pair and tag has about the same number. Without any dev sentence, there is one direction without
+    With a maximum, each pair and tag has about the same number. A dev set without sentences gives one direction without
     sentences.
     """
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
@@ -195,9 +195,9 @@ def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list
 
 
 class DevSet(Validation):
-    """A dev set of translation: it measures the loss on all pairs and scores greedy translations of some.
+    """A dev set of translation, which measures the loss on all pairs and scores greedy translations of some of them.
 
-    With several language pairs, each is scored by itself, and the models are compared by the mean of the scores.
+    With several language pairs, each is scored by itself, and models are compared by the mean of these scores.
     """
 
     def __init__(
@@ -228,11 +228,15 @@ class DevSet(Validation):
             translator.context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
-        """The measure that selects the best model; its noise is estimated from the contributions of sentences."""
+        """The measure that selects the best model; the measure's noise is estimated from the contributions of
+        sentences.
+        """
         self.translation_seconds = 0.0
-        """The time in seconds that the last validation took to translate; 0 before any."""
+        """The time in seconds that translating took in the last validation; 0 before the first one."""
         self.length_ratio = 1.0
-        """The length of the last translations, in characters, divided by that of the references; 1 before any."""
+        """The length of the last validation's translations, in characters, divided by that of the references; 1 before
+        the first one.
+        """
 
     @override
     def measure(self, step: int) -> ValidationEvent:
@@ -288,7 +292,10 @@ class DevSet(Validation):
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return each sentence's contribution to the score that selects the best model; empty if the loss does."""
+        """Return a list of each sentence's contribution to the score that selects the best model; empty for the loss.
+
+        The contributions to a score, such as BLEU, have the score as their mean.
+        """
         if self.best_by == "exact_match":
             pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
@@ -305,28 +312,28 @@ class DevSet(Validation):
 
 
 class SequenceToSequenceKind(TextKind):
-    """A base class of translation and parsing, which train an encoder-decoder, and search in validations, too."""
+    """A base class of the tasks translation and parsing, which train an encoder-decoder and search in validations."""
 
     may_be_recorded = True
     writes_translations = True
     reads_pairs = True
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the function from a batch to its loss: teacher-forced cross-entropy with label smoothing."""
+        """Return the training objective, a function from a batch to its `Loss`: teacher-forced cross-entropy."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations take as long as the final beam search of the whole dev set.
+        """Return the time of the final beam search of the whole dev set, as a multiple of that of one validation.
 
-        A run with a time limit keeps this time for it.
+        A run with a time limit keeps time for this search.
         """
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many tokens training reads in the time of a validation, as a prediction before the first one."""
+        """Return how many tokens training reads in the time of a validation, to predict that time before the first."""
         assert corpus.dev is not None
         sentences = max(1, len(corpus.dev_sources))
         translated = min(resolved.training.translate_dev, sentences) / sentences
@@ -334,7 +341,10 @@ class SequenceToSequenceKind(TextKind):
 
 
 class TranslationKind(SequenceToSequenceKind):
-    """The task of translation: training an encoder-decoder model on pairs of texts."""
+    """The task of translation: training an encoder-decoder model on pairs of texts.
+
+    Its methods implement `TextKind`, with which a run is trained.
+    """
 
     name = "translation"
     may_be_prepared = True
@@ -351,11 +361,11 @@ class TranslationKind(SequenceToSequenceKind):
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the training and dev files of both sides; without dev files, training pairs are held out."""
+        """Return the training and dev files of both sides; without dev files, some training pairs are held out."""
         return pairs_of_files(data)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus of a new run, with its vocabulary.
+        """Prepare the corpus of a new run (vocabulary, tokenized pairs, dev set), and return it.
 
         Raises:
             TransduceError: files are missing or invalid, or documents have no dev set.
@@ -366,7 +376,7 @@ class TranslationKind(SequenceToSequenceKind):
         return super().prepare(request)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with the special tokens of target languages, tags, context and back-translation.
+        """Return the text to prepare, with special tokens for target languages, tags, context and back-translation.
 
         The token of back-translated sources is left out if training starts from a base model (`init_from`), whose
         vocabulary may lack it.
@@ -382,7 +392,7 @@ class TranslationKind(SequenceToSequenceKind):
         return msgspec.structs.replace(text, marks=marks)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
-        """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
+        """Return a dict of a preset's sizes; recurrent models have at most two layers a side, as more train badly."""
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
             sizes = {name: size for name, size in sizes.items() if name not in UNUSED_BY_RECURRENT}
@@ -391,9 +401,9 @@ class TranslationKind(SequenceToSequenceKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose the metric that selects the best model: BLEU, chrF for short references, or else the loss.
+        """Return the default metric that selects the best model: BLEU, or chrF for short references.
 
-        The loss is used if no dev sentence is translated.
+        It is the loss if no dev sentence is translated.
         """
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
@@ -402,9 +412,10 @@ class TranslationKind(SequenceToSequenceKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> Plan[Batch]:
-        """Return the plan of this process's training batches.
+        """Return the plan of a process's training batches, with placeholders, noise and randomly sampled tokens.
 
-        It also puts in placeholders, noise and randomly sampled tokens if the settings ask for them.
+        Each of these is put in only if the settings ask for it. `rank_and_count` are the process's rank and the number
+        of processes.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
         plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
@@ -426,9 +437,9 @@ class TranslationKind(SequenceToSequenceKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return artificial batches as large as those that need the most memory, to try before the first step.
+        """Return a list of artificial batches as large as those that need the most memory, to try before training.
 
-        They are larger than the corpus needs if placeholders or sampled tokens can lengthen sentences.
+        The batches are larger than the corpus needs if placeholders or sampled tokens can lengthen sentences.
         """
         if resolved.data.has_shares:
             largest = _mixed_plan(corpus, resolved, (0, 1)).largest_batches()
@@ -443,7 +454,7 @@ class TranslationKind(SequenceToSequenceKind):
         return [grown_batch(batch, pad_ids, rate, longest) for batch in largest]
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log that training sentences are tokenized at random anew in each epoch, if the settings ask for that.
+        """Log that training sentences are tokenized at random, anew in each epoch, if the settings ask for that.
 
         Raises:
             TransduceError: the vocabulary is of another kind than `bpe_dropout` or `unigram_alpha` needs.
@@ -456,9 +467,9 @@ class TranslationKind(SequenceToSequenceKind):
         choice_log.record(f"training.{name}", getattr(training, name), None)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set: the loss of all pairs, and greedy translations of about as many sentences as set.
+        """Return a dev set that measures the loss of all pairs, and scores greedy translations of some.
 
-        The setting is `training.translate_dev`; if it is 0, nothing is translated or scored.
+        `training.translate_dev` is about how many are translated; if it is 0, nothing is translated or scored.
         """
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
@@ -475,9 +486,9 @@ class TranslationKind(SequenceToSequenceKind):
         return dev
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return {file name: content} of the list of language pairs, if there are several, and of the document context.
+        """Return a dict {file name: content} for the model folder: a list of several language pairs, document context.
 
-        The result is empty if there is neither.
+        A file that does not apply is left out, so that the dict may be empty.
         """
         directions, data = dict.fromkeys(resolved.data.directions), resolved.data
         files = {DIRECTIONS: directions_text(directions)} if directions else {}
@@ -486,9 +497,9 @@ class TranslationKind(SequenceToSequenceKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations take as long as the final beam searches of the whole dev set.
+        """Return the time of the final beam searches of the whole dev set, as a multiple of that of one validation.
 
-        If a coverage penalty may be chosen, there is one search more, which takes longer.
+        If a coverage penalty may be chosen, there is a second search, which takes longer.
         """
         searches = 1.0 + (_COVERAGE_TIME / _BEAM_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * super().end_validations(corpus, resolved)
@@ -496,7 +507,8 @@ class TranslationKind(SequenceToSequenceKind):
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
         """Return how many seconds a validation will take once translations are as long as the references.
 
-        Early in training, they may be much too long. If they are much too short, it is at least the time `expected`.
+        Early in training, translations may be much too long, and `seconds`, the time that they took, is reduced. If
+        they are much too short, the time is at least `expected`.
         """
         if not isinstance(validation, DevSet):
             return seconds
@@ -506,7 +518,7 @@ class TranslationKind(SequenceToSequenceKind):
         return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the title, description, usage and other parts of the model card for a translation model."""
+        """Return the parts of the model card that are specific to translation: title, description, usage and others."""
         model, (source, target) = resolved.model, corpus.languages
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
         variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
@@ -524,10 +536,10 @@ class TranslationKind(SequenceToSequenceKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's translations of the dev set; return the scores with the model card and a hint.
+        """Score the best model's translations of the dev set; return the scores with the model card and a hint on use.
 
-        Beam search has the run's settings. For few pairs, it gets a coverage penalty if that makes the translations
-        better.
+        Beam search has the run's settings. For few training pairs, it gets a coverage penalty if that makes the
+        translations better. A time budget limits how many sentences are translated.
         """
         translator = open_translator(
             placement.folder,
@@ -569,7 +581,7 @@ class TranslationKind(SequenceToSequenceKind):
 
 
 def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
-    """Return the plan of training batches, mixed from several corpora if the settings give them shares."""
+    """Return the plan of training batches, mixed from several corpora if the settings set the share of each."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     if not resolved.data.has_shares:
         return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
@@ -606,21 +618,21 @@ def _growth_rate(resolved: ResolvedSettings) -> float:
 
 
 def _longest_sentence(config: ModelConfig) -> int | None:
-    """Return the largest number of tokens that a model with learned positions reads; None: no such limit."""
+    """Return the largest number of tokens that a Transformer with learned positions reads; None for other models."""
     return config.max_positions if config.kind == "transformer" and config.positions == "learned" else None
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the command's option that selects a target language; an empty text for a model of one target language."""
+    """Return the option of `transduce translate` that selects a target language, for a hint; "" for a single one."""
     targets = list(dict.fromkeys(target for _, target in data.directions))
     return f" --target-language {targets[0]}" if len(targets) > 1 else ""
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
-    """Return files of the model folder, by name, that describe the training text: its lines and its languages.
+    """Return a dict {file name: content} of files for the model folder that describe the training text.
 
-    The former says whether a translator must split texts into sentences. The latter, a profile of each of several
-    languages, lets a server detect the language of its input.
+    One measures its lines, which says whether a translator must split texts into sentences. If there are several
+    languages, another has a profile of each, by which a server detects the language of its input.
     """
     prepared = corpus.prepared.sentences
     step = max(1, prepared.pairs // _MEASURED_RANGES)
@@ -641,7 +653,7 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
 
 
 def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
-    """Decode consecutive sentences of a corpus, without the tokens of languages and tags at their starts."""
+    """Return a list of the texts of encoded sentences, without the tokens of languages and tags at their starts."""
     skipped = set(vocabulary.prefix_ids)
     return [
         vocabulary.decode([id for id in ids.tolist() if id not in skipped])
@@ -650,9 +662,9 @@ def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
 
 
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield each language pair of a corpus, with the first index of its sentence pairs and the index after the last.
+    """Yield (language pair, first index, index after the last) of the sentence pairs of each language pair of a corpus.
 
-    A run of one language pair yields all its sentences; sentence pairs of unknown languages are left out.
+    In a run of one language pair, that is all pairs; pairs of unknown languages are left out.
     """
     source, target = corpus.languages
     prepared = corpus.prepared.sentences
@@ -663,20 +675,20 @@ def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str],
 
 
 def document_context(data: DataSettings) -> DocumentContext | None:
-    """Return how many earlier sentences of a document a model reads, and of which sides; None if it reads none."""
+    """Return how many earlier sentences of a document a model reads, and whether of both sides; None: no context."""
     return DocumentContext(data.context_before, data.context_sides == "both") if data.context_before else None
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
-    """Return all dev pairs as batches, always in the same order."""
+    """Return a list of batches of all dev pairs, always in the same order."""
     plan = BatchPlan(corpus, batch_tokens=DEV_BATCH_TOKENS, seed=0)
     return [plan.batch(0, position) for position in range(len(plan))]
 
 
 def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
-    """Return whether a coverage penalty may be chosen.
+    """Return whether a coverage penalty may be chosen for the search at the end of a run.
 
-    That takes a Transformer, few training pairs, a large enough dev set, and default search settings.
+    The conditions are a Transformer, few training pairs, a large enough dev set, and default search settings.
     """
     directions = max(1, len(dev_directions(corpus)))
     return (
@@ -688,13 +700,13 @@ def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
 
 
 def _count_dev(corpus: TaskCorpus) -> int:
-    """Return the number of dev pairs with text on a side; empty lines between documents are none."""
+    """Return the number of dev pairs with text on a side; empty lines between documents do not count."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
     return sum(bool(source.strip() or target.strip()) for source, target in pairs)
 
 
 def mean_scores(reports: Mapping[str, ScoreReport]) -> tuple[float, float]:
-    """Return the means of BLEU and of chrF over the language pairs of a dev set."""
+    """Return the mean BLEU and the mean chrF over the reports of a dev set, one for each language pair and tag."""
     return fmean(each.bleu.value for each in reports.values()), fmean(each.chrf.value for each in reports.values())
 
 
@@ -714,7 +726,7 @@ def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
 def choose_search(
     translator: Translator, corpus: TaskCorpus, search: SearchSettings, reports: dict[str, ScoreReport]
 ) -> tuple[SearchSettings, dict[str, ScoreReport], str]:
-    """Add a coverage penalty to the search if the model's translations are too short without and better with it.
+    """Add a coverage penalty to the search settings if translations are too short without it, and better with it.
 
     Args:
         translator: the model.
@@ -742,9 +754,10 @@ def choose_search(
 def _score_in_time(
     translator: Translator, corpus: TaskCorpus, search: SearchSettings, seconds: float | None
 ) -> tuple[dict[str, ScoreReport], bool]:
-    """Score translations of as much of the dev set as the time allows, at least of a hundred sentences; None: of all.
+    """Score translations of as much of the dev set as the time allows, but at least of a hundred sentences.
 
-    A model that has not learned to end takes many times as long as a trained one.
+    `seconds` is the time; None: all is scored. A model that has not learned to end its translations takes many times as
+    long as a trained one.
 
     Returns:
         The scores by language pair and tag, and True if all of the dev set was scored.
@@ -767,7 +780,7 @@ def _score_in_time(
 def score_dev(
     translator: Translator, corpus: TaskCorpus, search: SearchSettings, max_sentences: int | None = None
 ) -> dict[str, ScoreReport]:
-    """Translate the dev set, or about its first `max_sentences`, and return the scores by language pair and tag."""
+    """Translate the dev set, or about its first `max_sentences`; return a dict: language pair and tag → scores."""
     decoding = decoding_record(search, translator.precision)
     reports = {}
     for direction in dev_directions(corpus, max_sentences):

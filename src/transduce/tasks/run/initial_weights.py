@@ -49,16 +49,16 @@ _ROWS_PREFIX = "rows."
 
 
 class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of a run's stored initial weights; with the digest, a resumed run finds out if they are damaged."""
+    """A record of a run's stored initial weights, with a digest by which a resumed run detects damage."""
 
     sha256: str
     """SHA-256 digest of the weights' file."""
     word_vectors: dict[str, Coverage] = {}
-    """How many tokens have a word vector, by side ("source", "target"); empty without word vectors."""
+    """Dict: side ("source", "target") → how many tokens have a word vector; empty without word vectors."""
 
 
 def check_adaptation(settings: Settings) -> None:
-    """Refuse settings of LoRA and word vectors that are impossible, before any text is read.
+    """Raise an error for settings of LoRA and word vectors that are impossible, before any text is read.
 
     Raises:
         TransduceError: LoRA without a base model; word vectors with a base model, of the wrong width, or frozen with an
@@ -84,7 +84,9 @@ def check_adaptation(settings: Settings) -> None:
 
 
 def check_frozen(settings: Settings) -> None:
-    """Refuse training settings that would change frozen embedding rows (those initialized from word vectors).
+    """Raise an error for training settings that would change frozen rows of embeddings.
+
+    Rows are frozen that word vectors have filled, if `word_vectors.frozen` is set.
 
     Raises:
         TransduceError: a setting would change frozen rows.
@@ -125,15 +127,15 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
-    """Return whether a run must store its initial weights: it trains with LoRA, or from word vectors.
+    """Return whether a run must store its initial weights to be resumable: with LoRA, or with word vectors.
 
-    Later, checkpoints hold only LoRA's weights, and the files of word vectors may be gone.
+    Its checkpoints hold only LoRA's weights, and the files of word vectors may be gone later.
     """
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
 def store_initial_weights(folder: Path, model: Model, vectors: dict[str, MatchedVectors]) -> None:
-    """Write the initial weights, the indices of the rows that word vectors filled, and a card that describes both.
+    """Write a model's initial weights, the indices of rows that word vectors filled, and a record of the file.
 
     Args:
         folder: the run's folder.
@@ -156,7 +158,7 @@ def store_initial_weights(folder: Path, model: Model, vectors: dict[str, Matched
 
 
 def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the stored initial weights, and by parameter name the indices of the rows that word vectors filled.
+    """Return two dicts by parameter name: the stored initial weights, and indices of rows that word vectors filled.
 
     Raises:
         TransduceError: a file is missing or damaged.
@@ -172,10 +174,11 @@ def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
 def fill_with_vectors(
     model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, choice_log: ChoiceLog
 ) -> dict[str, MatchedVectors]:
-    """Copy word vectors into the embeddings in place, and log how many tokens have one.
+    """Copy word vectors into a model's embeddings in place, and log how many tokens have one.
 
     Returns:
-        The vectors found, by side ("source", "target"). In a shared matrix, the target's vectors override the source's.
+        A dict of the vectors found, by side ("source", "target"). In a shared matrix, the target's vectors override the
+        source's.
 
     Raises:
         TransduceError: a file is invalid, or the model has no such side.
@@ -200,7 +203,10 @@ def fill_with_vectors(
 
 
 def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
-    """Return, for "source" and, if the model reads targets, "target", the embedding's parameter name and matrix."""
+    """Return a dict from "source" and, if the model reads targets, "target" to an embedding: parameter name and matrix.
+
+    Both are the same if the sides share a matrix.
+    """
     embeddings = {"source": ("source_weight", model.source_weight)}
     if isinstance(model, Transformer | Recurrent):
         tied = model.own_target_weight is None
@@ -238,7 +244,7 @@ TAKE_ALL = Reinitialized()
 
 
 def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
-    """Read the base model that training starts from; None if training starts from random weights.
+    """Return the content of the base model's folder; None if training starts from random weights.
 
     Raises:
         TransduceError: the folder holds no model, or the settings ask for another vocabulary or size.
@@ -277,10 +283,10 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 
 
 def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
-    """Return settings with a token of the target language before each source, if the base model has learned it.
+    """Return settings by which each source begins with a token of its target language, if the base model learned it.
 
-    Text of unknown languages is taken to be in those of a base model of one pair. Settings that decide about tokens of
-    languages themselves, and those with a base model without them, are unchanged.
+    Text of unknown languages is taken to be in those of a base model of one pair. Settings that already decide about
+    such tokens, and those with a base model that has none, are unchanged.
 
     Args:
         settings: the settings, with a base model.
@@ -324,7 +330,7 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
 
 
 def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:
-    """Return settings in which the base model determines the search settings that the user left open; log these.
+    """Return settings in which the search settings that the user left open are the base model's, and log these.
 
     Args:
         settings: the settings, with a base model.
@@ -404,7 +410,7 @@ def prepare_initial_weights(
     choice_log: ChoiceLog,
     reinitialized: Reinitialized,
 ) -> None:
-    """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
+    """Log how LoRA and word vectors change a run's initial weights, and store these weights if the run needs them.
 
     Args:
         folder: the run's folder.
@@ -433,7 +439,7 @@ def prepare_initial_weights(
 def build_initial_model(
     resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
 ) -> AnyModel:
-    """Build the model of a run with its initial weights, random or those of the base model.
+    """Return the model of a run with its initial weights, random or those of the base model.
 
     Args:
         resolved: the run's settings.
@@ -456,7 +462,7 @@ def build_initial_model(
 def extend_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, base: Tokenizer, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Return a base model's weights with new rows for the tokens that the user's symbols add to its vocabulary.
+    """Return a dict of a base model's weights with new rows for tokens that the user's symbols add to its vocabulary.
 
     Each new row of the embeddings and of the output projection is a mean of existing rows: those of the tokens with
     which the base model spells the new token (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language

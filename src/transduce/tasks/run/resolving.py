@@ -68,7 +68,7 @@ _CHANGEABLE_OF_BASE_MODEL = ("dropout", "attention_dropout", "activation_dropout
 
 
 class VocabularyProperties(NamedTuple):
-    """The properties of a tokenizer that a model configuration contains."""
+    """The properties of a tokenizer that a model's configuration contains, such as vocabulary sizes."""
 
     source_size: int
     """Number of tokens in the source vocabulary."""
@@ -98,7 +98,7 @@ def resolve_model(
     *,
     epochs: float = math.inf,
 ) -> ModelConfig:
-    """Return the model's configuration, and log its settings with reasons.
+    """Return a model's configuration from the user's settings, a preset and defaults; log settings with reasons.
 
     Args:
         settings: the user's settings.
@@ -141,7 +141,7 @@ def resolve_model(
 
 
 def _log_specified(specified: dict[str, Any], choice_log: ChoiceLog) -> None:
-    """Log those of the user's model settings that are not in the choice log yet; names are without `model.`."""
+    """Log the user's model settings, by name without `model.`, that are not in the choice log yet."""
     logged = {line.name for line in choice_log.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
@@ -163,9 +163,10 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
-    """Return `d_model` and `num_heads` (at most `num_heads`) that fit the width of the settings' word vectors.
+    """Return a dict with choices of `d_model`, the width of the settings' word vectors, and of `num_heads`.
 
-    The result is empty without word vectors, or if the user specified `d_model`. The number of heads divides the width.
+    The number of heads divides the width and is at most `num_heads`. The dict is empty without word vectors, or if the
+    user set `d_model`.
     """
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
@@ -180,10 +181,10 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
 
 
 def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choice_log: ChoiceLog) -> ModelConfig:
-    """Return the base model's configuration, with the dropout probabilities that the user specified; log its sizes.
+    """Return the base model's configuration with the user's dropout probabilities, and log its sizes.
 
     Raises:
-        TransduceError: another setting differs from the base model's.
+        TransduceError: another setting of the user differs from the base model's.
     """
     specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     for name, value in specified.items():
@@ -203,9 +204,9 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
 
 
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Return a base model's configuration, with the tokenizer's vocabulary sizes where these are larger.
+    """Return a base model's configuration with the vocabulary sizes of the tokenizer, where these are larger.
 
-    Symbols of the user that extend the vocabulary make it larger. Without a tokenizer, the configuration is unchanged.
+    Symbols of the user that extend the vocabulary make it larger. Without a tokenizer, nothing is changed.
     """
     if tokenizer is None:
         return config
@@ -217,7 +218,7 @@ def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> M
 
 
 def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
-    """Return settings whose open `task.*` values are those of the base model; log these values."""
+    """Return settings in which the values of `task.*` that the user left open are the base model's, and log these."""
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
@@ -385,9 +386,9 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
 
 
 def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: ChoiceLog) -> None:
-    """Log how often an epoch contains the pairs of each corpus, in a run with several.
+    """Log how often an epoch contains the pairs of each corpus, in a run with several corpora.
 
-    If the corpora have shares, these are logged, too, as they are at the start and at the end of the run.
+    If corpora have a fixed share of the batches, the shares at the start and at the end of the run are logged, too.
 
     Args:
         pairs: the number of pairs of each file of `data.source`.
@@ -411,7 +412,7 @@ def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: Choic
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
-    """Refuse training settings that do not suit the task, the model or the machine.
+    """Raise an error for training settings that do not suit the task, the model or the machine.
 
     Raises:
         TransduceError: a setting is unsuitable.
@@ -574,7 +575,7 @@ def _adapts_dropout(settings: Settings) -> bool:
 
 
 def explain_training(config: ModelConfig, training: ResolvedTraining, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log why our kernels do not train whole layers, if that is so."""
+    """Add to the choice log why this package's kernels do not train whole layers; nothing if they do."""
     if training.kernels != "native" or config.kind == "recurrent":
         return
     with torch.device("meta"):
@@ -585,9 +586,9 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Log which backend will decode with the trained model, and why no faster one does.
+    """Log which backend (implementation) will decode with the trained model, and why no faster one does.
 
-    Models that are not decoded by such a backend are not logged: recurrent models, encoders and forecasters.
+    Nothing is logged for recurrent models, encoders and forecasters, which no such backend decodes.
     """
     if config.kind not in ("transformer", "decoder"):
         return
@@ -607,7 +608,7 @@ def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: Ch
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
-    """Return the settings with every choice filled in, to resume the run or to repeat it."""
+    """Return a run's settings with every choice filled in, for a settings file to resume or to repeat the run."""
     tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
@@ -670,7 +671,7 @@ def preflight(
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """Refuse search settings that have no effect in the task, because it searches otherwise or not at all.
+    """Raise an error for search settings that have no effect in the task, which searches otherwise or not at all.
 
     Raises:
         TransduceError: such a setting has another value than its default.
@@ -686,7 +687,7 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
 
 
 def _log_unused(kind: TaskKind[C], settings: Settings, choice_log: ChoiceLog) -> None:
-    """Log settings that the task or a recurrent model does not use; they are no error.
+    """Log settings that the task or a recurrent model does not use, which is no error.
 
     A settings file may serve several tasks and kinds of model.
     """
@@ -709,7 +710,7 @@ def _log_unused(kind: TaskKind[C], settings: Settings, choice_log: ChoiceLog) ->
 
 
 def check_consistency(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> None:
-    """Refuse contradictory settings of model and training, whatever the corpus.
+    """Raise an error if settings of the model and of training contradict each other, whatever the corpus.
 
     Args:
         settings: the user's settings.
@@ -729,7 +730,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
 
 def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> int:
-    """Return the bytes that the training of a run needs at least (`training.forecast.least_memory`), from its settings.
+    """Return how many bytes the training of a run needs at least, by its settings (`forecast.least_memory`).
 
     Args:
         settings: the user's settings.
@@ -744,14 +745,17 @@ def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine
 
 
 def _model_to_check(settings: Settings, base_config: ModelConfig | None) -> ModelConfig:
-    """Return the configuration of a run's model before its text is read: the base model's, or one to check with."""
+    """Return the configuration of a run's model before its text is read, to check settings with.
+
+    It is the base model's or, for random weights, one with an arbitrary vocabulary size.
+    """
     if base_config is None:
         return _trial_model(settings)
     return keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
 
 
 def _trial_model(settings: Settings) -> ModelConfig:
-    """Return a model configuration to check settings with: that of the user's preset, or of the first valid one.
+    """Return a model configuration to check settings with, of the user's preset, or of the first that is valid.
 
     Its vocabulary has an arbitrary size, because the text is not read yet.
 

@@ -114,7 +114,7 @@ from transduce.ui_language import column, columns_of, labeled, localized, padded
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
     """Return the properties of a machine and its kernels that determine the order of floating-point sums.
 
-    Checkpoints store them, because a resumed run is equal bit by bit only in the same environment.
+    Checkpoints store these, because a resumed run is equal bit by bit only in the same environment.
     """
     on_gpu = machine.device.startswith("cuda")
     bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
@@ -129,9 +129,9 @@ def environment_of(machine: Machine, kernels: Kernels) -> Environment:
 
 
 def machine_of_process(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
-    """Return the part of the machine for one of several training processes: a GPU, or a part of the cores.
+    """Return the machine as one of several training processes uses it: with one GPU, or a part of the cores.
 
-    A number of threads that the user specified is not divided.
+    A number of threads that the user set is not divided; for a single process, the machine is unchanged.
     """
     if processes.count == 1:
         return machine
@@ -153,7 +153,7 @@ def make_safeguards(
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
-    With several processes, each process tries the first one's rows of the largest batches, as no process has more rows.
+    Of several processes, each tries the rows of the first one, as no process has more rows.
 
     Args:
         machine: the machine that trains.
@@ -172,7 +172,7 @@ def make_safeguards(
 
 
 def _rows_of_first_process(batch: Any, processes: int) -> Any:
-    """Return a batch with only the rows that the first of several processes gets."""
+    """Return a batch with only those rows that the first of several processes gets; unchanged for one process."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -199,7 +199,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
     started_at: float | None = None
-    """The time, in seconds by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created.
+    """The time, in seconds by `time.monotonic()`, from which `training.minutes` counts; None: when the `Run` is
+    created.
     """
     callbacks: tuple[Callback, ...] = ()
     """Objects that receive events of the run, such as reports and scores, and may stop it."""
@@ -227,7 +228,10 @@ class Run:
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Prepare a new run: choose open settings, prepare corpus and initial weights, and print all choices."""
+        """Prepare a new run: choose open settings, prepare corpus and initial weights, and print all choices.
+
+        Returns the complete settings and the corpus.
+        """
         added = preset_settings(with_current_settings(self.request.settings, warn=False))
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
@@ -269,7 +273,7 @@ class Run:
         return resolved, corpus
 
     def _specified_search(self) -> Mapping[str, Any]:
-        """Return the user's search settings and those of the preset, without defaults."""
+        """Return a dict of the search settings that the user or the preset has set, without defaults."""
         content = with_preset(with_current_settings(self.request.settings, warn=False))
         specified: Mapping[str, Any] = msgspec.to_builtins(content.get("search", {}))
         return specified
@@ -320,7 +324,7 @@ class Run:
             self.display.show(f"  {name}  {padded(value, values, right=True)}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
-        """Restore the settings, the corpus and the number of threads of a run that was stopped.
+        """Restore a run that was stopped: return its settings and corpus, and use its number of threads.
 
         Raises:
             TransduceError: a setting differs that may not change, or a stored file is missing or damaged.
@@ -378,8 +382,8 @@ class Run:
     def _use_threads_of(self, environment: Environment) -> None:
         """Use as many threads as in `environment`, that of the last checkpoint, so that results are equal bit by bit.
 
-        The number of threads stays if the user specified it, or if the process has fewer cores now. With another number
-        of processes, results differ anyway, and each process takes its share of the cores.
+        The number stays if the user set it, or if the process has fewer cores. With another number of processes,
+        results differ anyway, and each process takes its part of the cores.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -389,7 +393,7 @@ class Run:
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
-    """Return data settings with the languages of source and target, unless one is unknown or corpora name theirs."""
+    """Return data settings with the languages of source and target; unchanged if one is unknown, or with corpora."""
     source, target = languages
     if source is None or target is None or data.corpora:
         return data
@@ -399,8 +403,8 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
     """Copy the base model's own tokenizer files to the run's folder if they can describe the run's tokenizer.
 
-    This is so for an imported model, such as one of Hugging Face, whose vocabulary is not extended. Symbols that extend
-    it are added to tokenizer.json; a tokenizer without this file is not copied then.
+    They can for an imported model, such as one of Hugging Face, whose vocabulary is not extended. Symbols that extend
+    the vocabulary are added to tokenizer.json; a tokenizer without that file is then not copied.
     """
     before, now = base.tokenizer, corpus.tokenizer
     if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):
@@ -418,7 +422,7 @@ def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
 
 
 def train_run(request: RunRequest) -> TrainResult | None:
-    """Run training as requested, and return how it ended; None for a dry run.
+    """Run training as requested, and return how it ended, as a `TrainResult`; None for a dry run.
 
     Training continues if its terminal is closed.
 
@@ -435,9 +439,9 @@ _VALUE_COLUMNS = 40  # of the choice log
 
 @contextmanager
 def _alone_in_process(folder: Path) -> Iterator[None]:
-    """Return a context for training in `folder` that refuses a second run in this process at the same time.
+    """Refuse a second training run in this process at the same time, within a `with` block.
 
-    At its end, the context restores PyTorch's number of threads.
+    At the end of the block, PyTorch's number of threads is restored. `folder` is for the message.
 
     Raises:
         TransduceError: another thread of the process is training.
@@ -478,8 +482,8 @@ def _train_run(request: RunRequest) -> TrainResult | None:
 def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
     """Start a run, or resume it if it exists and the user asked for that, and return its settings and corpus.
 
-    With several processes, the first one does so, and then the others open what it wrote. `resources` holds the lock of
-    the run's folder.
+    With several processes, the first starts or resumes the run, and then the others open what it wrote. `resources`
+    keeps the lock of the run's folder.
     """
     request = run.request
     if not run.processes.is_first:
@@ -500,7 +504,7 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Start a run without training: its folder then holds the settings and the corpus, but no checkpoint.
+    """Start a run without training, and return its settings: its folder then holds these and the corpus.
 
     Raises:
         TransduceError: the settings or files are invalid, or the folder holds another run or a model.
@@ -511,7 +515,7 @@ def prepare_run(request: RunRequest) -> ResolvedSettings:
 
 
 def _dry_run(run: Run, *, is_resumed: bool) -> None:
-    """Print all chosen settings and, for a new run of a single process, a forecast; no files stay."""
+    """Print all settings that a run would have and, for a new run of one process, a forecast; no files stay."""
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
@@ -525,7 +529,7 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
 
 
 def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-    """Take the first steps of a run, validate twice, print the run's forecast and pass it to the callbacks.
+    """Take the first steps of a run, validate twice, print a forecast of the run, and pass it to the callbacks.
 
     With `RunRequest.forecast`, there are more steps, and the final score is forecast, too.
     """
@@ -621,19 +625,19 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
 
 
 def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
-    """Predict how many seconds a validation takes from those of a step; NaN if the task makes no such prediction."""
+    """Return how many seconds a validation will take, predicted from the time of a step; NaN if unpredictable."""
     steps = _validation_steps(run, corpus, resolved)
     return math.nan if steps is None else steps * step_seconds
 
 
 def _validation_steps(run: Run, corpus: RunCorpus, resolved: ResolvedSettings) -> float | None:
-    """Predict how many steps take as long as a validation; None if the task makes no such prediction."""
+    """Return how many steps will take as long as a validation; None if the task makes no such prediction."""
     tokens = run.kind.validation_tokens(corpus, resolved)
     return None if tokens is None else tokens / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Create a run's trainer; if settings or data make that impossible, the folder of a new run is restored.
+    """Return a run's trainer; if settings or data make that impossible, the folder of a new run is restored.
 
     After a failure of the disk, the folder stays.
     """
@@ -648,7 +652,7 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
+    """Return a run's trainer, set to the first step or, in a resumed run, to the newest intact checkpoint."""
     training, placement, reinitialized = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     run.display.counted, run.display.has_perplexity = run.kind.counted, run.kind.reads_text
     torch.manual_seed(training.seed)
@@ -695,9 +699,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
-    """Load the newest intact checkpoint into a trainer, and return whether the run has ended already.
-
-    It also prints where training goes on.
+    """Load the newest intact checkpoint into a trainer, print where training goes on, and return whether it has ended.
 
     Raises:
         TransduceError: no checkpoint is intact, and the initial weights are not there, or a trained model is.
@@ -737,7 +739,7 @@ def _write_model(
     weights: Mapping[str, Tensor],
     event: ValidationEvent | None,
 ) -> None:
-    """Write weights and their model card to the run's folder, as a complete model folder."""
+    """Write weights and a model card to the run's folder, as a complete model folder; `event` has the dev scores."""
     card = run.kind.card(corpus, resolved, event.step if event else None, folder=run.request.out)
     folders = [run.request.out, *([] if resolved.init_from is None else [Path(resolved.init_from)])]
     stated = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
@@ -759,7 +761,7 @@ def _finish(
     """Print how training ended, measure and print the best model's quality, and write its final files.
 
     The measurement should take at most `evaluation_seconds`; None: no limit. After a run that a signal stopped, nothing
-    is measured, because it is to be resumed.
+    is measured, because the run is to be resumed.
     """
     display, out, duration = run.display, run.request.out, format_duration(result.elapsed_seconds)
     display.say(
@@ -783,7 +785,7 @@ def _finish(
 
 
 def advice(weakness: str, result: TrainResult) -> str:
-    """Return a message with the weakness of a model that says how long it was trained, and what would improve it."""
+    """Return a message on a weak model: its weakness, how long it was trained, and what would improve it."""
     step, epochs = count_noun(result.step, "step"), f"{result.epochs:,.2f}"
     if result.best_step is not None and result.best_step < _LATE * result.step:
         best = f"{result.best_step:,}"

@@ -44,7 +44,7 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a training run's folder while the context runs, so that no other process trains in it.
+    """Hold the lock of a run's folder within a `with` block, so that no other process trains in the folder.
 
     Raises:
         TransduceError: another process holds the folder's lock.
@@ -69,7 +69,7 @@ _TOKENIZER_FILES = (*VOCABULARIES, "tokenizer.json")
 
 
 def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool) -> None:
-    """Refuse `--resume` in a folder without a run if the settings name no text to start a run with.
+    """Raise an error for `--resume` in a folder without a run if the settings name no text to start a run with.
 
     Raises:
         TransduceError: there is neither a run nor text, or a run was killed before it wrote its settings.
@@ -87,7 +87,7 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
 
 
 def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
-    """Refuse to start a run in a folder that holds another run, a model, or files that would be replaced.
+    """Raise an error if a run would start in a folder that holds another run, a model, or files to be replaced.
 
     Args:
         folder: the run's folder, which may be missing.
@@ -114,7 +114,7 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
 
 
 class RunFolder:
-    """The state of a folder before a run starts in it, which `undo` restores after a failure."""
+    """A run's folder and its state before the run starts in it, which `undo` restores after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._settings = folder, folder / SETTINGS_FILE
@@ -127,7 +127,7 @@ class RunFolder:
         return self.folder
 
     def undo(self) -> None:
-        """Restore the folder's earlier state after a failure.
+        """Restore the folder's state before the run, after a failure.
 
         A folder that did not exist is removed, with the parents created for it. In a folder that existed, only the
         run's settings are removed.
@@ -142,7 +142,7 @@ class RunFolder:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Return whether the direct cause of an error is a failure to read or write a file."""
+    """Return whether an error was directly caused by a failure to read or write a file."""
     return isinstance(error.__cause__, OSError | SafetensorError)
 
 
@@ -206,7 +206,7 @@ def apply_changes(
     trained: bool = True,
     is_same_text: Callable[[str, str], bool] = _is_same_path,
 ) -> Settings:
-    """Return a run's settings with the user's changes, of those that may change when it is resumed.
+    """Return a stopped run's settings with the user's changes, if they may change when a run is resumed.
 
     Args:
         stored: the settings that the run started with.
@@ -258,10 +258,10 @@ def apply_changes(
 
 
 def _chosen_decay(settings: Settings) -> float | None:
-    """Return the weight decay that Muon has by default in a run with these settings, which a base model may lower.
+    """Return the default weight decay for the optimizer Muon in a run with these settings, to see if it was chosen.
 
-    The result is None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting
-    that it depends on is missing.
+    None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting that it
+    depends on is missing.
     """
     training, d_model = settings.training, settings.model.d_model
     rate, schedule, warmup = training.learning_rate, training.schedule, training.warmup_steps
@@ -275,7 +275,7 @@ def _chosen_decay(settings: Settings) -> float | None:
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
-    """Return the settings that differ between two runs, as one line of text each; empty if none differs."""
+    """Return a list with a line of text for each setting that differs between two runs; empty if none differs."""
     old, new = (dict(dotted_settings(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
         f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
@@ -285,7 +285,7 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
 
 
 def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: Callable[[str], None]) -> None:
-    """Report how a run's settings file differs from the settings of its newest checkpoint, and refuse another model.
+    """Report how a run's settings file differs from the settings of its newest checkpoint; refuse another model.
 
     Args:
         before: the checkpoint's settings, nested as in a settings file; empty in checkpoints that did not store them.
@@ -310,7 +310,7 @@ def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: 
 
 
 def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
-    """Refuse to start a run at step 0 in a folder with a model that this run or a part of it trained.
+    """Raise an error if a run would start at step 0 in a folder with a model that this run has trained before.
 
     A run that was killed before its first checkpoint may start again.
 
@@ -335,10 +335,10 @@ def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
 def adapt_to_machine(
     settings: Settings, specified: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
-    """Adapt a resumed run's settings of kernels, compiled layers and CUDA graphs to this machine.
+    """Return a resumed run's settings, with kernels, compiled layers and CUDA graphs adapted to this machine.
 
-    The settings stay as before, so that results are equal bit by bit, unless the user changed them or this machine does
-    not support them.
+    These settings stay as they were, so that results are equal bit by bit, unless the user changed them or this machine
+    does not support them.
 
     Args:
         settings: the run's settings.

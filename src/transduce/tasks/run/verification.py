@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.02
 
 
 class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of comparing a resumed run with an uninterrupted one."""
+    """The result of comparing a run that was killed and resumed with an uninterrupted one."""
 
     equal: bool
     """True if both runs are equal bit by bit."""
@@ -41,9 +41,9 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     compared_at_step: int
     """Step at which both runs are compared."""
     differences: list[str]
-    """What differs: kinds of tensors, and the first step with different metrics; empty if nothing does."""
+    """Descriptions of what differs: kinds of tensors, and the first step with other metrics; empty if nothing does."""
     repeatable: bool | None
-    """True if two uninterrupted runs are equal; None if this was not tested, because the resumed run is equal."""
+    """True if two uninterrupted runs are equal; None if that was not tested, as the resumed run is equal to one."""
     surroundings: Environment
     """The device, instruction set, threads and PyTorch version that the results depend on."""
     notes: list[str]
@@ -92,8 +92,8 @@ def verify_resume(request: RunRequest) -> ResumeReport:
 class _Verification:
     """A check that a run which is killed and resumed gets the same results as a run without interruption.
 
-    The runs start from one prepared folder: `stopped` is killed and resumed, `whole` runs through. If they differ,
-    `again` repeats `whole`, to find out whether training is repeatable at all on this machine.
+    The runs start from copies of one prepared folder: `stopped` is killed and resumed, `whole` runs through. If these
+    differ, `again` repeats `whole`, to find out whether training is repeatable at all on this machine.
     """
 
     def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
@@ -108,7 +108,7 @@ class _Verification:
         self.last, self.every = training.steps, training.save_every
 
     def report(self) -> ResumeReport:
-        """Train the runs to compare in separate processes, compare their results and return a report."""
+        """Train the runs to compare in separate processes, compare their results, and return a `ResumeReport`."""
         killed, resumed, compared = self._stop_and_resume()
         self.display.say(f"Training again without interruption, to step {compared}.")
         self._train_until("whole", lambda run: _has_checkpoint(run, compared))
@@ -153,10 +153,11 @@ class _Verification:
     def _train_until(self, name: str, ready: Callable[[Path], bool]) -> Path:
         """Run the training command in a separate process, kill it once `ready(folder)` is true, and return the folder.
 
-        The folder is named `name`. It starts as a copy of the prepared run; one that exists is resumed.
+        The folder's name is `name`. A new folder starts as a copy of the prepared run; the run in an existing one is
+        resumed.
 
         Raises:
-            TransduceError: training ended before that.
+            TransduceError: training ended before `ready` was true.
         """
         run = self.folder / name
         if not run.exists():
@@ -179,9 +180,9 @@ class _Verification:
 
 
 def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return settings for a short run with frequent checkpoints, validations and reports, and notes for the user.
+    """Return settings for a short run with frequent checkpoints, validations and reports, and a list of notes.
 
-    A time budget is replaced by steps, which a note says. The other changes do not affect the weights.
+    A time budget is replaced by steps, which a note tells the user. The other changes do not affect the weights.
 
     Raises:
         TransduceError: the settings ask for fewer than 6 steps.
@@ -223,7 +224,7 @@ def _newest(run: Path) -> int:
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Return the events of a run's metrics.jsonl, without values that depend on the clock; empty without the file."""
+    """Return a list of the events in a run's metrics.jsonl, dicts without times; empty without the file."""
     events = read_events(run, dict[str, Any])
     return [{name: value for name, value in event.items() if name not in _TIMES} for event in events]
 
@@ -233,9 +234,9 @@ def _last_step(run: Path) -> int:
 
 
 def _differences(run: Path, reference: Path, step: int) -> list[str]:
-    """Return the kinds of tensors that differ between two runs at a step, and the first step with other metrics.
+    """Return descriptions of what differs between two runs at a step: kinds of tensors, and the first other metrics.
 
-    The result is empty if both runs are equal.
+    The list is empty if both runs are equal.
     """
     ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [

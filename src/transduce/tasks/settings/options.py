@@ -25,7 +25,7 @@ PRESETS = (
 )
 
 Form = Mapping[str, Any]
-"""How argparse reads an option: its keyword arguments besides the help."""
+"""Keyword arguments with which argparse reads an option, without its help."""
 
 TEXT: Form = {}
 NAME: Form = {"metavar": "NAME"}
@@ -39,7 +39,7 @@ COUNT: Form = {"type": int, "metavar": "N"}
 
 
 class SettingOption(NamedTuple):
-    """An option of commands, such as --steps, and argument of Python functions, which sets a setting."""
+    """An option of commands, such as --steps, which is also an argument of Python functions, and sets a setting."""
 
     setting: str
     """The dotted name of the setting, such as "training.steps"."""
@@ -145,4 +145,4 @@ OPTIONS = {
         FLAG,
     ),
 }
-"""The options that set settings, by their names in Python, such as "dev_source" for --dev-source."""
+"""The options that set settings: name in Python, such as "dev_source" for --dev-source → `SettingOption`."""

@@ -13,22 +13,22 @@ from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import Settings
 
 Setting = tuple[Any, str]
-"""A value, and the reason for it that the choice log prints."""
+"""The value of a setting, and the reason for it that the choice log prints."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a preset besides its sizes, and the tasks that they are for."""
+    """The settings of a preset (besides its sizes), and the tasks that the settings are for."""
 
     tasks: tuple[str, ...]
     """The values of `task.kind` that the settings are for; the first is the default."""
     settings: Mapping[str, Setting]
-    """Values and reasons by dotted names of settings."""
+    """Dict: dotted name of a setting → (value, reason)."""
     sizes_suit_all: bool = False
     """True if other tasks may take the preset's sizes without its settings; otherwise they cannot use the preset."""
 
 
 def _paper(*, steps: int, average: int, save_every: int, step_seconds: str) -> Recipe:
-    """Return the settings with which the paper trained its translation models, base or big.
+    """Return a `Recipe` with the settings by which the paper trained its translation models, base or big.
 
     Args:
         steps: number of training steps.
@@ -142,10 +142,10 @@ _BASE_MODEL_TABLES = ("task.", "tokenizer.", "model.")
 
 
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the settings that a preset adds to the user's, by dotted name, each as its value and a reason.
+    """Return a dict of the settings that a preset adds to the user's: dotted name → (value, reason).
 
-    The result is empty without a preset, or if the preset has only sizes. What the user has set is left out. If the
-    user sets another number of steps than the paper's, the interval between checkpoints is scaled in proportion.
+    The dict is empty without a preset, or if the preset has only sizes. What the user has set is left out. If the user
+    sets another number of steps than the paper's, the interval between checkpoints is scaled in proportion.
 
     Args:
         content: the user's settings, nested as in a settings file.
@@ -192,7 +192,7 @@ _NOT_SET = object()
 
 
 def setting_value(content: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return the value of a setting, by its dotted name, in nested tables; `default` if it is not set there."""
+    """Return the value of a setting, by its dotted name, in nested tables (dicts); `default` if it is not set there."""
     value: Any = content
     for key in name.split("."):
         value = value.get(key, _NOT_SET) if isinstance(value, Mapping) else _NOT_SET
@@ -206,7 +206,8 @@ def _is_set(content: Mapping[str, Any], name: str) -> bool:
 def has_preset_vocabulary_size(settings: Settings) -> bool:
     """Return whether the vocabulary size is the preset's, which the vocabulary of a small text need not reach.
 
-    A size that the user chose, in contrast, is an error if the text is too small for it.
+    A size that the user chose, in contrast, is an error if the text is too small for it. The answer is False without a
+    preset, and for a preset without a vocabulary size.
     """
     recipe = RECIPES.get(settings.preset or "")
     value, _ = (None, "") if recipe is None else recipe.settings["tokenizer.vocabulary_size"]
@@ -214,9 +215,9 @@ def has_preset_vocabulary_size(settings: Settings) -> bool:
 
 
 def with_preset(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's settings, nested as in a settings file, completed by those of their preset.
+    """Return a copy of the user's settings, nested as in a settings file, with those of their preset added.
 
-    The user's settings win. Without a preset, they are unchanged.
+    What the user has set stays. Without a preset, nothing is added.
 
     Raises:
         TransduceError: the preset is for other tasks.

@@ -31,7 +31,7 @@ _NAME = re.compile(r"`([\w.]+)`")
 
 
 class FileSettings(dict[str, Any]):
-    """A dictionary of nested tables of settings that stores the line of each setting in its file.
+    """A dict of nested tables of settings that also knows the line of each setting in its file.
 
     Error messages about a wrong value can then name the line.
     """
@@ -56,9 +56,9 @@ class FileSettings(dict[str, Any]):
         }
 
     def drop_chosen_decay(self, name: str, value: Any) -> None:
-        """Remove a weight decay that was chosen by another setting of training in the file, if that gets another value.
+        """Remove the file's weight decay, if it was chosen by `training.*` setting `name` and this gets another value.
 
-        So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run, for instance.
+        The decay is then chosen anew, as when the file is the `settings.toml` of a longer or shorter run.
         """
         if self._chosen_decay is None:
             return
@@ -67,7 +67,7 @@ class FileSettings(dict[str, Any]):
             del training["weight_decay"]
 
     def location_of(self, sentence: str) -> str | None:
-        """Return the file and line of the first setting that an error message names; None if no file sets it.
+        """Return the file and line, as text, of the first setting that an error message names; None if no file sets it.
 
         Only the path is returned if the line is unknown, as for keys of inline tables.
         """
@@ -81,7 +81,7 @@ class FileSettings(dict[str, Any]):
 
 
 def dotted_settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
+    """Yield a pair (dotted name, value) for each setting in nested tables; names start with `prefix`."""
     for key, value in content.items():
         if isinstance(value, Mapping):
             yield from dotted_settings(value, f"{prefix}{key}.")
@@ -90,7 +90,7 @@ def dotted_settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
-    """Yield the dotted name and the line number of each key in a TOML text, except keys of inline tables."""
+    """Yield a pair (dotted name, line number) for each key in a TOML text, except keys of inline tables."""
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TABLE.match(line):
@@ -190,7 +190,10 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set the setting of each option in `values`, {Python name of the option: value}; None leaves it as it is."""
+    """Set the setting of each option in `values`, a dict {Python name of the option: value}, in `content`.
+
+    A value of None leaves the setting as it is.
+    """
     for name, value in values.items():
         if value is not None:
             put_setting(content, OPTIONS[name].setting, value)
@@ -218,7 +221,7 @@ def put_arguments(
 
 
 def _argument(name: str, value: Any) -> Any:
-    """Return the value of an argument in the form that settings have: paths as texts, and several in a list."""
+    """Return the value of a Python argument in the form of a setting: paths as texts, and several in a list."""
     form = OPTIONS[name].form
     if form in (FILES, FOLDERS, PATHS):
         return [str(path) for path in as_paths(value, f"`{name}`")]
@@ -239,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse the value of `--set key=value` as TOML; other text is a float if it looks like one, else a string.
+    """Return the value of `--set key=value`, parsed as TOML; other text is a float if it looks so, else a string.
 
     Strings on the command line may therefore omit their quotes.
     """
@@ -250,7 +253,7 @@ def _parse_value(text: str) -> Any:
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:
-    """Check keys and types, and return the settings, completed by those of the preset.
+    """Return the settings that nested tables describe, completed by those of the preset, after checking them.
 
     Raises:
         TransduceError: a key does not exist, and the message names a similar one; or a value has the wrong type or
@@ -266,7 +269,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
 
 
 def check_settings(content: Mapping[str, Any]) -> Settings:
-    """Check keys and types of nested tables, and return the settings that they describe.
+    """Return the settings that nested tables describe, without those of a preset, after checking keys and types.
 
     Raises:
         TransduceError: a key does not exist, or a value has the wrong type or range.
@@ -283,13 +286,16 @@ def check_settings(content: Mapping[str, Any]) -> Settings:
 
 
 def _path_of(location: str) -> list[str]:
-    """Return the keys of a wrong value from the location in msgspec's error; only indices of tables are kept."""
+    """Return a list of the keys that lead to a wrong value, from the location in msgspec's error, such as `a.b[0].c`.
+
+    Only indices of tables are kept: an index behind the last key is left out.
+    """
     keys = location.rstrip("`").partition("[...]")[0].split(".")  # behind it is a key of a table of values
     return [*keys[:-1], keys[-1].partition("[")[0]]
 
 
 def _refuse_infinite(content: Mapping[str, Any]) -> None:
-    """Refuse infinite values and NaN, which a settings file cannot store."""
+    """Raise an error for infinite values and NaN, which a settings file cannot store."""
     for name, value in dotted_settings(content):
         if isinstance(value, float) and not math.isfinite(value):
             raise TransduceError(f"`{name}` must be finite, but is {value}.")
@@ -324,9 +330,9 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
 
 
 def _kinds(hint: Any) -> str:
-    """Return a description, in words, of the values that a setting of this type accepts, for an error message.
+    """Return a description of the values that a setting of type `hint` accepts, such as "a whole number".
 
-    Names that it accepts are left out; the description is empty if it accepts nothing else.
+    Single names that the setting accepts are left out; the text is empty if it accepts nothing else.
     """
     if struct_of(hint) is not None:
         return "a table"
@@ -344,7 +350,7 @@ def _kinds(hint: Any) -> str:
 
 
 def _names(hint: Any) -> list[str]:
-    """Return the names that a setting of this type accepts; an empty list if it does not accept only some names."""
+    """Return a list of the names that a setting of type `hint` accepts; empty if it is not limited to names."""
     if get_origin(hint) is Literal:
         return [str(name) for name in get_args(hint)]
     return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
@@ -364,12 +370,12 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
 
 
 def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct of the tables in a field that is an array of tables; None for another field."""
+    """Return the struct of the tables in a field of type `hint`, an array of tables; None for another field."""
     return next(filter(None, map(struct_of, get_args(hint))), None) if get_origin(hint) is tuple else None
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return the keys that lead to the first setting in nested tables; empty for a value that is not a table."""
+    """Return a tuple of the keys that lead to the first setting in nested tables; empty if `value` is no table."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -399,7 +405,7 @@ def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct that a field of this type holds, also an optional one; None if it holds none."""
+    """Return the settings struct that a field of type `hint` holds, also an optional one; None if it holds none."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in _UNIONS:

@@ -172,12 +172,12 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def schedule(self) -> Schedule | None:
-        """The corpus's share over the run as points (fraction of the run, share); None: the corpus has no share."""
+        """The corpus's share of batches over the run, as points (fraction of the run, share); None without a share."""
         return ((0.0, self.share),) if isinstance(self.share, float | int) else self.share
 
     @property
     def known_direction(self) -> tuple[str, str] | None:
-        """The source and target language, as specified or from the files' suffixes; None: unknown."""
+        """The source and target language, a pair, as specified or from the files' suffixes; None if one is unknown."""
         if self.languages is not None:
             return self.languages
         source = language_of(self.source[0]) if self.target else None
@@ -186,7 +186,7 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def direction(self) -> tuple[str, str]:
-        """The source and target language, as specified or from the files' suffixes.
+        """The source and target language, a pair, as specified or from the files' suffixes.
 
         Raises:
             TransduceError: the suffixes are no languages.
@@ -310,7 +310,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
 
     def _check_language_tokens(self) -> None:
-        """Refuse several pairs of languages without tokens, and tokens without languages.
+        """Raise an error for several pairs of languages without tokens of languages, or such tokens without languages.
 
         Raises:
             TransduceError: `language_tokens` contradicts the corpora.
@@ -324,7 +324,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TransduceError("`data.language_tokens` needs the two languages: give `data.languages` too.")
 
     def _check_context(self) -> None:
-        """Refuse settings of documents that contradict each other.
+        """Raise an error for settings of documents that contradict each other.
 
         Raises:
             TransduceError: a setting would have no effect, or documents would lose their context.
@@ -352,7 +352,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _join_corpora(self) -> None:
         """Set `source`, `target`, `dev_source` and `dev_target` to the files of all corpora, in their order.
 
-        Without corpora, they stay as they are.
+        Without corpora, these settings stay as they are.
 
         Raises:
             TransduceError: the corpora contradict each other or other settings.
@@ -380,12 +380,12 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def _refuse_one_corpus(self) -> None:
-        """Refuse settings that a run on several corpora cannot have.
+        """Raise an error for settings that a run on several corpora cannot have.
 
-        `data.mix` adds corpora to one, whose languages may be set.
+        A run with `data.mix`, which adds corpora to one, may have set the languages of that one.
 
         Raises:
-            TransduceError: such a setting is set.
+            TransduceError: a setting of a single corpus is set.
         """
         several = "corpora" if self.corpora else "mix"
         languages = ("languages",) if self.corpora else ()
@@ -397,7 +397,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
 
     def _check_corpora(self) -> None:
-        """Refuse tags and shares of several corpora that contradict each other.
+        """Raise an error for tags and shares of several corpora that contradict each other.
 
         Raises:
             TransduceError: every corpus has a tag, or the shares sum to more than 1.
@@ -446,28 +446,28 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self._directions("dev_source") if self.has_language_tokens else ()
 
     def _directions(self, side: str) -> tuple[tuple[str, str], ...]:
-        """Return the language pair of each file of a side of the corpora, or else of the settings themselves."""
+        """Return a tuple with the language pair of each file in the field `side` of the corpora, or else of the run."""
         if self.corpora:
             return tuple(corpus.direction for corpus in self.corpora for _ in getattr(corpus, side))
         assert self.languages is not None  # else the settings are refused
         return (self.languages,) * len(getattr(self, side))
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return the schedule of each corpus's share of the batches, and weights that divide the rest among the others.
+        """Return a `Mixture`: each corpus's share of the batches over the run, and weights of corpora without a share.
 
-        `pairs` is the number of pairs of each file of `source`.
+        The weights divide what the shares leave. `pairs` is the number of pairs of each file of `source`.
         """
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
 
     def _counts(self, pairs: Sequence[int]) -> list[int]:
-        """Return the number of pairs of each corpus, given that of each file of `source`."""
+        """Return a list with the number of pairs of each corpus, given the number of each file of `source`."""
         sizes = iter(pairs)
         return [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
 
     def _factors(self, counts: Sequence[int]) -> list[float]:
-        """Return, for each corpus, how often an epoch contains each of its pairs; 0 if the corpus has a share.
+        """Return a list: how often an epoch contains each pair of a corpus, for each corpus; 0 if it has a share.
 
         `counts` has the number of pairs of each corpus.
         """
@@ -484,10 +484,11 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ]
 
     def repetitions(self, pairs: Sequence[int]) -> list[float]:
-        """Return, for each file of `source`, how often an epoch contains each of its pairs, given their numbers.
+        """Return a list: how often an epoch contains each pair of a file, for each file of `source`.
 
-        Corpora are sampled in proportion to weight · pairs^(1 / temperature), such that the pairs of the least repeated
-        corpus occur once. A corpus with a share has this share of the epoch, in the mean over the run.
+        `pairs` is the number of pairs of each file. Corpora are sampled in proportion to weight · pairs^(1 /
+        temperature), such that the pairs of the least repeated corpus occur once. A corpus with a share has this share
+        of the epoch, in the mean over the run.
         """
         counts = self._counts(pairs)
         factors = self._factors(counts)
@@ -543,7 +544,7 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """All tokens that are never split and that the user asks for: `user_symbols`, and the line feed if wanted."""
+        r"""The tokens that are never split: `user_symbols`, and the line feed "\n" with `line_feeds`."""
         return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 

@@ -61,7 +61,7 @@ CHUNK_ROWS = 256
 
 
 class Chunk(NamedTuple):
-    """Consecutive texts that the compiled encoder computes together, so that they stay in the processor's cache."""
+    """Consecutive texts that the compiled encoder computes together, so that data stays in the processor's cache."""
 
     first_row: int
     """The index of the chunk's first row (token) among those of all texts."""
@@ -74,22 +74,22 @@ class Chunk(NamedTuple):
 
 
 class TextLayout(NamedTuple):
-    """Tables that describe to the encoder's kernel where texts begin and end, and which it computes together."""
+    """Tables by which the encoder's kernel knows where texts begin and end, and which of them it computes together."""
 
     firsts: Tensor
-    """The index of the first token of each row's text, counted from the start of the chunk, int64, one for each row."""
+    """For each row (token), the index of its text's first token, counted from the start of the chunk, int64."""
     starts: Tensor
-    """The index of the first token of each text, counted from the start of its chunk, int64, one for each text."""
+    """For each text, the index of its first token, counted from the start of its chunk, int64."""
     lengths: Tensor
     """The number of tokens of each text, int64."""
     chunks: Tensor
-    """The chunks of texts that are computed together: the fields of each `Chunk`, int64 (chunks, 4)."""
+    """The chunks of texts that are computed together, int64 (chunks, 4): the four fields of each `Chunk`."""
     chunk_rows: int
     """The number of rows (tokens) of the largest chunk, for which scratch space must suffice."""
 
     @staticmethod
     def of(counts: Sequence[int]) -> "TextLayout":
-        """Return the layout tables of texts with these numbers of tokens, each at least 1."""
+        """Return the layout tables of texts that have `counts` tokens, each at least 1."""
         chunks = _chunks_of(counts)
         lengths = torch.tensor(counts)
         chunk_starts = torch.tensor([chunk.first_row for chunk in chunks for _ in range(chunk.texts)])
@@ -98,7 +98,10 @@ class TextLayout(NamedTuple):
         return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), most)
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses and lengths, valid while the tables live, named as fields of `StepArguments`."""
+        """Return a dict from names of fields of `StepArguments` to the tables' addresses and lengths.
+
+        The addresses are valid while the tables live.
+        """
         return {
             "firsts": self.firsts.data_ptr(),
             "starts": self.starts.data_ptr(),
@@ -110,7 +113,10 @@ class TextLayout(NamedTuple):
 
 
 def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
-    """Divide texts with these numbers of tokens into chunks of consecutive texts with at most `CHUNK_ROWS` tokens."""
+    """Return a list of chunks of consecutive texts with at most `CHUNK_ROWS` tokens together.
+
+    `counts` has the texts' numbers of tokens. A longer text is a chunk of its own.
+    """
     chunks = [Chunk(0, 0, 0, 0)]
     for count in counts:
         first_row, rows, first_text, texts = chunks[-1]
@@ -123,7 +129,7 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 
 @contextmanager
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
-    """Emit a loop over the chunks of texts that the encoder computes together.
+    """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
 
     It yields an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the
     count of the emitter `w`.
@@ -163,14 +169,17 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
         w.gemm("store", projection, w.quantize(source, projection), w.pointers.projected)
         w.rotate("run", w.pointers.projected, heads.queries + 2 * heads.keys, heads.number + heads.shared)
         w.attend_texts()
-        w.self_attention_output(output)
+        w.attention_output(output)
 
     w.sublayer(layer.self_attention_residual, attend)
     w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(layer.feed_forward, source))
 
 
 def emit_row_addition(k: KernelBuilder) -> None:
-    """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x."""
+    """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x.
+
+    It adds the embeddings of token types.
+    """
     with k.function("add_rows", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, *more):
         table, numbers, *share = more
         first, last = k.thread_range(rows, *share)
@@ -204,7 +213,7 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
-    """Emit a step of an encoder-decoder model, from each row's newest token to its logits.
+    """Emit a decoding step of an encoder-decoder model, from the newest token of each row to its logits.
 
     Rows are hypotheses, all at one position.
     """
@@ -222,7 +231,7 @@ def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: Nati
             inner, entry = w.heads.queries, 2 * w.heads.keys
             w.gemm("store", memory.query, w.quantize(source, memory.query), w.pointers.projected)
             w.attend("run", inner, (entries, entry), _own_sequence(w), to_memory=True)
-            w.self_attention_output(memory.output)
+            w.attention_output(memory.output)
 
         _self_attention(w, number, layer, ("all", "list"), lists)
         w.sublayer(layer.memory_attention_residual, attend_to_memory)
@@ -242,7 +251,7 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
 
 
 def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
-    """Emit a step of a decoder-only model, from each row's newest token to its logits.
+    """Emit a decoding step of a decoder-only model, from the newest token of each row to its logits.
 
     Rows are hypotheses, each at its own position.
     """
@@ -258,10 +267,9 @@ def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVoc
 def _self_attention(
     w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to the cached tokens.
+    """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to cached tokens.
 
-    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`; `lists` is the latter's
-    argument.
+    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`; `lists` is that of `attend`.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -276,7 +284,7 @@ def _self_attention(
         w.rotate(rotation_kind, w.pointers.projected, inner, w.heads.number)
         w.rotate(rotation_kind, newest, entry, w.heads.shared)
         w.attend(attention_kind, inner, (past, entry), lists)
-        w.self_attention_output(attention.output)
+        w.attention_output(attention.output)
 
     w.sublayer(layer.self_attention_residual, attend)
 
@@ -289,18 +297,21 @@ def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
 
 
 def _norm(w: ModelEmitter, norm: nn.Module) -> None:
-    """Emit the final norm behind a stack of layers, if the stack has one."""
+    """Emit the final norm after a stack of layers, if the stack has one, in place."""
     if not isinstance(norm, nn.Identity):
         w.norm(norm, w.pointers.x, w.pointers.x)
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the attention arguments by which each row attends only to the tokens of its own source or prompt."""
+    """Return three IR values for `ModelEmitter.attend`, by which a row attends only to its own source or prompt.
+
+    These are first token, number of tokens, and list stride (0: unused).
+    """
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
 def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Emit a pointer to the keys and values of token `number` in a layer of a cache (layers, tokens, elements).
+    """Return a pointer to the keys and values of token `number` in one layer of a cache (layers, tokens, elements).
 
     `entries` is the cache's number of tokens per layer.
     """
@@ -332,7 +343,7 @@ COMPILED = table(
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The table of models with prepacked weights that a `CompiledModel` computes."""
+"""The components and options of models with prepacked weights that a `CompiledModel` computes."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -340,23 +351,29 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The table of models for whose inference copy (with prepacked weights) a `CompiledModel` can be compiled."""
+"""The components and options of models for whose inference copy a `CompiledModel` can be compiled.
+
+An inference copy has prepacked weights.
+"""
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
 ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
-"""The table of encoder-only models with prepacked weights that a `CompiledModel` computes."""
+"""The components and options of encoder-only models with prepacked weights that a `CompiledModel` computes."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
-"""The table of encoder-only models for whose inference copy a `CompiledModel` can be compiled."""
+"""The components and options of encoder-only models for whose inference copy a `CompiledModel` can be compiled."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
-    """Return a clause that says why a model's inference copy could not be compiled, or None if it could be."""
+    """Return a clause that says why a model's inference copy could not be compiled; None if it could be."""
     if (reason := refusal(ENCODABLE if isinstance(model, Encoder) else COMPILABLE, model)) is not None:
         return reason
     return _why_not_sizes(model.config)  # type: ignore[arg-type]
 
 
 def _why_not_sizes(config: ModelConfig) -> str | None:
-    """Return a clause that names a size that is not a multiple of the kernels' block size, or None if all sizes fit."""
+    """Return a clause that names a size of a model that kernels do not support; None if they support all sizes.
+
+    Sizes must be multiples of the kernels' block size. The clause says so if there are no kernels for this processor.
+    """
     tile = find_integer_tile()
     if tile is None:
         return "there are no kernels for this processor"
@@ -374,18 +391,21 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
 
 
 def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
-    """Return a model's output projection with prepacked weights, for logits outside of the compiled steps."""
+    """Return a model's output projection with prepacked weights, which computes logits outside of compiled steps."""
     assert isinstance(model.prepacked_output, NativeVocabulary)
     return model.prepacked_output
 
 
 class CompiledModel:
-    """The compiled kernels of one model: `read` encodes the source or the prompt, and `step` runs a decoding step."""
+    """The compiled kernels of one model for decoding on a CPU.
+
+    `read` encodes the source or the prompt, and `step` runs a decoding step.
+    """
 
     step: CompiledKernel
     """The kernel of a decoding step; encoder-only models have none."""
     step_multiplications: int
-    """The multiplications that `step` takes for each row (hypothesis), not counting those of attention."""
+    """The number of multiplications of `step` for each row (hypothesis), without attention, to choose threads by."""
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -421,12 +441,12 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """The multiplications that `read` takes for each row (token), not counting those of attention."""
+        """The number of multiplications of `read` for each row (token), without attention, to choose threads by."""
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
     def check_files(self) -> None:
-        """Stop reading a weight matrix's rows from its file if the matrix was changed in memory after it was mapped."""
+        """Stop reading a weight matrix's rows from its file if the matrix was changed after it was mapped."""
         for matrix in self._matrices:
             file_rows(matrix)
 
@@ -442,9 +462,9 @@ def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
 
 
 def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
-    """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step).
+    """Return a dict from kernel names to the functions that emit them: `read` (encodes the input) and `step`.
 
-    An encoder-only model has no `step`.
+    An encoder-only model has no `step`, the kernel of a decoding step.
     """
     if isinstance(model, PrepackedEncoder):
         return {"read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)}
@@ -455,7 +475,10 @@ def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
 
 
 def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]:
-    """Return the position encoding tables that the kernels `read` and `step` use, one for each kernel."""
+    """Return a pair of position encoding tables: those of the kernel `read` and those of `step`.
+
+    Both are the same object if the model has one stack of layers.
+    """
     if isinstance(model, PrepackedDecoder | PrepackedEncoder):
         tables = _tables(model.embedding, model.positions, model.config)
         return tables, tables
@@ -479,9 +502,9 @@ _COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = We
 
 
 def find_compiled_model(model: AnyPrepacked, *, is_private: bool = False) -> CompiledModel | str:
-    """Return a model's compiled kernels, compiled on first use, or a clause that says why it cannot be compiled now.
+    """Return a model's compiled kernels, or a clause that says why the model cannot be compiled now.
 
-    They are compiled again if the model's components have changed.
+    The kernels are compiled on first use, and again if the model's components have changed.
 
     Args:
         model: a model with prepacked weights.

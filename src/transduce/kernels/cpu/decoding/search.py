@@ -26,7 +26,7 @@ _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the
 
 
 def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) -> bool:
-    """Return whether the compiled search supports a batch with this vocabulary size and these options.
+    """Return whether the compiled search supports a batch with a vocabulary of this size and the given options.
 
     The vocabulary must be large enough for the candidates, and the buffers must not become too large.
     """
@@ -41,10 +41,13 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 
 
 class NativeSearch:
-    """A beam search, greedy search or sampling of a batch in machine code (implements `batch_search.BatchSearch`)."""
+    """A beam search, greedy search or sampling of a batch in machine code, on compiled CPU kernels.
+
+    The class implements `batch_search.BatchSearch`.
+    """
 
     def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:
-        """Create a search from a decoding state, which has read its sources or prompts and run no step."""
+        """Create a search from a decoding state that has read its sources or prompts and has run no step."""
         self.state = state
         self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
         # Prompts have given the logits of the first step already; the second reads the first new token.
@@ -88,7 +91,7 @@ class NativeSearch:
         self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
 
     def _with_capacity(self, uniform: Tensor) -> Tensor:
-        """Return random numbers (sentences, steps, W) in a tensor with space for sentences that join later.
+        """Return sampling's random numbers (sentences, steps, W) in a tensor with space for sentences that join later.
 
         The tensor itself is returned if it is large enough.
         """
@@ -100,7 +103,7 @@ class NativeSearch:
         return whole
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape, by name, of each of the search's arrays that starts with zeros."""
+        """Return a dict from names to the dtype and shape of each array of the search that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
         lists = (torch.int32, (self.rows, self.list_stride))
         return {
@@ -129,7 +132,7 @@ class NativeSearch:
         }
 
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape, by name, of each of the search's arrays that may start uninitialized."""
+        """Return a dict from names to the dtype and shape of each array of the search that may start uninitialized."""
         output, beam_size = self.state.output, self.options.beam_size
         history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -155,7 +158,7 @@ class NativeSearch:
         return arrays
 
     def _scratch_per_thread(self) -> int:
-        """Return the number of float32 numbers of scratch space that token selection and its rules need per thread."""
+        """Return the number of float32 numbers of scratch space per thread for token selection and search rules."""
         beam_size = self.options.beam_size
         penalized = 0 if self.options.rules.penalties is None else self.before_stride + self.capacity
         return select_scratch_size(self.state.output.outputs, beam_size, beam_size) + penalized
@@ -192,7 +195,7 @@ class NativeSearch:
     def _begin_prompts(self) -> tuple[list[int], list[int]]:
         """Copy the prompts' lists of cache entries and their logits to the search's arrays.
 
-        It returns each prompt's source offset, which is 0, and its number of tokens.
+        Return two lists: each prompt's source offset, which is 0, and its number of tokens.
         """
         assert isinstance(self.state, NativePromptState)
         counts: list[int] = self.state.counts.tolist()
@@ -205,16 +208,16 @@ class NativeSearch:
 
     @property
     def active(self) -> Tensor:
-        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        """The indices, in the input batch, of the sentences that are still decoded, int64 (B,), a copy."""
         return self._zeroed.tensor("indices")[: self._numbers["sentences"]].clone()
 
     @property
     def length(self) -> int:
-        """The number of search steps so far, t; hypotheses have as many tokens unless their sentence joined later."""
+        """The number t of search steps so far; hypotheses have t tokens unless their sentence joined later."""
         return self._numbers["length"]
 
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
-        """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are left."""
+        """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are unfinished."""
         search: CompiledKernel = search_kernel()
         self._numbers["steps"], self._numbers["max_unfinished"] = steps, max_unfinished
         while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
@@ -223,7 +226,10 @@ class NativeSearch:
             run_timed(search, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
+        """Remove sentences from the batch before they are finished; return a list of live hypotheses for each.
+
+        `rows` are indices into `active`. Samples that have ended count as live.
+        """
         batch, width, lengths = self._numbers["sentences"], self._numbers["width"], self.own_lengths
         tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
@@ -239,7 +245,7 @@ class NativeSearch:
         return live
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W).
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, float32 (B, W).
 
         For a sentence that joined later, tokens beyond its own length are undefined.
         """
@@ -248,7 +254,10 @@ class NativeSearch:
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first."""
+        """Return a list of at most `count` finished hypotheses of one sentence, best first.
+
+        `index` is the sentence's index in the input batch.
+        """
         numbers, first, hypotheses = self._zeroed.ctypes_array, index * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("finished_counts")[index])]:
             length, ended = numbers("finished_lengths")[first + slot], numbers("finished_ended")[first + slot]
@@ -260,22 +269,24 @@ class NativeSearch:
 
     @property
     def own_lengths(self) -> list[int]:
-        """The number of tokens so far of each unfinished sentence's hypotheses, in the order of `active`."""
+        """A list with the number of tokens so far of each unfinished sentence's hypotheses, ordered as `active`."""
         length = self.length
         return [length - joined for joined in self._zeroed.ctypes_array("joined")[: self._numbers["sentences"]]]
 
     @property
     def gains_by_joining(self) -> bool:
-        """True if one step for many hypotheses takes much less time than several steps for few each.
+        """True if one step for many hypotheses is much faster than several steps for a few hypotheses each.
 
-        This is the case if the weights exceed the processor's cache, so that each step reads them from memory.
+        That is so if the weights exceed the processor's cache, as each step then reads them from memory. Sentences
+        should then join running searches.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
     def can_absorb(self, other: "NativeSearch") -> bool:
-        """Return whether the sentences of another search may join this one: it has the same model and fits the buffers.
+        """Return whether the sentences of another search may join this search.
 
-        Only decoder-only models, equal beam sizes, and searches without forced tokens allow it.
+        The other search must have the same decoder-only model, the same beam size, and sizes that fit this search's
+        buffers; this search must have no forced tokens.
         """
         is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
         return (
@@ -288,11 +299,11 @@ class NativeSearch:
         )
 
     def absorb(self, other: "NativeSearch", indices: Sequence[int]) -> None:
-        """Let the live sentences of another search, which has run its first step, join this batch.
+        """Let the live sentences of another search, which has run its first step, join the batch of this search.
 
         Args:
-            other: a search for which `can_absorb` holds; the caller must not use this search afterwards.
-            indices: the index in this batch of each of its live sentences; none of them may be in use.
+            other: a search for which `can_absorb` holds; the caller must not use it afterwards.
+            indices: for each live sentence of `other`, its new index in this search's batch, which must be unused.
         """
         count, width = other._numbers["sentences"], self.options.beam_size
         old, new = self._numbers["sentences"], self._numbers["sentences"] + count
@@ -327,7 +338,7 @@ class NativeSearch:
         self._select["beams"] = width
 
     def _copy_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
-        """Copy another search's key/value cache to the end of this one's, with each hypothesis' list of cache entries.
+        """Copy another search's key/value cache to the end of this search's cache, and its lists of cache entries.
 
         The lists go to `rows` hypotheses from `first_row` on, with the new indices of the entries.
         """
@@ -360,7 +371,7 @@ class NativeSearch:
             self._use_tables(position)
 
     def _compact(self, rows: int) -> None:
-        """Make space in the key/value cache: remove the tokens that the first `rows` hypotheses do not contain."""
+        """Make space in the key/value cache: remove the tokens that none of the first `rows` hypotheses contains."""
         pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
         if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
@@ -389,16 +400,19 @@ class NativeSearch:
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return the key/value cache entries of each hypothesis' tokens, int32 (rows, list stride)."""
+        """Return an int32 tensor (rows, list stride): the key/value cache entries of each hypothesis' tokens."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the current hypotheses, int32, and the tokens' log-probabilities, each (rows, T)."""
+        """Return the tokens of the current hypotheses, int32, and their log-probabilities: two tensors (rows, T)."""
         next_ = "next_" if self._is_swapped() else ""
         return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all sentences but those with these indices into `active` from the batch, between two search steps."""
+        """Remove all sentences from the batch but those in `staying`, between two search steps.
+
+        `staying` has indices into `active`.
+        """
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
@@ -414,7 +428,7 @@ class NativeSearch:
     # --- kernel arguments ------------------------------------------------------------------------------------------
 
     def _step_arguments(self) -> dict[str, int]:
-        """Return the initial `StepArguments` of the decoder step that the search kernel calls, by name."""
+        """Return a dict with the initial `StepArguments` of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
         memory = None if isinstance(state, NativePromptState) else state.memory
         return {
@@ -439,7 +453,7 @@ class NativeSearch:
         }
 
     def _select_arguments(self) -> dict[str, int]:
-        """Return the initial `SelectArguments` of the kernel that selects each sentence's continuations, by name."""
+        """Return a dict with the initial `SelectArguments` of the kernel that selects each sentence's continuations."""
         beam_size, output = self.options.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.count,
@@ -455,7 +469,7 @@ class NativeSearch:
         }
 
     def _rule_arguments(self) -> dict[str, int]:
-        """Return the initial `RuleArguments` of the rules that the selection applies, by name."""
+        """Return a dict with the initial `RuleArguments` of the rules that the token selection applies."""
         rules, penalties = self.options.rules, self.options.rules.penalties
         return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
             "never_count": len(self.options.forbidden_tokens),
@@ -479,13 +493,16 @@ class NativeSearch:
         }
 
     def _ranking(self) -> str:
-        """Return the rule that ranks hypotheses and ends a sentence, one of `RANKINGS`; "sample" for sampling."""
+        """Return the name in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; "sample" for sampling.
+
+        Greedy search has "paper".
+        """
         if self.options.sampling is not None:
             return "sample"
         return self.options.rules.ranking if self.options.beam_size > 1 else "paper"
 
     def _draw_arguments(self) -> dict[str, int]:
-        """Return the initial `DrawArguments` of the kernel that draws samples, by name; zeros for other searches."""
+        """Return a dict with the initial `DrawArguments` of the kernel that draws samples; zeros for other searches."""
         sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)
@@ -502,7 +519,7 @@ class NativeSearch:
         }
 
     def _search_arguments(self) -> dict[str, int]:
-        """Return the initial `SearchArguments` of the search kernel, by name."""
+        """Return a dict with the initial `SearchArguments` of the search kernel."""
         options = self.options
         return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,

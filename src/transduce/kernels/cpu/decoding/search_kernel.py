@@ -23,11 +23,14 @@ from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit
 
 _MINUS_INFINITY = float("-inf")
 RANKINGS = ("paper", "full", "likely", "never", "sample")
-"""The rules that rank hypotheses: the values of `SearchRules.ranking`, and `sample`; the kernel uses their indices."""
+"""The names of the rules that rank hypotheses: those of `SearchRules.ranking`, and `sample`.
+
+The kernel uses their indices in this tuple.
+"""
 
 
 class SearchArguments(NamedTuple):
-    """Arguments of the search kernel: addresses, unless stated otherwise.
+    """Arguments of the kernel that runs a whole search: addresses, unless stated otherwise.
 
     The fields before `step` change during the search.
     """
@@ -35,7 +38,7 @@ class SearchArguments(NamedTuple):
     steps: Any
     """The number of search steps left in this call of the kernel."""
     max_unfinished: Any
-    """The number of sentences left at which the call ends: 0, unless others are to join the batch."""
+    """The number of unfinished sentences at which the call ends: 0, unless other sentences are to join the batch."""
     stop: Any
     """Not 0 once the call ends: enough sentences are finished, no steps are left, or a buffer is full."""
     sentences: Any
@@ -65,11 +68,11 @@ class SearchArguments(NamedTuple):
     rule_arguments: Any
     """Address of the arguments of the rules on tokens, `selection.RuleArguments`."""
     is_read: Any
-    """1 before the first selection of a decoder-only model, whose prompts have already given the logits; else 0."""
+    """1 before the first selection of a decoder-only model, for which the prompts' logits are there already; else 0."""
     is_ragged: Any
-    """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
+    """1 in decoder-only models, whose hypotheses have lists of different lengths, counted in `sources`; else 0."""
     list_stride: Any
-    """The number of elements from one hypothesis' list of cache entries to the next one's."""
+    """The number of elements from one hypothesis' list of cache entries to the next hypothesis' list."""
     first_position: Any
     """The last position of the longest prompt, to which each step adds one; 0 in encoder-decoder models."""
     draw_arguments: Any
@@ -79,7 +82,10 @@ class SearchArguments(NamedTuple):
     beam_size: Any
     """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
-    """The number of best hypotheses that must be final before a sentence is done; 0: one finished one is enough."""
+    """The number of best hypotheses that must be certain before a sentence is done.
+
+    0: a sentence is done once it has a finished hypothesis, as in greedy search.
+    """
     capacity: Any
     """The capacity T of a hypothesis in tokens."""
     positions: Any
@@ -87,11 +93,14 @@ class SearchArguments(NamedTuple):
     newest: Any
     """Address of the last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
-    """Address of the offset of each hypothesis' source, int64 (B × W,), and, `max_rows` later, its number of tokens."""
+    """Address of the offset of each hypothesis' source, int64 (B × W,).
+
+    The numbers of source tokens follow `max_rows` elements later.
+    """
     max_rows: Any
-    """The number of elements from the first to the second of the two arrays in `row_sources`."""
+    """The number of elements in `row_sources` from the array of offsets to the array of numbers of tokens."""
     sources: Any
-    """Address of two int64 numbers of each sentence, (2, N): its source's offset and number of tokens.
+    """Address of int64 (2, N): each sentence's source offset, and its number of source tokens.
 
     In decoder-only models, the number is that of the prompt and the tokens so far, with the one that the next step
     reads.
@@ -105,24 +114,24 @@ class SearchArguments(NamedTuple):
     longest: Any
     """Address of each sentence's greatest number of tokens, int64 (B,)."""
     starts: Any
-    """Address of each sentence's number of first tokens that are context, by index in the input batch, int64 (N,)."""
+    """Address of how many first tokens of each hypothesis are context, int64 (N,), by index in the input batch."""
     greatest_penalties: Any
     """Address of the length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
     """Address of the length penalty of n tokens, without context, at index n, float64 (T + 2,)."""
     finished_counts: Any
-    """Address of the number of finished hypotheses by index in the input batch, int64 (N,)."""
+    """Address of the number of finished hypotheses of each sentence, int64 (N,), by index in the input batch."""
     order: Any
     """Address of the slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1).
 
-    A slot is an index into the `finished_…` arrays, which keep the W best, and one that is being written.
+    A slot is an index into the `finished_…` arrays, which keep the W best hypotheses, and one that is being written.
     """
     finished_scores: Any
     """Address of the scores of finished hypotheses by slot, float64 (N, W + 1)."""
     finished_lengths: Any
     """Address of the lengths, in tokens, of finished hypotheses by slot, int64 (N, W + 1)."""
     finished_ended: Any
-    """Address of flags by slot, int64 (N, W + 1): 1 for hypotheses that end with the end symbol, 0 for cut ones."""
+    """Address of flags by slot, int64 (N, W + 1): 1 for hypotheses that end with the end symbol, 0 if cut off."""
     finished_tokens: Any
     """Address of the tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
     finished_values: Any
@@ -131,7 +140,7 @@ class SearchArguments(NamedTuple):
 
 @cache
 def search_kernel() -> CompiledKernel:
-    """Compile the kernel that runs decoder steps and token selection in a loop; the same one serves all models."""
+    """Return the compiled kernel that runs decoder steps and token selection in a loop; it serves all models."""
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("search", tile)
@@ -161,8 +170,9 @@ def search_kernel() -> CompiledKernel:
 def _write_record(k: KernelBuilder) -> None:
     """Emit `record(numbers, index, row, token, value, ended, own)`: store a finished hypothesis if it is good enough.
 
-    The hypothesis is `row` extended by a token with log-probability `value`; `index` is its sentence's index in the
-    input batch. Each sentence keeps its W best. Samples are ranked by their numbers, `own`, instead of their scores.
+    `numbers` points to the `SearchArguments`. The hypothesis is `row` extended by a token with log-probability `value`;
+    `index` is its sentence's index in the input batch. Each sentence keeps its W best hypotheses. Samples are ranked by
+    their numbers, `own`, instead of their scores.
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64, I64) as (numbers, index, row, token, value, ended, own):
         fields = Fields(k, numbers, SearchArguments._fields)
@@ -202,22 +212,25 @@ def _write_record(k: KernelBuilder) -> None:
 
 
 def _length_of(fields: Fields, sentence: Value) -> Value:
-    """Emit the number of tokens so far of each hypothesis of a sentence."""
+    """Return (an IR value) the number of tokens so far of each hypothesis of a sentence."""
     return fields.k.build.sub(fields.get("length"), fields.element("joined", sentence, I64))
 
 
 def _penalty_of(fields: Fields, index: Value, length: Value) -> Value:
-    """Emit the length penalty of a hypothesis of `length` tokens; `index` is its sentence's in the input batch."""
+    """Return (an IR value) the length penalty of a hypothesis of `length` tokens, a float64.
+
+    `index` is its sentence's index in the input batch. Context tokens do not count.
+    """
     own_length = fields.k.build.sub(length, fields.element("starts", index, I64))
     return fields.element("penalties", own_length, F64)
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Emit how many finished hypotheses of a sentence rank before a new one.
+    """Return (an IR value) how many finished hypotheses of a sentence rank before a new hypothesis.
 
-    `ranking` is the index of the sentence's first finished hypothesis and their number; `new` is the new one's score,
-    and whether it ended. In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`,
-    only scores count.
+    `ranking` is the index of the sentence's first slot and the number of finished hypotheses; `new` is the new
+    hypothesis' score, and whether it ended. In the paper's search, hypotheses that ended rank before those cut off; in
+    that of `generate`, only scores count.
     """
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
@@ -234,12 +247,12 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
 
 
 def _has_generate_ranking(fields: Fields) -> Value:
-    """Emit the condition that hypotheses are ranked as Hugging Face's `generate` ranks them, or drawn."""
+    """Return the condition (an IR value) that hypotheses are ranked as in Hugging Face's `generate`, or drawn."""
     return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
 def _is_sampling(fields: Fields) -> Value:
-    """Emit the condition that the search draws tokens at random instead of ranking them."""
+    """Return the condition (an IR value) that the search draws tokens at random instead of ranking them."""
     return fields.k.build.icmp_signed("==", fields.get("ranking"), fields.k.int64(RANKINGS.index("sample")))
 
 
@@ -285,7 +298,7 @@ def _write_update(k: KernelBuilder) -> None:
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Emit the recording of a sentence's candidates that end with the end symbol; return how many there are.
+    """Emit the recording of a sentence's candidates that end with the end symbol; return their number.
 
     `index` is the sentence's index in the input batch.
     """
@@ -302,8 +315,8 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
     """Emit the recording of a selected candidate as a finished hypothesis, unless its total is -inf (an empty slot).
 
-    `kind` is the prefix of the candidates' arrays; `numbers` is the sentence, its index in the input batch, and the
-    candidate. Samples are all recorded: minus infinity marks those that have ended.
+    `kind` is the prefix of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
+    input batch, and the candidate. In sampling every candidate is recorded, as -inf marks samples that have ended.
     """
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
@@ -318,7 +331,7 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Emit the condition to continue a sentence: a live hypothesis may still become better than the finished ones.
+    """Return the condition (an IR value) to continue a sentence: a live hypothesis may still enter the result.
 
     In greedy search, the condition is that no hypothesis has ended. `index` is the sentence's index in the input batch.
     """
@@ -350,9 +363,9 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 
 
 def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
-    """Emit the condition on which `search.beam.GenerateSearch` continues a sentence, as Hugging Face's `generate` does.
+    """Return the condition (an IR value) to continue a sentence, as in Hugging Face's `generate`.
 
-    `best` is the total log-probability of the best live hypothesis.
+    It is that of `search.beam.GenerateSearch`. `best` is the total log-probability of the best live hypothesis.
     """
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
@@ -368,7 +381,10 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Emit the move of an unfinished sentence's data to its new index in the batch, `to`, which is not greater."""
+    """Emit the move of an unfinished sentence's data to its new index in the batch, `to`, which is not greater.
+
+    So sentences that are done leave no gap.
+    """
     k = fields.k
     for name, kind in (("indices", I64), ("joined", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
@@ -380,7 +396,7 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
     """Emit a live hypothesis' new row: a copy of its parent's tokens and cache entries, and the selected token.
 
-    `sentences` is the sentence's old and new index in the batch, and `chosen` the index of the selected candidate.
+    `sentences` are the sentence's old and new index in the batch, and `chosen` is the index of the selected candidate.
     """
     k, (sentence, to) = fields.k, sentences
     length, capacity = _length_of(fields, to), fields.get("capacity")
@@ -404,7 +420,7 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
 
 
 def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
-    """Emit the arguments of the next decoder step, and the flag that stops the search.
+    """Emit the arguments of the next decoder step, and the flag that ends the kernel's call.
 
     `sentences` is the number of sentences that go on, and `old_rows` the number of hypotheses before the step.
     """

@@ -41,13 +41,13 @@ _MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class KVCachePool:
-    """A key/value cache that hypotheses share: an entry has one token's keys and values in all layers.
+    """A key/value cache that hypotheses share; an entry has one token's keys and values in all layers.
 
     Each hypothesis lists the entries of its tokens, so that reordering hypotheses copies no keys and values.
     """
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
-        """Allocate cache entries for some steps of `rows` hypotheses, and `extra_entries` entries besides.
+        """Allocate cache entries for `RESERVED_STEPS` steps of `rows` hypotheses, and `extra_entries` entries besides.
 
         `width` is the number of elements of an entry in each layer: the keys and values of all heads.
         """
@@ -55,7 +55,7 @@ class KVCachePool:
         self.used = 0
 
     def reserve(self, count: int) -> None:
-        """Enlarge the cache, if necessary, so that `count` more entries fit.
+        """Enlarge the cache, if necessary, so that `count` more entries (tokens) fit.
 
         The system allocates memory pages only as they are written.
         """
@@ -69,9 +69,10 @@ class KVCachePool:
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove tokens' entries that no hypothesis lists; return the lists (N, t) with the new entry indices, int32.
+        """Remove the entries of tokens that no hypothesis lists; return the lists with the entries' new indices.
 
-        Afterwards there is space for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
+        `lists` and the result are (N, t), the latter int32. Afterwards there is space for at least `RESERVED_STEPS` / 2
+        more steps of `rows` hypotheses.
         """
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
@@ -90,7 +91,7 @@ class KVCachePool:
 
 
 def _capacity_for(rows: int) -> int:
-    """Return the number of entries (tokens of all hypotheses together) to reserve in a key/value cache.
+    """Return the number of entries (tokens of all hypotheses) to reserve in a key/value cache, at least 256.
 
     They suffice for `RESERVED_STEPS` steps of `rows` hypotheses.
     """
@@ -99,10 +100,10 @@ def _capacity_for(rows: int) -> int:
 
 @cache
 def _compaction_kernel() -> CompiledKernel:
-    """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
+    """Return the compiled kernel `move(entries, layers, capacity, width, live, count)`, which compacts a cache.
 
-    `live` is ascending, so the move works in place; a PyTorch operation would copy everything twice. `width` is the
-    size of an entry in a layer, in float32 numbers.
+    It copies entry live[n] of each layer to index n. `live` is ascending, so the move works in place; a PyTorch
+    operation would copy everything twice. `width` is the size of an entry in a layer, in float32 numbers.
     """
     k = new_builder("pool", require_integer_tile())
     with kernel(k, "move", 6) as (numbers, thread, threads):
@@ -145,7 +146,7 @@ class NativeSteps(LogitsState):
     ) -> None:
         """Create a state with a key/value cache for the first steps of `sentences` sentences.
 
-        The cache has `extra_entries` entries besides.
+        The cache has `extra_entries` more entries, such as for prompts.
         """
         self.model = model
         self.compiled = compiled
@@ -160,11 +161,14 @@ class NativeSteps(LogitsState):
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments that depend on the kind of model, such as each row's source offset and length."""
+        """Return a dict of those kernel arguments that depend on the kind of model, such as source offsets.
+
+        The keys are names of fields of `StepArguments`.
+        """
         raise NotImplementedError
 
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space must suffice."""
+        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space is for so many."""
         return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:
@@ -184,7 +188,11 @@ class NativeSteps(LogitsState):
         return states, logits
 
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a decoding step; return the last layer's output, (B × W, D), and the logits, (B × W, V)."""
+        """Run a decoding step on the newest tokens, (B, W), of all hypotheses; return two float32 tensors.
+
+        They are the last layer's output, (B × W, D), and the logits, (B × W, V), a buffer that the next step
+        overwrites.
+        """
         rows = tokens.numel()
         self._ensure_capacity(rows)
         if rows > self.logits_buffer.shape[0]:
@@ -210,7 +218,9 @@ class NativeSteps(LogitsState):
         self.select_rows(own_rows.flatten(), self.width)
 
     def read(self, ids: Tensor) -> Tensor:
-        """Run the encoder, or process prompts: token ids (N,) to the last layer's output (N, D).
+        """Run the encoder on source tokens, or the decoder on prompts; return the last layer's output, (N, D).
+
+        `ids` are the token ids of all texts without padding, (N,).
 
         Raises:
             IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
@@ -234,13 +244,14 @@ class NativeSteps(LogitsState):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
     def score_count(self) -> int:
-        """Return the number of float32 numbers of scratch space for attention scores, of all threads together."""
+        """Return the number of float32 numbers of scratch space for attention scores, for all threads together."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """Run the kernel `step` on the newest tokens, or the kernel `read` on the input; x (N, D) gets the output.
+        """Run the kernel `step` on the newest tokens, or `read` on the input; the output is written to x (N, D).
 
-        `ids` are the tokens, and `tables` the position encodings that cover their positions.
+        `ids` are the tokens, and `tables` the position encodings that cover their positions. The logits of a step go to
+        `logits_buffer`.
         """
         compiled, rows, scores = self.compiled, x.shape[0], self.score_count()
         at_once = rows if is_step else self.chunk_rows(rows)
@@ -274,7 +285,7 @@ class NativeSteps(LogitsState):
 
 
 def offsets_of(counts: list[int]) -> list[int]:
-    """Return the offset in tokens of each text in a concatenation of texts with these numbers of tokens."""
+    """Return a list of each text's first index in a concatenation of texts that have `counts` tokens."""
     return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
 
 
@@ -282,7 +293,7 @@ class Scratch:
     """The scratch memory to which the kernels `read` and `step` of a compiled model write intermediate results."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
-        """Allocate scratch memory for `rows` rows, and `scores` float32 numbers for attention."""
+        """Allocate scratch memory for `rows` rows, and `scores` float32 numbers for attention scores of all threads."""
         heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
@@ -313,9 +324,9 @@ class NativeState(NativeSteps):
     def __init__(
         self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor, counts: list[int]
     ) -> None:
-        """Create a decoding state: encode the source ids (B, S), of which each row has as many tokens as `counts` has.
+        """Create a decoding state by encoding source ids (B, S), whose padding follows the tokens.
 
-        `count_tokens` returns these numbers; padding follows the tokens.
+        `counts` is the result of `count_tokens`, the number of tokens of each sentence.
         """
         super().__init__(model, compiled, len(source_ids))
         starts = offsets_of(counts)
@@ -342,12 +353,12 @@ class NativeState(NativeSteps):
             self._spread_sources()
 
     def _spread_sources(self) -> None:
-        """Repeat each sentence's source offset and length for all of its hypotheses."""
+        """Set the source offset and length of each hypothesis, which are those of its sentence."""
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments for cross-attention: each row's source offset and length, and the encoder output.
+        """Return a dict of kernel arguments for cross-attention: source offsets, lengths and encoder output.
 
         While the kernel `read` runs, the arguments describe the layout of the texts instead.
         """
@@ -366,17 +377,20 @@ class NativeState(NativeSteps):
 
     @override
     def score_count(self) -> int:
-        """Return the number of float32 numbers of scratch space for attention: of whole texts, or of a step."""
+        """Return the number of float32 numbers of scratch space for attention, of whole texts or of a step.
+
+        Whole texts are attended to while the encoder runs, in the constructor.
+        """
         if self.layout is None:
             return super().score_count()
         return _attention_size(self.compiled, self.longest_source)
 
 
 def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
-    """Return the number of tokens of each text of a batch, token ids (B, S) padded at the right.
+    """Return a list of the number of tokens of each text of a batch, token ids (B, S) padded at the right.
 
-    The result is None, and kernels that read texts without padding must not be used, if padding is between tokens, or
-    if a text has no token.
+    The result is None if padding is between tokens, or if a text has no token; then kernels that read texts without
+    padding must not be used.
     """
     rows: list[list[int]] = ids.tolist()
     counts = [len(row) - row.count(pad_id) for row in rows]
@@ -385,12 +399,12 @@ def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
 
 
 def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
-    """Return two lists of equal length, offsets and counts, as one int64 tensor (2, N)."""
+    """Return two lists of N integers, offsets and counts, as one int64 tensor (2, N)."""
     return torch.tensor(firsts + counts).view(2, -1)
 
 
 def _attention_size(compiled: CompiledModel, longest: int) -> int:
-    """Return the number of float32 numbers of scratch space for attention of whole texts, of all threads together.
+    """Return the number of float32 numbers of scratch space for attention of whole texts, for all threads together.
 
     `longest` is the number of tokens of the longest text.
     """
@@ -401,7 +415,7 @@ def _attention_size(compiled: CompiledModel, longest: int) -> int:
 
 
 def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
-    """Return an encoder-only model's state of each token, float32, zeros for padding.
+    """Return an encoder-only model's state of each token, computed by compiled kernels; zeros for padding.
 
     Args:
         model: the model with prepacked weights.
@@ -409,7 +423,7 @@ def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) 
         ids: token ids, padded at the right, (B, S); all are of the first token type.
 
     Returns:
-        (B, S, D); None if `count_tokens` is None.
+        Float32, (B, S, D); None if `count_tokens` is None, that is, if padding is between tokens or a text is empty.
 
     Raises:
         IndexError: an id is out of range, so that machine code would read out of bounds.
@@ -440,7 +454,7 @@ def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) 
 
 
 def _check_ids(ids: Tensor, size: int) -> None:
-    """Raise IndexError if a token id is outside of a vocabulary of this size, as machine code does not check bounds."""
+    """Raise IndexError if a token id is negative or not below `size`, as machine code does not check bounds."""
     least, greatest = (int(each) for each in ids.aminmax())
     if least < 0 or greatest >= size:
         bad = least if least < 0 else greatest
@@ -456,11 +470,11 @@ def _check_ids(ids: Tensor, size: int) -> None:
 class NativePromptState(NativeSteps):
     """A decoding state of a decoder-only model on compiled CPU kernels.
 
-    The first step returns the prediction after the prompt and processes no token, as in `PromptState`.
+    As in `PromptState`, the first step returns the prediction after the prompt and processes no token.
     """
 
     def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
-        """Create a decoding state: process the prompts (B, P) of these lengths (B,), at least 1."""
+        """Create a decoding state by processing prompts (B, P), whose `lengths` (B,) are at least 1."""
         counts: list[int] = lengths.tolist()
         starts, tokens = offsets_of(counts), sum(counts)
         super().__init__(model, compiled, len(counts), extra_entries=tokens)
@@ -486,7 +500,7 @@ class NativePromptState(NativeSteps):
         return super().advance(tokens)
 
     def logits_after_prompts(self) -> Tensor:
-        """Return the logits of the first new token of each prompt, (B, V), before the first step."""
+        """Return the logits of the first new token of each prompt, (B, V); the first step must not have run."""
         assert self._after_prompt is not None
         return self.model.project(self._after_prompt)
 
@@ -499,5 +513,5 @@ class NativePromptState(NativeSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return kernel arguments: the addresses of each row's first position and number of tokens, as arrays (N,)."""
+        """Return a dict of kernel arguments: addresses of each row's first position and number of tokens, (N,) each."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

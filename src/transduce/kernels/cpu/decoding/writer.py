@@ -25,12 +25,12 @@ FEED_FORWARD_ROWS = 128  # in the feed-forward network, so that its inner layer 
 
 
 class StepArguments(NamedTuple):
-    """The arguments of a model's kernels `read` (input) and `step` (decoding): addresses, unless stated otherwise."""
+    """Arguments of a compiled model's kernels `read` (reads the input) and `step` (decoding): mostly addresses."""
 
     rows: Any
     """The number N of rows: hypotheses in a step, tokens in `read`."""
     weights: Any
-    """The address of an array with the addresses of the model's weights: `CompiledModel.weights`."""
+    """Address of `CompiledModel.weights`, an array with the addresses of the model's weights."""
     x: Any
     """Address of the residual stream (N, D), which holds the last layer's output in the end."""
     normed: Any
@@ -38,26 +38,35 @@ class StepArguments(NamedTuple):
     quantized: Any
     """Address of scratch space for quantized rows, 16-bit words: max(N × D, N × H × K), and some rows more.
 
-    `amx.READABLE_EXTRA_ROWS` is the number of these rows, which kernels may read.
+    Kernels may read `amx.READABLE_EXTRA_ROWS` rows after the last one.
     """
     scales: Any
     """Address of scratch space (N,) for the scales of quantized rows."""
     projected: Any
-    """Address of scratch space for the projected queries of each row; in the encoder also for keys and values."""
+    """Address of scratch space for each row's projected queries; when texts are encoded, also keys and values."""
     heads: Any
     """Address of scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
-    """Address of scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
+    """Address of scratch space for the inner layer of feed-forward networks.
+
+    It is (128, F), or (128, 3 × F) with a gated activation, as 128 rows are computed at a time.
+    """
     quantized_inner: Any
-    """Address of scratch space for the quantized inner layer, 16-bit words: 128 × F, and some rows more."""
+    """Address of scratch space for the quantized inner layer, 16-bit words: 128 × F, and some rows more.
+
+    Kernels may read `amx.READABLE_EXTRA_ROWS` rows after the last one.
+    """
     scores: Any
     """Address of scratch space for attention scores: `score_capacity` float32 numbers for each thread."""
     score_capacity: Any
-    """The number of float32 scores per thread: the most positions that a row attends to, plus one vector."""
+    """The number of float32 scores per thread: the most positions to which a row attends, and one vector more."""
     firsts: Any
     """Address of the index of the first token of each row's source, or of its prompt, int64 (N,)."""
     counts: Any
-    """Address of the number of source tokens of each row, int64 (N,); in decoder-only models, of its own sequence."""
+    """Address of the number of source tokens of each row, int64 (N,).
+
+    In decoder-only models, it is the number of tokens of the row's own sequence.
+    """
     memory: Any
     """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
     sources: Any
@@ -77,17 +86,23 @@ class StepArguments(NamedTuple):
     ids: Any
     """Address of the tokens to read, or each row's newest token, int64 (N,)."""
     used: Any
-    """The number of used entries of the cache, to which a step appends. Only steps have this and the later fields."""
+    """The number of used entries of the key/value cache, to which a step appends.
+
+    This field and those that follow, up to `logits`, are for steps only.
+    """
     lists: Any
     """Address of the cache entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
     list_stride: Any
-    """The number of elements from one row's list of cache entries to the next one's."""
+    """The number of elements from one row's list of cache entries to the next row's list."""
     length: Any
-    """The number of entries in each list, the newest token's included."""
+    """The number of entries in each list of cache entries, the newest token's included."""
     logits: Any
     """Address of the output: the logits, float32 (N, V), V padded to whole blocks."""
     token_types: Any = 0
-    """Address of the segment of each token, int64 (N,), or 0. Only encoders read this and the later fields."""
+    """Address of the token type (segment) of each token, int64 (N,); 0: none.
+
+    This field and those that follow are for encoders only.
+    """
     starts: Any = 0
     """Address of the index of the first token of each text within its chunk, int64, one for each text."""
     lengths: Any = 0
@@ -95,7 +110,7 @@ class StepArguments(NamedTuple):
     texts: Any = 0
     """The number of texts that an encoder reads."""
     chunks: Any = 0
-    """Address of the chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
+    """Address of the chunks of texts that are computed together, int64 (chunks, 4): the fields of `Chunk`."""
     num_chunks: Any = 0
     """The number of chunks of texts, which are computed one after another."""
     attention: Any = 0
@@ -105,17 +120,17 @@ class StepArguments(NamedTuple):
 
 
 class Weights:
-    """The weights that a model's kernels read by index, in the order of their first use."""
+    """The weights that a model's kernels read by index from a list of addresses, in the order of their first use."""
 
     def __init__(self, d_model: int) -> None:
         self.zeros = torch.zeros(d_model)
         self.tensors: list[Tensor] = []
         self.matrices: list[Tensor] = []
-        """The matrices of which kernels read single rows, perhaps from the file that a matrix is mapped from."""
+        """A list of the matrices of which kernels read single rows, perhaps from the file of a mapped matrix."""
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
-        """Return the index of a weight in the list of addresses that a kernel reads; a new weight is appended."""
+        """Return the index of a weight in the list whose addresses kernels read; append the weight if it is new."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)
@@ -123,9 +138,9 @@ class Weights:
 
 
 class ModelEmitter:
-    """An emitter of kernel calls that compute the components of a model, such as norms and attention, for some rows.
+    """An emitter of kernel calls that compute the components of a model, such as norms and attention.
 
-    Rows are the tokens or hypotheses that `StepArguments` describes.
+    The calls compute the rows (tokens or hypotheses) that `StepArguments` describes.
     """
 
     def __init__(
@@ -146,15 +161,15 @@ class ModelEmitter:
         self.cache_type = cache_type
         """The LLVM type of the cached keys and values."""
         self.multiplications_per_row = 0
-        """The multiplications that one row takes in the GEMMs emitted so far."""
+        """The number of multiplications per row in the GEMMs emitted so far; the number of threads depends on it."""
 
     @cached_property
     def pointers(self) -> StepArguments:
-        """The kernel's arguments, converted from 64-bit integers to pointers."""
+        """A copy of the kernel's `StepArguments`, with each 64-bit integer converted to a pointer (an IR value)."""
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def for_chunk(self, chunk: Sequence[Value]) -> "ModelEmitter":
-        """Return an emitter that computes only one chunk of texts; `chunk` holds the fields of a `Chunk`."""
+        """Return an emitter that computes only one chunk of texts; `chunk` has the fields of a `Chunk` (IR values)."""
         k, arguments, (first_row, rows, first_text, texts) = self.k, self.arguments, chunk
         row_bytes = {"x": 4 * self.config.d_model, "ids": 8, "firsts": 8, "token_types": 8}
         moved = {name: k.add(getattr(arguments, name), k.mul(first_row, size)) for name, size in row_bytes.items()}
@@ -165,20 +180,20 @@ class ModelEmitter:
         return made
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
-        """Emit a pointer to a weight, `first_byte` bytes behind its start; the kernel loads its address at run time."""
+        """Return a pointer to a weight, `first_byte` bytes after its start; kernels load the address from a list."""
         k = self.k
         address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def matrix(self, tensor: Tensor) -> tuple[Value, Value]:
-        """Emit pointers to a matrix of which single rows are read, and to its file rows (`memory.file_rows`)."""
+        """Return pointers to a matrix of which kernels read single rows, and to its file rows (`memory.file_rows`)."""
         self.weights.matrices.append(tensor)
         return self.weight(tensor), self.weight(file_rows(tensor))
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """Emit the embedding of each row's newest token, and append its cache entry to the row's list of entries.
 
-        With `is_ragged`, each row is at its own position; otherwise all rows are at `position`.
+        If `is_ragged`, each row is at its own position; otherwise all rows are at the step's position.
         """
         k, arguments, pointers = self.k, self.arguments, self.pointers
         added, lists = pointers.position_encodings, pointers.lists
@@ -217,18 +232,18 @@ class ModelEmitter:
         self._norm_embedded(embedding)
 
     def _norm_embedded(self, embedding: Embedding) -> None:
-        """Emit the norm of the embeddings, if the model has one, after a barrier that waits for every thread's rows."""
+        """Emit a barrier that waits for every thread's rows, then the norm of the embeddings, if the model has one."""
         self.k.barrier(self.share[1])
         if embedding.norm is not None:
             self.norm(embedding.norm, self.pointers.x, self.pointers.x)
 
     @property
     def position(self) -> Value:
-        """Emit the position in their sequences of the tokens that a step of an encoder-decoder model processes."""
+        """The position (an IR value) of the tokens that a step of an encoder-decoder model reads, alike in all rows."""
         return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
-        """Emit the call of the kernel for LayerNorm or RMSNorm of all rows x, (N, D), written to `out`."""
+        """Emit LayerNorm or RMSNorm of all rows x, (N, D), written to `out`, and a barrier; `out` may be x."""
         k = self.k
         if isinstance(norm, nn.LayerNorm):
             name, epsilon, bias = "norm_layer", norm.eps, norm.bias
@@ -244,16 +259,16 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def quantize(self, x: Value, linear: NativeLinear) -> Value:
-        """Emit the quantization of all rows x to a linear layer's number format, and return a pointer to the result.
+        """Emit the quantization of all rows x to a linear layer's number format; return a pointer to the result.
 
-        For layers in float32 it is `x` itself.
+        For layers in float32 the result is `x` itself.
         """
         return self._quantize(linear, x, self.arguments.rows, self.pointers.quantized)
 
     def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
         """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
 
-        It returns a pointer to the result: for layers in float32, `x` itself, and nothing is emitted.
+        Return a pointer to the result. For layers in float32, it is `x` itself, and nothing is emitted.
         """
         k = self.k
         if linear.tile.kind == "floats":
@@ -268,9 +283,10 @@ class ModelEmitter:
     def gemm(
         self, epilogue: str, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
-        """Emit a GEMM of quantized rows and a linear layer's weight, or the weight's rows in the range `outputs`.
+        """Emit the product of all quantized rows and a linear layer's weight, plus bias, written to `out`.
 
-        `epilogue` says whether results are stored, added, or passed through ReLU; see `emit_gemm`.
+        `outputs` is the range of outputs to compute; None: all. `epilogue` says whether results are stored, added, or
+        passed through ReLU; see `emit_gemm`.
         """
         rows = (quantized, self.pointers.scales, self.arguments.rows, self.k.int64(linear.width))
         self._gemm(epilogue, linear, rows, out, outputs)
@@ -278,7 +294,10 @@ class ModelEmitter:
     def gemm_to_cache(
         self, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
-        """Emit a GEMM whose results are stored as cached keys and values, in float16 or float32."""
+        """Emit a GEMM whose results are stored as cached keys and values, in float16 or float32.
+
+        `outputs` is the range of the layer's outputs to compute; None: all.
+        """
         self.gemm("half" if self.cache_type == F16 else "store", linear, quantized, out, outputs)
 
     def _gemm(
@@ -289,9 +308,10 @@ class ModelEmitter:
         out: Value,
         outputs: tuple[int, int] | None = None,
     ) -> None:
-        """Emit a GEMM of quantized rows and a linear layer's weight, or the weight's rows in the range `outputs`.
+        """Emit the product of some quantized rows and a linear layer's weight, plus bias, written to `out`.
 
-        `rows` is a pointer to the quantized rows, their scales, their number and their width.
+        `rows` holds a pointer to the quantized rows, their scales, their number and their width. `outputs` is the range
+        of outputs to compute; None: all.
         """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
@@ -336,15 +356,15 @@ class ModelEmitter:
         *,
         to_memory: bool = False,
     ) -> None:
-        """Emit attention from the queries in `projected` to cached or projected keys and values.
+        """Emit attention from the queries in `StepArguments.projected` to cached or projected keys and values.
 
         The result is written to `StepArguments.heads`.
 
         Args:
-            kind: how `lists` is read; see `emit_attention`.
+            kind: how `lists` is read: `run`, `list` or `lists`; see `emit_attention`.
             query_stride: the number of elements from one row of queries to the next.
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
-            lists: the arguments that say which positions a row attends to.
+            lists: three arguments that say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
         """
         k, pointers = self.k, self.pointers
@@ -369,9 +389,10 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def attend_texts(self) -> None:
-        """Emit attention of every token to all tokens of its text, with queries, keys and values in `projected`.
+        """Emit attention of every token to all tokens of its text, for encoders.
 
-        The result is written to `StepArguments.heads`.
+        Queries, keys and values are read from `StepArguments.projected`; the result is written to
+        `StepArguments.heads`.
         """
         k, pointers, arguments, heads = self.k, self.pointers, self.arguments, self.heads
         name = emit_sequence_attention(k, heads, is_biased=self.config.positions == "relative")
@@ -397,8 +418,8 @@ class ModelEmitter:
     def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
         """Emit a sub-layer with residual connection and norm, which comes first (pre-norm) or last (post-norm).
 
-        `emit` gets a pointer to the sub-layer's input, and emits code that adds the sub-layer's output to the residual
-        stream.
+        `emit` is called with a pointer to the sub-layer's input, and emits code that adds the sub-layer's output to the
+        residual stream.
         """
         source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):
@@ -409,7 +430,10 @@ class ModelEmitter:
             self.norm(residual.norm_after, self.pointers.x, self.pointers.x)
 
     def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
-        """Emit a feed-forward network of the rows at `source`, a block at a time; the result is added to stream x."""
+        """Emit a feed-forward network of the rows at `source`, 128 rows at a time, so that they stay in the cache.
+
+        The result is added to the residual stream.
+        """
         k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
@@ -427,7 +451,7 @@ class ModelEmitter:
     def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
         """Emit a feed-forward network's inner linear layer and activation; return a pointer to the result.
 
-        `rows` are the arguments of the GEMM's left operand, and `size` the number of elements of the result.
+        `rows` holds the arguments of the GEMM's left operand, and `size` is the number of elements of the result.
         """
         k, activation, inner_out = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
@@ -448,7 +472,7 @@ class ModelEmitter:
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
-        """Emit the vocabulary projection of the last layer's output to logits.
+        """Emit the vocabulary projection of the last layer's output to `StepArguments.logits`.
 
         If the projection rounds, the logits of the likeliest tokens are computed again, unrounded.
         """
@@ -462,6 +486,6 @@ class ModelEmitter:
         k.call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])
 
-    def self_attention_output(self, output: NativeLinear) -> None:
+    def attention_output(self, output: NativeLinear) -> None:
         """Emit the output projection of self- or cross-attention, whose result is added to the residual stream x."""
         self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

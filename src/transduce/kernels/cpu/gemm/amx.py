@@ -28,20 +28,21 @@ from transduce.kernels.cpu.jit.tile import (
 REGISTER_ROWS = 16
 """The number of rows of an AMX tile register."""
 REGISTER_BYTES = 64
-"""The number of bytes per row of an AMX tile register; a row of D inputs must be a multiple of it."""
+"""The number of bytes per row of an AMX tile register, which a layer's inputs must fill."""
 MIN_ROWS = 4
 """The minimum number of rows for AMX with integer formats; vector instructions are faster for fewer rows."""
 READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
-"""The number of rows behind the last one that the AMX kernels may read."""
+"""The number of rows of activations after the last one that AMX kernels may read, so the memory must exist."""
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
-    """Emit `amx_<kind>_<epilogue>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of 64 outputs.
+    """Emit the functions that multiply all rows by one block of 64 outputs with AMX, followed by an epilogue.
 
-    The function takes 16 × parts rows at a time; for `halves` (12-bit activations), 2 parts are the two halves of 16
-    rows. Rows behind the last one are read up to a whole tile register, and ignored. At each step along the inputs,
-    `lines` cache lines from `ahead` on are prefetched for every 16 rows.
+    `amx_KIND_EPILOGUE_PARTS(arguments…, rows, ahead, lines)` takes 16 × parts rows at a time. Parts are 1 or 2; for
+    `halves` (12-bit activations) only 2, the two halves of 16 rows. Rows after the last one are read up to a whole tile
+    register, and ignored. At each step along the inputs, `lines` cache lines from `ahead` on are prefetched for every
+    16 rows.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
@@ -51,10 +52,10 @@ def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
 
 
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
-    """Emit the condition that AMX is used: there are enough rows, and the `width` inputs fill whole tile registers.
+    """Return the condition (an IR value) under which AMX multiplies: enough rows, and inputs that fill tile registers.
 
-    Integer formats need 4 rows. For `pairs` (bfloat16) a single row is enough: vector instructions would add in another
-    order, and results must not depend on the number of rows.
+    `width` is the number of inputs. Integer formats need 4 rows. For `pairs` (bfloat16) a single row is enough: vector
+    instructions would add in another order, and results must not depend on the number of rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
     fills_registers = k.build.icmp_signed(
@@ -64,7 +65,7 @@ def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Va
 
 
 def _inputs_per_register(tile: Tile) -> int:
-    """Return the number of a linear layer's inputs that fit into one row of a tile register (64 bytes)."""
+    """Return the number of a linear layer's inputs that fit into one row (64 bytes) of a tile register."""
     return REGISTER_BYTES // tile.weight_bytes
 
 
@@ -73,7 +74,8 @@ def emit_rows(
 ) -> None:
     """Emit the multiplication of all rows by one block of weights (64 outputs), with AMX and an epilogue.
 
-    `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on.
+    `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on. The block of weights that
+    follows in memory is prefetched.
     """
     args = arguments_from(k.int64(0))
     # The next block of weights.
@@ -104,10 +106,10 @@ def emit_rows(
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
-    """Emit the configuration of AMX's tile registers, 16 rows of 64 bytes each, filled with zeros.
+    """Emit the configuration of AMX's eight tile registers, 16 rows of 64 bytes each, filled with zeros.
 
-    Every thread needs it before it uses them. With `halves`, register 6 has rows of 32 bytes and register 7 has 8 rows,
-    for products of half as many pairs.
+    Every thread must run this code before it uses the registers. With `halves`, register 6 has rows of 32 bytes and
+    register 7 has 8 rows, for products of half as many pairs.
     """
     name = "amx_configuration_of_halves" if halves else "amx_configuration"
     if not k.has(name):
@@ -129,12 +131,12 @@ def release(k: KernelBuilder) -> None:
 
 
 def register(number: int) -> Value:
-    """Return the index of an AMX tile register as an instruction operand."""
+    """Return the index of an AMX tile register as an LLVM constant, the operand of AMX instructions."""
     return ir.Constant(I8, number)
 
 
 def zero(k: KernelBuilder, number: int) -> None:
-    """Emit the clearing of the AMX tile register with this index."""
+    """Emit an instruction that sets the AMX tile register with index `number` to zeros."""
     k.intrinsic("llvm.x86.tilezero", VOID, register(number))
 
 
@@ -153,9 +155,9 @@ def store(k: KernelBuilder, number: int, pointer: Value, row_bytes: int = REGIST
 
 
 def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value) -> None:
-    """Emit a prefetch of the next `count` bytes behind `pointer` into the L2 cache.
+    """Emit prefetches of the next `count` bytes after `pointer` into the L2 cache.
 
-    The variable `fetched` holds the number of bytes that are prefetched already, and is increased.
+    `fetched` is a stack variable with the number of bytes that are prefetched already; the code increases the number.
     """
     start = k.load_variable(fetched, count)
     stop = k.add(start, count)
@@ -165,10 +167,10 @@ def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value
 
 
 class _Blocks:
-    """An emitter of the AMX multiplication of rows by 64 outputs, in sub-blocks of 16 or 32 rows by 32 outputs.
+    """An emitter of the AMX multiplication of rows by a block of 64 outputs, 16 or 32 rows and 32 outputs at a time.
 
-    The sums of each sub-block go to a buffer on the stack, which vector instructions finish while the next sub-block is
-    multiplied.
+    The sums of each such sub-block go to a buffer on the stack, which vector instructions finish while the next
+    sub-block is multiplied.
     """
 
     def __init__(self, k: KernelBuilder, tile: Tile, epilogue: str, parts: int, pointer: MicroKernelArguments) -> None:
@@ -185,7 +187,7 @@ class _Blocks:
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
         """Emit a loop over blocks of rows, each of which is multiplied by the same block of weights (64 outputs).
 
-        `ahead` points to the block of weights that is multiplied next. Per 16 rows, `lines` cache lines of it are
+        `ahead` points to the block of weights that is multiplied next. Per 16 rows, `lines` of its cache lines are
         prefetched for every 64 bytes of inputs that are summed over.
         """
         k, none = self.k, self.k.int64(0)
@@ -205,9 +207,10 @@ class _Blocks:
         self._finish(none, k.int64(self.most))
 
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
-        """Emit the sums of two vectors of outputs for rows from `row` on, interleaved with the previous epilogue.
+        """Emit the sums of 2 × 16 outputs from `vector` on, for the rows from `row` on, into tile registers.
 
-        After each step along the inputs, the epilogue of `each_step` rows of the previous sub-block is emitted.
+        After each step along the inputs, the epilogue of `each_step` rows of the previous sub-block is emitted, so that
+        vector and AMX instructions overlap.
         """
         k, tile, args, parts = self.k, self.tile, self.arguments, self.parts
         row_bytes = k.mul(args.width, tile.elements_per_activation, tile.weight_bytes)
@@ -235,7 +238,7 @@ class _Blocks:
             self._finish(start, k.add(start, each_step))
 
     def _finish(self, first: Value, last: Value) -> None:
-        """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block of sums."""
+        """Emit the epilogue (bias, ReLU, store) of rows [first, last) of the previous sub-block of sums."""
         k, tile, none = self.k, self.tile, self.k.int64(0)
         row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
         out = k.add(k.mul(row_before, self.arguments.stride), column)
@@ -259,9 +262,9 @@ class _Blocks:
             self._finish_row(args, row, k.element_pointer(sums, offset), starts)
 
     def _finish_row(self, args: MicroKernelArguments, row: Value, sums: Value, starts: list[Value]) -> None:
-        """Emit the epilogue (bias, activation, store) of one row of sums, to which `starts` is added first.
+        """Emit the epilogue (bias, ReLU, store) of one row of sums, to which `starts` is added first.
 
-        `starts` holds the bias, or for integers the sums' initial values.
+        `starts` is a list of two vectors: the bias, or for integers the values from which sums start.
         """
         k, tile, totals = self.k, self.tile, {}
         for vector, start in enumerate(starts):

@@ -51,7 +51,7 @@ _UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; m
 def emit_bfloat16_conversion(k: KernelBuilder) -> None:
     """Emit `round_pairs(x, N, D, rounded, scales, thread, threads)`, which rounds float32 rows x (N, D) to bfloat16.
 
-    The result is written to `rounded`; `scales` is not used.
+    The function writes the result to `rounded` and ignores `scales`; it has the arguments of the quantizing functions.
     """
     with k.function("round_pairs", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, out, _, *share):
         first, last = k.thread_range(rows, *share)
@@ -60,7 +60,7 @@ def emit_bfloat16_conversion(k: KernelBuilder) -> None:
 
 
 def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments) -> None:
-    """Emit the micro-kernel that multiplies `rows` rows by one block of weights, in bfloat16 or float32.
+    """Emit the code that multiplies `rows` rows by one block of weights, in bfloat16 or float32, with an epilogue.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
     """
@@ -84,7 +84,7 @@ def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, epilogue: s
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
-    """Emit total + one · other for vectors of 32-bit elements, each a float32 number or a bfloat16 pair."""
+    """Return total + one · other for vectors of 32-bit elements, each a float32 number or a bfloat16 pair."""
     if tile.kind == "pairs":
         return multiply_pairs(k, total, one, other)
     return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
@@ -97,9 +97,10 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues, the work on a GEMM's sums before they are stored.
+"""The names of the epilogues, which say what is done with a GEMM's sums.
 
-`store` stores them, `relu` applies ReLU first, `add` adds them to the output, and `half` converts them to float16.
+`store` stores them, `relu` applies ReLU and stores them, `add` adds them to the output, and `half` stores them as
+float16.
 """
 
 
@@ -178,7 +179,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
-            """Emit the micro-kernel's arguments for the rows from `row` on and a block of outputs."""
+            """Return the `MicroKernelArguments` for the rows from `row` on and block `block` of outputs."""
             column = k.mul(block, tile.columns)
             return MicroKernelArguments(
                 k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
@@ -193,7 +194,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
             )
 
         def by_vectors() -> None:
-            """Emit the multiplication with vector instructions, for when AMX is not used."""
+            """Emit the multiplication with vector instructions, for the case that AMX is not used."""
             with k.loop(first, last) as block:
                 with k.loop(0, full_rows, tile.rows) as row:
                     k.call(f"tile_{tile.kind}_{epilogue}_{tile.rows}", *arguments_at(row, block))
@@ -218,7 +219,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
 def _emit_integer_micro_kernel(
     k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments
 ) -> None:
-    """Emit the micro-kernel that multiplies `rows` rows of quantized integers by one block of C outputs."""
+    """Emit the code that multiplies `rows` rows of quantized integers by one block of C outputs, with an epilogue."""
     starts = [k.load(k.element_pointer(args.initial_sums, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
@@ -250,9 +251,10 @@ def _emit_integer_micro_kernel(
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
-    """Emit a load of vector `number` of a line of packed 8-bit weights.
+    """Return vector `number` of a line of packed 8-bit weights.
 
-    For tiles of kind `words`, the weights are widened to 16 bits.
+    A line holds the weights of a few inputs for all outputs of a block. For tiles of kind `words`, the weights are
+    widened to 16 bits.
     """
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
@@ -260,7 +262,10 @@ def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Val
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
-    """Emit total + inputs · weights for quantized integers; each 32-bit sum takes the products of a group of inputs."""
+    """Return total + inputs · weights for quantized integers, a vector of 32-bit sums.
+
+    Each sum takes the products of a group of inputs. For `sextets`, `inputs` and `weights` have two groups, else one.
+    """
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.kind in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
@@ -284,9 +289,12 @@ _LEVELS = 127  # the greatest quantized magnitude of a weight
 _ROUNDED_ROWS = 1024  # rows that are quantized at a time
 _LAYOUT_VERSION = 1  # to be raised when weights are quantized or packed in another way, so that no cache is used
 INPUT_MULTIPLE = 16
-"""The number of inputs D of a prepacked layer must be a multiple of this."""
+"""The divisor that the number of inputs D of a prepacked layer must have."""
 MIN_INPUTS_FOR_8_BITS = 512
-"""The minimum number of inputs D of layers with 8-bit activations; in longer sums, more rounding errors cancel out."""
+"""The minimum number of inputs D of layers with 8-bit activations; layers with fewer have 12-bit activations.
+
+In long sums, more rounding errors cancel out.
+"""
 
 
 class NativeLinear(nn.Module):
@@ -298,7 +306,7 @@ class NativeLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
         """Quantize and pack a float32 matrix (O, D), where D is a multiple of `INPUT_MULTIPLE`; a None bias is 0.
 
-        On the meta device only shapes and dtypes are determined.
+        If the matrix is on the meta device, only shapes and dtypes are determined.
         """
         super().__init__()
         outputs, width = weight.shape
@@ -314,7 +322,10 @@ class NativeLinear(nn.Module):
         )
 
     def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return tensors on the meta device with the shapes and dtypes of those that `_pack` returns."""
+        """Return tensors on the meta device for packed weights, initial sums, scales and bias, without data.
+
+        Their shapes and dtypes are those of the tensors that `_pack` returns.
+        """
         # Only `empty`, because PyTorch loads a second of Python modules to run other operations on this device.
         tile, padded = self.tile, self.padded_outputs
         blocks = (padded // tile.columns, self.width // tile.group, tile.columns, tile.group)
@@ -323,7 +334,7 @@ class NativeLinear(nn.Module):
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the packed weights, (P / C, D / group, C, group), and the initial sums, scales and bias, (P,) each.
+        """Return the packed weights, (P / C, D / group, C, group), and initial sums, scales and bias, (P,) each.
 
         P is the number of outputs O, padded to blocks of C outputs; `Tile.group` inputs share 32 bits.
         """
@@ -336,14 +347,17 @@ class NativeLinear(nn.Module):
 
     @property
     def layout(self) -> str:
-        """The format and order of the packed weights, as a text by which a cache knows that its weights are usable.
+        """A text with the format and order of the packed weights, by which a cache knows that its file is usable.
 
-        It depends on the processor and the version of this class.
+        It depends on the processor and the version of the packing code.
         """
         return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the linear layer: float32 (…, D) to (…, O). A row's result does not depend on the other rows."""
+        """Apply the linear layer to float32 x (…, D); return float32 (…, O).
+
+        A row's result does not depend on the other rows.
+        """
         rows = x.reshape(-1, self.width).contiguous()
         out = rows.new_empty(len(rows), self.padded_outputs)
         rounded = rows.new_empty(len(rows) + READABLE_EXTRA_ROWS, self.width, dtype=torch.int16)
@@ -363,7 +377,7 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for these rows (N, D), from which the number of threads follows."""
+        """Return the number of multiply-adds for `rows` (N, D), from which the number of threads follows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
@@ -371,7 +385,7 @@ class NativeLinear(nn.Module):
         return f"{self.width}, {self.outputs}, {self.tile.kind}"
 
     def addresses(self) -> tuple[int, int, int, int]:
-        """Return the memory addresses of the packed weights, the initial sums, the weight scales and the bias."""
+        """Return four memory addresses for the kernels: packed weights, initial sums, weight scales and bias."""
         return (
             self.weights.data_ptr(),
             self.initial_sums.data_ptr(),
@@ -381,9 +395,10 @@ class NativeLinear(nn.Module):
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize a matrix (O, D) to a tile's number format; return it with the initial sums (O,) and weight scales (O,).
+    """Return a matrix (O, D) quantized to a tile's number format, the initial sums (O,) and the weight scales (O,).
 
-    An initial sum subtracts what the zero point of activations adds. For floating-point tiles, both are zero.
+    An initial sum subtracts what the zero point of activations adds. For floating-point tiles, initial sums and scales
+    are zero.
     """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
@@ -417,15 +432,16 @@ def _check_sums(rounded: Tensor, tile: Tile) -> None:
 
 
 class NativeVocabulary(NativeLinear):
-    """A vocabulary projection with packed weights that computes the logits of the likeliest tokens again, unrounded.
+    """A vocabulary projection with packed weights, which computes the logits of the likeliest tokens again in float32.
 
-    Decoding needs the greatest logits, whose order rounding would change. With float32 nothing is computed twice.
+    Decoding needs the greatest logits, whose order rounding would change. With float32 weights nothing is computed
+    twice.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Pack the matrix (V, D), and keep the original, by which the likeliest tokens' logits are computed again.
+        """Pack the matrix (V, D), and keep the original, from which the likeliest tokens' logits are computed again.
 
-        With tied embeddings the original takes no extra memory.
+        With tied embeddings the original takes no extra memory. The bias of padding outputs is -inf.
         """
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
@@ -435,7 +451,10 @@ class NativeVocabulary(NativeLinear):
                 self.bias[self.outputs :] = float("-inf")  # padding outputs are never selected
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, (…, D) to (…, V); each row's result is independent of the other rows."""
+        """Return the float32 logits of states x, (…, D) to (…, V).
+
+        A row's result does not depend on the other rows.
+        """
         logits = super().forward(x)
         if not self.recomputes_likeliest:
             return logits
@@ -495,7 +514,7 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 
 
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
-    """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
+    """Return a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
 
     The number of bits of activations depends on `use`. In a layer with many inputs they have 8 bits where the processor
     supports it, otherwise 12, and for `memory` always 12. For a vocabulary projection they have 8 or 6, as its
@@ -519,7 +538,7 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
 
 
 def make_float_linear(tile: Tile) -> MakeLinear:
-    """Return a `prepacked.MakeLinear` (a function that makes linear layers) for the floating-point format of a tile.
+    """Return a function that makes linear layers in the floating-point format of a tile (a `prepacked.MakeLinear`).
 
     AMX is used only if it gives the results of vector instructions on this machine.
     """
@@ -527,7 +546,7 @@ def make_float_linear(tile: Tile) -> MakeLinear:
         tile = tile._replace(amx=False)
 
     def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
-        """Create a linear layer of the tile's format, or a vocabulary projection (implements `MakeLinear`)."""
+        """Return a linear layer of the tile's format, or a vocabulary projection if `use` is "vocabulary"."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make
@@ -537,7 +556,7 @@ def make_float_linear(tile: Tile) -> MakeLinear:
 def amx_matches_vectors(tile: Tile) -> bool:
     """Return whether AMX gives the results of vector instructions on this machine, tested once on a small product.
 
-    Integer results must be equal, floats within a tolerance.
+    Integer results must be equal, floating-point results within a tolerance. If not, AMX is not used.
     """
     numbers = torch.Generator().manual_seed(1)
     weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
@@ -555,7 +574,7 @@ def amx_matches_vectors(tile: Tile) -> bool:
 
 @cache
 def _linear_kernel(tile: Tile) -> CompiledKernel:
-    """Compile the kernel `linear`, which quantizes rows and multiplies them by packed weights.
+    """Return the compiled kernel `linear`, which quantizes rows and multiplies them by packed weights.
 
     The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
     """
@@ -579,9 +598,10 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, file rows, bias, logits, P)`, which recomputes the likeliest logits.
+    """Return the compiled kernel `refine_rows`, which computes the likeliest logits of each row again in float32.
 
-    `logits.emit_refinement` explains the arguments.
+    The call is `refine_rows(x, N, D, weights, file rows, bias, logits, P)`; `logits.emit_refinement` explains the
+    arguments.
     """
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
@@ -594,7 +614,7 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _widening_kernel(tile: Tile) -> CompiledKernel:
-    """Compile a kernel that converts bfloat16 logits to float32 and computes the likeliest ones again in float32.
+    """Return the compiled kernel that converts bfloat16 logits to float32 and computes the likeliest ones again.
 
     The call is `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
     arguments.

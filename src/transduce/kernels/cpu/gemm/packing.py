@@ -27,13 +27,16 @@ _LINE_BYTES = 64  # of a cache line
 
 
 class GemmLayout(NamedTuple):
-    """Block sizes of the training GEMM, for one kind of registers and elements.
+    """Block sizes of the training GEMM, for one kind of processor registers and matrix elements.
 
     A pair is two bfloat16 numbers, which one instruction multiplies, or a single float32 number.
     """
 
     panel: int
-    """Columns per panel (block of columns of a packed operand), whole vectors; a matrix's last panel may have fewer."""
+    """The number of columns of a panel, a block of columns of a packed operand; a matrix's last panel may have fewer.
+
+    It is a multiple of the vector length.
+    """
     tile_rows: int
     """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
@@ -41,14 +44,14 @@ class GemmLayout(NamedTuple):
     row_multiple: int
     """The multiple to which the summed dimension is padded with zeros."""
     block: int
-    """The number of pairs in a block of rows of the left operand.
+    """The number of pairs (32-bit elements) in a block of rows of the left operand.
 
     A block fits in a cache beside a panel, and is multiplied by all panels before the next block.
     """
     depth: int
-    """The number of pairs along the summed dimension in one pass over a block of sums, a multiple of `row_multiple`."""
+    """The number of pairs that one pass over a block of sums adds, a multiple of `row_multiple`."""
     sum_tiles: int
-    """The number of row tiles in a block of sums of a weight gradient; their rows fill whole vectors.
+    """The number of row tiles in a block of sums of a weight gradient; the rows of these tiles fill whole vectors.
 
     All pairs along the summed dimension are added to a block of sums before the next block starts.
     """
@@ -57,12 +60,12 @@ class GemmLayout(NamedTuple):
 
     @property
     def group(self) -> int:
-        """The number of elements of the summed dimension that share 32 bits (a "pair")."""
+        """The number of elements of the summed dimension that share 32 bits (a pair): 2 for bfloat16, 1 for float32."""
         return 1 if self.kind == F32 else 2
 
     @property
     def block_bytes(self) -> int:
-        """The packed size in bytes of the rows of one block of sums, for one pass of `depth` pairs."""
+        """The size in bytes of the packed left operand for one block of sums and one pass of `depth` pairs."""
         return self.sum_tiles * self.tile_rows * self.depth * 4
 
     @property
@@ -78,7 +81,7 @@ AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 <
 
 
 class Matrix(NamedTuple):
-    """A row-major matrix without gaps between its rows, as LLVM values."""
+    """A row-major matrix without gaps between its rows, as LLVM values for emitted code: a pointer and two sizes."""
 
     pointer: Value
     """Pointer to the matrix's first element."""
@@ -87,22 +90,22 @@ class Matrix(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a layer's output, as LLVM values, from which weight and bias gradients are computed."""
+    """The gradient of a layer's output, as LLVM values for emitted code that computes weight and bias gradients."""
 
     matrix: Matrix
     sums: Value
-    """The address of float32 column sums (the bias gradient), to which packing adds each column; 0: none."""
+    """The address of the bias gradient, float32 column sums to which packing adds each column; 0: there is no bias."""
 
 
 class TileRange(NamedTuple):
-    """A half-open range [first, last) of row tiles (register blocks of rows) in a GEMM's result."""
+    """A half-open range [first, last) of row tiles (blocks of rows that registers hold) in a GEMM's result."""
 
     first: Value
     last: Value
 
 
 class PairRange(NamedTuple):
-    """A range of element pairs along the dimension that a GEMM sums over."""
+    """A range of element pairs along the dimension that a GEMM sums over: its first pair and the number of pairs."""
 
     first: Value
     count: Value
@@ -111,16 +114,16 @@ class PairRange(NamedTuple):
 class Packer:
     """An emitter of code that packs matrices into panels (blocks of columns), in the order in which a GEMM reads them.
 
-    Each thread packs some of the columns.
+    Each thread packs some of the matrix's columns.
     """
 
     def __init__(self, k: KernelBuilder, layout: GemmLayout, thread: Value, threads: Value) -> None:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Emit code that packs a matrix's transpose into `to`: rows of the matrix become columns of the panels.
+        """Emit code that packs a matrix's transpose into `to`, as the right operand of a product.
 
-        Products sum over the matrix's columns.
+        The matrix's rows become columns of the panels, so the product sums over the matrix's columns.
         """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
@@ -136,9 +139,10 @@ class Packer:
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Emit code that packs a matrix into `to`; elements of two consecutive rows (the summed dimension) form a pair.
+        """Emit code that packs a matrix into `to`, as the right operand of a product that sums over the matrix's rows.
 
-        In float32 every element is stored by itself. Rows are padded with zeros.
+        Elements of two consecutive rows form a pair; in float32 every element is stored by itself. Rows are padded with
+        zeros.
         """
         k = self.k
         pairs = self.pairs_of(matrix.rows)
@@ -153,10 +157,10 @@ class Packer:
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Emit code that packs columns of a gradient as rows of the left operand, and adds up `gradient.sums`.
+        """Emit code that packs columns of a gradient as rows of the left operand, and adds them up in `gradient.sums`.
 
         The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
-        Columns span whole vectors. Rows behind the gradient's last one count as zeros.
+        Columns span whole vectors. Rows after the gradient's last one count as zeros.
         """
         k, matrix, tile_rows = self.k, gradient.matrix, self.layout.tile_rows
         start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)
@@ -179,13 +183,16 @@ class Packer:
                     self._add_sums(gradient, column, total)
 
     def _add_sums(self, gradient: Gradient, column: Value, total: Value) -> None:
-        """Emit the addition of `total`, the sums of a vector of columns from `column` on, to the bias gradient."""
+        """Emit the addition of column sums to the bias gradient, from column `column` on.
+
+        `total` is the stack variable with a vector of sums.
+        """
         k = self.k
         pointer = k.element_pointer(k.pointer(gradient.sums), column)
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
-        """Emit the joining of one float32 vector or two bfloat16 vectors to a vector of pairs, which is returned.
+        """Return a vector of 32-bit pairs, joined from a list of one float32 vector or two bfloat16 vectors.
 
         The elements are also added to the column sums in the variable `total`.
         """
@@ -197,7 +204,7 @@ class Packer:
         return self._join(values)
 
     def pairs_of(self, rows: Value) -> Value:
-        """Emit the number of element pairs that `rows` rows form along the summed dimension, including padding."""
+        """Return (an IR value) how many element pairs `rows` rows form along the summed dimension, with padding."""
         k, row_multiple = self.k, self.layout.row_multiple
         groups = k.build.sdiv(k.add(rows, row_multiple - 1), k.int64(row_multiple))
         return k.mul(groups, row_multiple // self.layout.group)
@@ -205,7 +212,8 @@ class Packer:
     def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
         """Emit loops over the vectors of columns [first, last), four at a time, then one by one.
 
-        It yields the first column of each vector.
+        For each of the two loops, yield a list of the first columns of its vectors (IR values); the caller emits the
+        body.
         """
         k, start = self.k, first
         for count in (_STRIP, 1):
@@ -216,7 +224,7 @@ class Packer:
             start = stop
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
-        """Emit a pointer to the first pair of a column in its packed panel; also return the panel's number of columns.
+        """Return a pointer to a column's first pair in its packed panel, and the panel's number of columns.
 
         `columns` is the number of columns of the matrix, and `pairs` the number of pairs of each.
         """
@@ -226,20 +234,20 @@ class Packer:
         return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Emit the indices of the matrix rows whose elements form the pair with this index: two, or one in float32."""
+        """Return a list of the indices of the matrix rows whose elements form pair `pair`: two, or one in float32."""
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
-        """Emit the condition that a row index is below the matrix's number of rows, so not padding."""
+        """Return the condition (an IR value) that a row index is below the matrix's number of rows, so not padding."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Emit a pointer to the element at a row and column of a matrix that starts at `base`."""
+        """Return a pointer to the element at a row and column of a matrix that starts at `base`."""
         return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Emit a load of a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
+        """Return a vector of a matrix row from a column on, unconverted; zeros for rows after the matrix's last one."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
@@ -247,17 +255,20 @@ class Packer:
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
-        """Emit prefetches of the elements eight rows below, which are too far apart for the hardware prefetcher."""
+        """Emit prefetches of the elements eight rows below `rows`, too far apart for the hardware prefetcher."""
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
             k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
-        """Emit the conversion of a vector of bfloat16 bits to float32 bits."""
+        """Return a vector of bfloat16 bits, shifted to the upper half of 32 bits (the bits of the same float32)."""
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
 
     def _join(self, values: list[Value]) -> Value:
-        """Emit the joining of one float32 vector, or of two bfloat16 vectors, to a vector of 32-bit pairs."""
+        """Return a vector of 32-bit pairs, joined from a list of two bfloat16 vectors.
+
+        In float32 the list has one vector, which is returned as 32-bit integers.
+        """
         k = self.k
         if self.layout.kind == F32:
             return k.build.bitcast(values[0], k.ints)
@@ -295,13 +306,13 @@ class PanelArguments(NamedTuple):
     row_bytes: Value
     """Bytes from one row of the left operand to the next."""
     step_bytes: Value
-    """Bytes from 16 pairs of a row of the left operand to the next 16 pairs."""
+    """Bytes from 16 pairs of a row of the left operand to the row's next 16 pairs."""
     panel: Value
     """Pointer to the packed columns of the panel."""
     depth: Value
     """The number of element pairs to sum in this call."""
     partial_sums: Value
-    """Pointer to the partial sums of all tiles, which are kept between two ranges of pairs."""
+    """Pointer to the partial sums of all row tiles, which are kept from one range of pairs to the next."""
     is_first_span: Value
     """1 if this is the first range of pairs, so that there are no partial sums yet; else 0."""
     is_last_span: Value
@@ -309,11 +320,11 @@ class PanelArguments(NamedTuple):
     out: Value
     """Pointer to the panel's first column in the first row of the result."""
     stride: Value
-    """The number of columns in a row of the result."""
+    """The number of elements from one row of the result to the next."""
     rows: Value
     """The number of rows of the result."""
     first: Value
-    """The index of the first row tile to compute."""
+    """The index of the first row tile to compute, where a row tile is 32 rows of the result."""
     last: Value
     """The index of the row tile at which to stop (exclusive)."""
     step: Value
@@ -327,24 +338,25 @@ PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64,
 
 
 class EpilogueEmitter(NamedTuple):
-    """Two callbacks for the rows of a GEMM's result: one emits the epilogue of a row, the other prefetches for it.
+    """A pair of callbacks for the rows of a GEMM's result: `row` emits a row's epilogue, `fetch` the prefetches for it.
 
     The epilogue is the work on finished sums, such as bias and ReLU.
     """
 
     fetch: Callable[[Value], None]
-    """Emit prefetches for a row's epilogue, given the offset in elements, from the result's start, of the row.
+    """A function that emits prefetches for a row's epilogue, while the row's tile is multiplied.
 
-    They run while the row's tile is multiplied.
+    Its argument is the row's offset, in elements, from the result's start.
     """
     row: Callable[[Value, Value], None]
-    """Emit the epilogue of a row, given a pointer to its sums and its offset in elements from the result's start."""
+    """A function that emits a row's epilogue, from a pointer to its sums and its offset in elements in the result."""
 
 
 def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
-    """Emit the multiplication of the row tiles `args.first` to `args.last` by one packed panel, with AMX.
+    """Emit the multiplication of the row tiles [args.first, args.last) by one packed panel, with AMX.
 
-    A 16-row part of a tile that would reach behind the last row starts earlier and recomputes some rows.
+    A 16-row part of a tile that would reach past the last row starts earlier and computes some rows again. `ends` emits
+    the epilogue of each row.
     """
     panels = _Panels(k, args, ends)
     with k.loop(args.first, args.last, args.step) as number:
@@ -353,10 +365,13 @@ def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -
 
 
 class _Panels:
-    """An emitter of the AMX multiplication by one panel, which interleaves a tile with the previous tile's epilogue."""
+    """An emitter of the AMX multiplication by one panel, which interleaves a tile with the previous tile's epilogue.
+
+    So vector instructions work while AMX multiplies.
+    """
 
     def __init__(self, k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
-        self.k, self.given, self.is_last_span = k, args, ends
+        self.k, self.args, self.epilogue = k, args, ends
         with k.build.goto_entry_block():
             self.made = k.build.alloca(ir.ArrayType(F32, 2 * TILE))  # double buffer of a tile's sums
             self.made.align = amx.REGISTER_BYTES
@@ -372,9 +387,9 @@ class _Panels:
     def write_tile(self, number: Value) -> None:
         """Emit the multiplication of row tile `number`, interleaved with the epilogue of the previous tile.
 
-        The sums go to a buffer, or to the partial sums if pairs remain to be added.
+        The sums go to a buffer, or to the partial sums in memory if pairs remain to be added.
         """
-        k, args = self.k, self.given
+        k, args = self.k, self.args
         count = k.build.sub(number, args.first)
         partial_sums = k.element_pointer(args.partial_sums, k.mul(count, TILE))
         registers = [(n, k.element_pointer(partial_sums, n * TILE // 4)) for n in range(PARTS * AMX_VECTORS)]
@@ -408,7 +423,7 @@ class _Panels:
 
         `left` points to the tile's rows, and `parts` holds the first row of each 16-row part.
         """
-        k, args = self.k, self.given
+        k, args = self.k, self.args
         with k.loop(0, k.build.sdiv(args.depth, k.int64(STEP))) as step:
             for vector in range(AMX_VECTORS):
                 pointer = k.element_pointer(args.panel, k.add(k.mul(step, STEP * AMX.panel), vector * k.lanes), I32)
@@ -431,26 +446,26 @@ class _Panels:
         There are none if the sums remain partial.
         """
         k = self.k
-        with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
-            self.is_last_span.fetch(self._offset_of(parts, row))
+        with k.loop(first, k.minimum(last, k.mul(self.args.is_last_span, TILE_ROWS))) as row:
+            self.epilogue.fetch(self._offset_of(parts, row))
 
     def _offset_of(self, parts: list[Value], row: Value) -> Value:
-        """Emit the offset in elements, in the result, of the first element of row `row` of a tile.
+        """Return the offset of row `row` of a tile from the result's start, in elements.
 
         `parts` holds the first row of each 16-row part of the tile.
         """
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
         start = k.build.select(is_first, parts[0], k.add(parts[1], -PART_ROWS))
-        return k.mul(self.given.stride, k.add(start, row))
+        return k.mul(self.args.stride, k.add(start, row))
 
     def finish_rows(self, first: Value, last: Value) -> None:
-        """Emit the epilogue (such as bias and ReLU, and the store) of rows [first, last) of the previous tile."""
+        """Emit the epilogue (such as bias, ReLU and the store) of rows [first, last) of the previous tile."""
         k, none = self.k, self.k.int64(0)
         sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
         parts = [k.load_variable(variable, none) for variable in self.parts_made]
         with k.loop(first, k.minimum(last, k.load_variable(self.rows_made, none))) as row:
-            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._offset_of(parts, row))
+            self.epilogue.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._offset_of(parts, row))
 
 
 # --- packing for AMX ---
@@ -462,7 +477,7 @@ _APART = 4  # distance of rows that are read at once: several streams use more m
 
 
 class AmxPacker(Packer):
-    """A `Packer` for AMX, which packs rows block by block; matrices must consist of whole panels."""
+    """A packer for AMX, which packs matrices in blocks of rows that suit the TLB; matrices must have whole panels."""
 
     @override
     def pack(self, matrix: Matrix, to: Value) -> None:
@@ -479,7 +494,7 @@ class AmxPacker(Packer):
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Emit code that packs rows of the left operand in the layout of tile registers: 16 rows by 16 element pairs.
 
-        A 16-row part that would reach behind the last row starts earlier.
+        A 16-row part of a tile that would reach past the last row starts earlier.
         """
         k = self.k
         pairs = k.build.sdiv(matrix.columns, k.int64(2))
@@ -501,7 +516,8 @@ class AmxPacker(Packer):
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Emit code that packs columns of a gradient for tile registers, and adds the column sums to `gradient.sums`.
 
-        The layout is that of `pack_rows`, but the rows of the gradient are the summed dimension.
+        The layout is that of `pack_rows`: columns of the gradient become rows, and products sum over the gradient's
+        rows.
         """
         k, matrix = self.k, gradient.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
@@ -518,13 +534,16 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Emit a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
+        """Return a pointer to the packed rows of tile number `tile`.
+
+        `to` points to those of the first tile of the range `tiles`, each of which has `span.count` pairs per row.
+        """
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 
     @contextmanager
     def _each_panel(self, matrix: Matrix) -> Iterator[Value]:
-        """Emit a loop over the current thread's share of a matrix's panels, and yield each panel's first column."""
+        """Emit a loop over the panels of a matrix that the current thread packs; yield each panel's first column."""
         k, panel = self.k, self.layout.panel
         first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(panel)), self.thread, self.threads)
         with k.loop(k.mul(first, panel), k.mul(last, panel), panel) as column:

@@ -39,13 +39,11 @@ _SPAN_PAIRS = 1 << 11  # pairs of a panel that stay in the L2 cache if the summe
 _SPAN_TILES = 32  # row tiles that are multiplied by such a part of a panel
 
 Epilogue = Literal["bias", "add", "sum", "mix"]
-"""The epilogues of a GEMM of training: the work on a tile's sums before they are stored.
+"""The name of an epilogue of a training GEMM: the work on a tile's sums before they are stored.
 
 * `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
-  ReLU was closed;
-* `add`: sums are added to a float32 matrix;
-* `sum`: like `add`, but the rows are not packed;
-* `mix`: the sums times a factor plus another matrix times a factor, as bfloat16.
+ReLU was closed; * `add`: sums are added to a float32 matrix; * `sum`: like `add`, but the rows are not packed; * `mix`:
+the sums times a factor plus another matrix times a factor, as bfloat16.
 """
 
 EPILOGUE_TYPES: dict[Epilogue, tuple[Any, ...]] = {
@@ -54,7 +52,7 @@ EPILOGUE_TYPES: dict[Epilogue, tuple[Any, ...]] = {
     "sum": (I64,),
     "mix": (I64, F32, F32),
 }
-"""The LLVM types of the arguments of a tile's epilogue, as described in `Gemm.values`."""
+"""A dict from each epilogue's name to the LLVM types of its arguments, which `Gemm.values` describes."""
 
 
 TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
@@ -62,7 +60,7 @@ TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
 
 
 def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> Value:
-    """Emit the addition, to each float32 sum, of the two products of a bfloat16 pair with another vector's pair."""
+    """Return `total`, float32 sums, plus the two products of each bfloat16 pair of one vector with the other's pair."""
     pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
     return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
 
@@ -71,24 +69,27 @@ class Gemm(NamedTuple):
     """The operands, result and epilogue of one GEMM, as LLVM values in the code being emitted."""
 
     left: Value
-    """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
+    """Pointer to the rows of the left operand, without gaps.
+
+    For the epilogue `add` it points to a gradient, whose columns are these rows.
+    """
     rows: Value
     panels: Value
     """Pointer to the right operand, packed in panels (blocks of columns)."""
     columns: Value
     pairs: Value
-    """The number of element pairs along the summed dimension (in float32, of single elements)."""
+    """The number of element pairs along the summed dimension (in float32, the number of elements)."""
     out: Value
     """The address of the result, (rows, columns), without gaps."""
     epilogue: Epilogue
     values: tuple[Value, ...] = ()
-    """The epilogue's arguments.
+    """The epilogue's arguments, a tuple that is empty for `add`.
 
     * `bias`: the address of the bias (0: none); the lower bound, float32; whether to use non-temporal stores where
-      supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
-      where the result is positive, the second makes the result zero where its bit is 0.
-    * `sum`: the number of pairs from one row to the next.
-    * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
+    supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
+    where the result is positive, the second makes the result zero where its bit is 0. * `sum`: the number of pairs from
+    one row to the next. * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the
+    factor of the sums.
     """
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` bytes for each thread; None where nothing is packed."""
@@ -135,7 +136,7 @@ class GemmEmitter:
     def _multiply_split(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication whose summed dimension is split, so that parts of panels fit in the L2 cache.
 
-        The sums are kept in `gemm.partial_sums` between the parts; the epilogue follows the last one.
+        The sums are kept in `gemm.partial_sums` between the parts; the epilogue follows the last part.
         """
         k, tile_rows = self.k, self.layout.tile_rows
         first, last = self._own_tiles(gemm, thread, threads)
@@ -168,15 +169,16 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Emit the half-open range of row tiles, blocks of `layout.tile_rows` rows, of the current thread."""
+        """Return the range [first, last) of row tiles, blocks of `layout.tile_rows` rows, that a thread computes."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
     def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
-        """Emit a weight gradient, out += gradientᵀ · panels, and add the gradient's column sums where requested.
+        """Emit a weight gradient, out += gradientᵀ · panels, and the bias gradient, `gradient.sums` += column sums.
 
-        For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
-        them by all panels. One cache level holds the packed pairs, another a panel.
+        Either is omitted if its address is 0. For each block of gradient columns, a thread packs `layout.depth` pairs
+        into its scratch space, and multiplies them by all panels. One cache level holds the packed pairs, another a
+        panel.
         """
         k, layout = self.k, self.layout
         each = k.lanes // layout.tile_rows  # tiles of a vector of columns
@@ -198,14 +200,14 @@ class GemmEmitter:
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed.
 
-        Tiles on the diagonal also compute some elements above it. Threads alternate in taking tiles. The number of rows
-        is a multiple of a tile's.
+        The caller knows that the result is symmetric. Tiles on the diagonal also compute some elements above it.
+        Threads alternate in taking tiles. The number of rows is a multiple of a tile's.
         """
         k, tile_rows = self.k, self.layout.tile_rows
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Emit (first, last, step) of the row tiles that this thread computes for a panel, from the diagonal on.
+            """Return (first, last, step) of the row tiles that a thread computes for a panel, from the diagonal on.
 
             `column` is the panel's first column.
             """
@@ -236,19 +238,22 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return the widths in columns, below the full one, that the last panel of a matrix may have."""
+        """Return the widths in columns, less than a whole panel's, that the last panel of a matrix may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
-        """Emit a loop that multiplies the row tiles (first, last, step) by the panel of `width` columns at `column`."""
+        """Emit a loop that multiplies the row tiles (first, last, step) by one panel of columns.
+
+        The panel has `width` columns from `column` on, and `span` is the range of pairs to sum.
+        """
         k = self.k
         with k.loop(*tiles) as number:
             self._tile(gemm, number, column, width, span)
 
     def _first_row(self, gemm: Gemm, number: Value) -> Value:
-        """Emit the first row of row tile `number`; a tile that would reach behind the last row starts earlier instead.
+        """Return the first row of row tile `number`; a tile that would reach past the last row starts earlier.
 
         Such a tile computes some rows a second time.
         """
@@ -272,12 +277,12 @@ class GemmEmitter:
         k.call(tile_name(gemm.epilogue, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
     def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
-        """Emit a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
+        """Return a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
         k = self.k
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Emit the epilogue's arguments, with addresses moved to a tile's first element.
+        """Return a tuple of the epilogue's arguments, with addresses moved to a tile's first element.
 
         `column` is the tile's first column, and `offset` the index of its first element in the result.
         """
@@ -295,7 +300,10 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *masks)
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Emit an address moved by `elements` of `size` bytes (None: those of packed elements); address 0 stays 0."""
+        """Return an address moved by `elements` of `size` bytes; address 0 (none) stays 0.
+
+        If `size` is None, it is that of an element of the layout's type.
+        """
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))
         return k.build.select(k.is_nonzero(address), further, address)
@@ -303,7 +311,7 @@ class GemmEmitter:
     # --- a tile ------------------------------------------------------------------------------------------------------
 
     def _write_tile(self, epilogue: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies a row tile by `vectors` vectors of columns, with an epilogue."""
+        """Emit the function that multiplies one row tile by `vectors` vectors of columns, with an epilogue."""
         k, tile_rows = self.k, self.layout.tile_rows
         with k.function(tile_name(epilogue, vectors), *TILE_TYPES, *EPILOGUE_TYPES[epilogue]) as (
             left,
@@ -349,9 +357,10 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Emit the ReLU masks of the epilogue `bias` for a vector of results; return the masked vector.
+        """Return the bits of a vector of results with zeros where a ReLU was closed, and record which are positive.
 
-        One bit array records where elements are positive; the bits of the other say which elements become zero.
+        One bit array of the epilogue `bias` receives which elements are positive; the bits of the other say which
+        elements become zero. Address 0 omits either.
         """
         k, (written_mask, read_mask) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
@@ -367,16 +376,16 @@ class GemmEmitter:
         return k.load_variable(masked, value)
 
     def _bits_of(self, value: Value) -> Value:
-        """Emit the conversion of a float32 vector to the bits of the result's element type, float32 or bfloat16."""
+        """Return the bits of a float32 vector converted to the result's element type, float32 or bfloat16."""
         return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.to_bfloat16(value)
 
     def _clamp_below(self, value: Value, lower_bound: Value) -> Value:
-        """Emit the replacement of a vector's elements below a bound by the bound; NaN remains NaN."""
+        """Return a vector whose elements below a bound are replaced by the bound; NaN remains NaN."""
         floor = self.k.splat(lower_bound)
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
-        """Emit the multiplication of one element pair of each row of a tile by the panel's columns, added to the sums.
+        """Emit the product of one element pair of each row of a tile with the panel's columns, added to the sums.
 
         `stride` is the number of pairs between rows of the left operand, or None if rows are packed pair by pair.
         """
@@ -398,11 +407,14 @@ class GemmEmitter:
                 k.store(self._multiply_and_add(factor, column, k.load_variable(total, k.splat(0.0))), total)
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
-        """Emit total + factor · column for vectors: float32 sums of products of bfloat16 pairs."""
+        """Return total + factor · column for vectors: float32 sums of products of bfloat16 pairs."""
         return multiply_pairs(self.k, total, factor, column)
 
     def _bias(self, vectors: int, address: Value) -> list[Value]:
-        """Emit a load of the layer's bias, from `address` on, as initial sums; zeros if the address is 0."""
+        """Return a list of `vectors` vectors of a layer's bias, from `address` on; zeros if the address is 0.
+
+        Sums of a tile start with these values.
+        """
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(vectors)]
         with k.when(k.is_nonzero(address)):
@@ -411,7 +423,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Emit a prefetch of the part of the result, from `out` on, to which the sums of a tile will be added.
+        """Emit a prefetch of the elements, from `out` on, to which the sums of a tile will be added.
 
         The tile has `rows` rows of `vectors` vectors, and `stride` is the number of elements between the result's rows.
         """
@@ -422,7 +434,7 @@ class GemmEmitter:
 
 
 def tile_name(epilogue: Epilogue, vectors: int) -> str:
-    """Return the name of the emitted function that multiplies a tile of this width in vectors, with this epilogue."""
+    """Return the name of the emitted function that multiplies a tile of `vectors` vectors per row, with an epilogue."""
     return f"{epilogue}_{vectors}"
 
 
@@ -432,7 +444,7 @@ def tile_name(epilogue: Epilogue, vectors: int) -> str:
 
 
 class Float32GemmEmitter(GemmEmitter):
-    """A `GemmEmitter` for float32 matrices and registers of 512 bits."""
+    """An emitter of the training GEMM for float32 matrices and registers of 512 bits."""
 
     layout = GemmLayout(
         panel=48,
@@ -447,12 +459,15 @@ class Float32GemmEmitter(GemmEmitter):
     thread_bytes = layout.block_bytes
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
-        """Emit total + factor · column for vectors of float32, element by element."""
+        """Return total + factor · column for vectors of float32, element by element."""
         return self.k.madd(factor, column, total)
 
 
 class Avx2GemmEmitter(Float32GemmEmitter):
-    """A `GemmEmitter` for float32 matrices and AVX2, whose 16 registers have 256 bits; 12 of them hold sums."""
+    """An emitter of the training GEMM for float32 matrices and AVX2.
+
+    AVX2 has 16 registers of 256 bits, of which 12 hold sums.
+    """
 
     layout = Float32GemmEmitter.layout._replace(panel=24, tile_rows=4, min_rows=4, sum_tiles=64)
     thread_bytes = layout.block_bytes
@@ -475,12 +490,15 @@ _ROWS_BYTES = AMX.block * 4
 
 
 class _Block(NamedTuple):
-    """A block of a GEMM with AMX, some row tiles by some columns; its rows and partial sums stay in the L2 cache."""
+    """A block of the result of a GEMM with AMX: some row tiles by some columns, and a range of pairs to add.
+
+    The block's rows and partial sums stay in the L2 cache.
+    """
 
     rows: Value
     """Pointer to the packed rows of the left operand."""
     waiting: Value
-    """Pointer to the block's partial sums, which wait for the next range of pairs."""
+    """Pointer to the block's float32 partial sums, to which the next range of pairs is added."""
     tiles: TileRange
     """The range of row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
@@ -494,7 +512,7 @@ class _Block(NamedTuple):
 
 
 class AmxGemmEmitter(GemmEmitter):
-    """A `GemmEmitter` for bfloat16 matrices that uses AMX; the matrices must consist of whole panels."""
+    """An emitter of the training GEMM for bfloat16 matrices with AMX; the matrices must consist of whole panels."""
 
     layout = AMX
     packer = AmxPacker
@@ -502,13 +520,16 @@ class AmxGemmEmitter(GemmEmitter):
     splits_sums = False  # it splits them in its own scratch space
 
     def __init__(self, k: KernelBuilder, *epilogues: Epilogue) -> None:
-        """Emit the functions that multiply a tile, one function for each epilogue."""
+        """Emit the functions that multiply row tiles by a panel, one function for each epilogue."""
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *epilogues)
 
     @override
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a matrix multiplication; each thread computes some rows, which it packs first unless for `mix`."""
+        """Emit a matrix multiplication in which each thread computes some rows.
+
+        The thread packs its rows first, unless the epilogue is `mix`.
+        """
         amx.configure(self.k)
         if gemm.epilogue == "mix":
             super().multiply(gemm, thread, threads)
@@ -542,10 +563,10 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the current thread's blocks of the result; code emitted in the body of `for` runs for each.
+        """Emit a loop over the current thread's blocks of the result; yield one `_Block`, for the loop's body.
 
-        If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
-        rows as fit.
+        The caller emits the body. If one pass covers the whole summed dimension, no partial sums are stored: a block
+        has all columns, and as many rows as fit.
         """
         k, layout = self.k, self.layout
         first, last = self._own_tiles(gemm, thread, threads)
@@ -571,11 +592,11 @@ class AmxGemmEmitter(GemmEmitter):
             )
 
     def _ceil_div(self, count: Value, parts: Value | int) -> Value:
-        """Emit the quotient of two 64-bit integers, rounded up."""
+        """Return count / parts of 64-bit integers, rounded up."""
         return self.k.build.sdiv(self.k.add(count, parts, -1), self.k.int64(parts))
 
     def _multiply_block(self, gemm: Gemm, block: _Block) -> None:
-        """Emit the multiplication of a block of rows by one packed panel of columns after another."""
+        """Emit the multiplication of a block's packed rows by each packed panel of the block's columns in turn."""
         k, panel = self.k, self.layout.panel
         (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
         part_bytes = k.int64(amx.REGISTER_ROWS * amx.REGISTER_BYTES)
@@ -628,7 +649,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.epilogue, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Emit the arguments of the tile function that packed and unpacked rows have in common; return them by name."""
+        """Return a dict of those arguments of the tile function that are alike for packed and unpacked rows."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
@@ -652,7 +673,7 @@ class AmxGemmEmitter(GemmEmitter):
             starts = self._bias(AMX_VECTORS, values[0]) if epilogue == "bias" else [k.splat(0.0)] * AMX_VECTORS
 
             def fetch(offset: Value) -> None:
-                """Emit a prefetch of what the epilogue of a row reads, given the row's offset in the result."""
+                """Emit a prefetch of what a row's epilogue reads, given the row's offset in the result."""
                 if epilogue == "add":
                     for vector in range(AMX_VECTORS):
                         k.prefetch(k.element_pointer(args.out, k.add(offset, vector * k.lanes)), to_write=True)
@@ -661,7 +682,7 @@ class AmxGemmEmitter(GemmEmitter):
                         k.prefetch(k.element_pointer(k.pointer(values[4]), k.build.sdiv(offset, k.int64(8)), I8))
 
             def finish(sums: Value, offset: Value) -> None:
-                """Emit the epilogue of a row of sums, given the sums and the row's offset in the result."""
+                """Emit a row's epilogue; `sums` points to its sums, and `offset` is the row's offset in the result."""
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(AMX_VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
                 self._finish_row(epilogue, totals, args.out, offset, values)
@@ -673,7 +694,8 @@ class AmxGemmEmitter(GemmEmitter):
     ) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one row of a panel's columns.
 
-        `totals` holds the row's sums, one vector each, and `offset` is the row's first element in the result.
+        `totals` holds the row's sums, one IR value for each vector, and `offset` is the index of the row's first
+        element in the result.
         """
         k = self.k
         if epilogue != "bias":

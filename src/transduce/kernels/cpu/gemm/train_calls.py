@@ -62,13 +62,13 @@ class ForwardArguments(NamedTuple):
     lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     packed_weight: Any
-    """Address of scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight, or of the weight that was packed before."""
     is_nontemporal: Any
     """1 if outputs are written by non-temporal stores, past the caches, else 0."""
     thread_scratch: Any
     """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
     relu_mask: Any
-    """Address of a bit array of N × O bits that is set where outputs are positive; 0: not requested."""
+    """Address of N × O bits, which are set where outputs are positive, for the backward pass; 0: not requested."""
 
 
 class BackwardArguments(NamedTuple):
@@ -86,7 +86,10 @@ class BackwardArguments(NamedTuple):
     x_gradient: Any
     """Address of the gradient with respect to x, (N, I), which is written."""
     relu_mask: Any
-    """Address of N × I bits, 1 where x was positive, if x is a ReLU's output: elsewhere its gradient is set to 0."""
+    """Address of N × I bits for x that is a ReLU's output: where a bit is 0, the gradient of x is set to 0.
+
+    0: x is not a ReLU's output.
+    """
     weight_gradient_sum: Any
     """Address of float32, (O, I): the gradient with respect to the weight is added to it."""
     bias_gradient_sum: Any
@@ -98,7 +101,7 @@ class BackwardArguments(NamedTuple):
     outputs: Any
     """The number of outputs O of the layer."""
     packed_weight: Any
-    """Address of scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight, or of the weight that was packed before."""
     packed_x: Any
     """Address of scratch space for the packed input: I × N elements, N rounded up to the GEMM's multiple."""
     thread_scratch: Any
@@ -106,9 +109,9 @@ class BackwardArguments(NamedTuple):
     is_nontemporal: Any
     """1 if `x_gradient` is written by non-temporal stores, past the caches, else 0."""
     partial_sums: Any = 0
-    """Address of scratch space of N × I float32, N rounded up to whole row tiles, for the gradient of x.
+    """Address of scratch space for the gradient of x, N × I float32, N rounded up to whole row tiles; 0: none.
 
-    It is used only for very many outputs, such as those of a vocabulary; 0: none.
+    It is used only for very many outputs, such as those of a vocabulary, whose sum is split into ranges.
     """
 
 
@@ -125,7 +128,7 @@ class LinearKernelEmitter:
     def write(self) -> None:
         """Emit the kernels `forward`, x Wᵀ + b, and `backward`, the gradients of x, W and b.
 
-        They take the numbers of `ForwardArguments` and `BackwardArguments`, the thread, and the number of threads.
+        Their arguments are the fields of `ForwardArguments` and `BackwardArguments`.
         """
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
@@ -162,7 +165,7 @@ class LinearKernelEmitter:
         self.multiplier.multiply(gemm, thread, threads)
 
     def _backward(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
-        """Emit the kernel `backward`: pack the operands, then compute the requested gradients of x, weight and bias."""
+        """Emit the body of the kernel `backward`: pack operands, then compute the requested gradients of x, W and b."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_nonzero(args.x_gradient), k.is_nonzero(args.weight_gradient_sum)
@@ -219,9 +222,10 @@ class GradientSums(NamedTuple):
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `multiply` and `linear_backward` support x (N, I) and these rows of a weight (O, I).
+    """Return whether `multiply` and `linear_backward` support an input x (N, I) and a weight (O, I).
 
-    Both need the same dtype, and sizes that `supports_gemm_sizes` accepts.
+    x and the weight need the same dtype, and sizes that `supports_gemm_sizes` accepts. The weight may be rows of
+    another.
     """
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
@@ -239,13 +243,13 @@ def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.
 
 
 def _outputs_multiple(tile: Tile) -> int:
-    """Return the number that the outputs of a linear layer must be a multiple of, for GEMMs with this register tile."""
+    """Return the number of which a linear layer's outputs must be a multiple, for training GEMMs with a `Tile`."""
     return max(tile.lanes, gemm_emitter_of(tile).layout.row_multiple)
 
 
 @cache
 def bfloat16_tile() -> Tile | None:
-    """Return the register tile for bfloat16 GEMMs on this processor; None if it has no such kernels.
+    """Return the `Tile` of bfloat16 GEMMs on this processor; None if the processor has no such kernels.
 
     AMX is used only if it multiplies a small example correctly, else vector instructions.
     """
@@ -256,7 +260,7 @@ def bfloat16_tile() -> Tile | None:
 
 
 def gemm_tile(dtype: torch.dtype) -> Tile | None:
-    """Return the register tile (instructions and vector length) for GEMMs of a dtype on this processor.
+    """Return the `Tile` (instructions and vector length) for training GEMMs of a dtype on this processor.
 
     The result is None for a dtype other than float32 and bfloat16, and on a processor without kernels.
     """
@@ -266,21 +270,21 @@ def gemm_tile(dtype: torch.dtype) -> Tile | None:
 
 
 def require_gemm_tile(dtype: torch.dtype) -> Tile:
-    """Return the register tile for GEMMs of a dtype; AssertionError if this processor has none."""
+    """Return the `Tile` for training GEMMs of a dtype; AssertionError if this processor has none."""
     tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
 
 
 def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
-    """Return the class that emits the training GEMMs for a register tile: float32, bfloat16, or bfloat16 with AMX."""
+    """Return the class that emits the training GEMMs for a `Tile`: float32, bfloat16, or bfloat16 with AMX."""
     if tile.kind == "floats":
         return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
     return AmxGemmEmitter if tile.amx else GemmEmitter
 
 
 def multiplies_correctly(tile: Tile) -> bool:
-    """Return whether the GEMM kernels for a register tile multiply small matrices correctly on this machine.
+    """Return whether the bfloat16 GEMM kernels for a `Tile` multiply small matrices correctly on this machine.
 
     A product and a weight gradient are compared with PyTorch's float64 results, within rounding.
     """
@@ -304,14 +308,14 @@ def multiply(
     activation: str | None = None,
     relu_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias), (N, O); all tensors are contiguous and of one dtype.
+    """Return activation(x · weightᵀ + bias), (N, O), in x's dtype; all tensors are contiguous and of one dtype.
 
     Args:
         x: (N, I).
         weight: (O, I).
         bias: (O,); None: no bias.
         activation: None, or "relu".
-        relu_mask: N × O bits, in bytes, that are set where the result is positive; None: not requested.
+        relu_mask: an output of N × O bits, in bytes, that are set where the result is positive; None: not requested.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
     lower_bound = 0.0 if activation == "relu" else float("-inf")
@@ -341,7 +345,7 @@ def linear_backward(
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    Implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
+    It implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:
@@ -361,15 +365,16 @@ class PackedProjection:
         _forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
 
     def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """Write the gradient of x (N, D) to `grad_x`, and add the weight's gradient to `weight_sum` (C, D), float32.
+        """Write the gradient of hidden states x (N, D) to `grad_x`, and add the weight's gradient to `weight_sum`.
 
-        `gradient` is that of the logits, (N, C). None for `grad_x` or `weight_sum`: that gradient is not computed.
+        `weight_sum` is float32, (C, D), and `gradient` is that of the logits, (N, C). If `grad_x` or `weight_sum` is
+        None, that gradient is not computed.
         """
         weight, packed = self._packed_weight(1)
         _backward(gradient, x, weight, grad_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight that the kernel must still pack, or None, and the tensor of the packed weight.
+        """Return a pair: the weight that the kernel must still pack, or None, and the tensor of the packed weight.
 
         `number` is 0 for the forward and 1 for the backward pass, which pack the weight differently.
         """
@@ -384,8 +389,8 @@ class PackedProjection:
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjection | None:
     """Return a vocabulary projection that packs its weight (V, D) once, for hidden states (N, D) of the same dtype.
 
-    The result is None if the compiled kernels do not support the dtypes, sizes or memory layout (implements
-    `backend.TrainingKernels.project`).
+    The result is None if the compiled kernels do not support the dtypes, sizes or memory layout. This function
+    implements `backend.TrainingKernels.project`.
     """
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
@@ -411,8 +416,8 @@ def _forward(
 ) -> None:
     """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `lower_bound`.
 
-    `packed_weight` receives the packed weight, or holds it already if `weight` is None. `streams` False keeps even
-    large outputs in the caches. `tile` None: the register tile for x's dtype.
+    `packed_weight` receives the packed weight, or holds it already if `weight` is None. If `streams` is False, even
+    large outputs are written to the caches. If `tile` is None, it is that for x's dtype.
     """
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
@@ -435,17 +440,20 @@ def _forward(
 
 
 def is_nontemporal(size: int) -> bool:
-    """Return whether a result of `size` bytes is large enough to be written past the caches (non-temporal stores)."""
+    """Return whether a result of `size` bytes is to be written past the caches (non-temporal stores): from 3 MiB on.
+
+    A large result would evict everything else from the caches.
+    """
     return size >= _STREAMED_BYTES
 
 
 def _is_streamed(out: Tensor) -> bool:
-    """Return whether a tensor is written past the caches: it is at least 3 MiB, and aligned to a cache line."""
+    """Return whether kernels write a tensor past the caches: it has at least 3 MiB, and is aligned to a cache line."""
     return is_nontemporal(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
 
 
 def padded_rows(rows: int, tile: Tile) -> int:
-    """Return a number of rows rounded up to the multiple that a GEMM needs along its summed dimension."""
+    """Return a number of rows rounded up to the multiple that a training GEMM needs along its summed dimension."""
     multiple = gemm_emitter_of(tile).layout.row_multiple
     return -(-rows // multiple) * multiple
 
@@ -463,8 +471,8 @@ def _backward(
 ) -> None:
     """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
-    None for a tensor means that its gradient is not requested. `packed_weight` receives the packed weight, or holds it
-    if `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
+    If a tensor is None, its gradient is not computed. `packed_weight` receives the packed weight, or holds it if
+    `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
@@ -496,14 +504,17 @@ def _backward(
 
 
 def _split_sums_bytes(positions: int, inputs: int, outputs: int, tile: Tile) -> int:
-    """Return the size of `BackwardArguments.partial_sums` in bytes; 0 below 8192 outputs, for which it is not used."""
+    """Return the size in bytes of scratch space for partial sums of x's gradient; 0 below 8192 outputs.
+
+    With fewer outputs, the summed dimension is not split.
+    """
     rows = gemm_emitter_of(tile).layout.tile_rows
     return -(-positions // rows) * rows * inputs * 4 if outputs >= _MANY_OUTPUTS else 0
 
 
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Return the kernels `forward` and `backward` of linear layers for a register tile, compiled on first use."""
+    """Return a dict with the kernels `forward` and `backward` of linear layers for a `Tile`, compiled on first use."""
     k = new_builder("products", tile)
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, LinearKernelEmitter.names)

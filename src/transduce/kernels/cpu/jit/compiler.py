@@ -32,7 +32,7 @@ from transduce.process_environment import release_library
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
-"""The environment variable for the cache folder of compiled machine code; empty disables the cache."""
+"""The environment variable that sets the cache folder of compiled machine code; an empty value disables the cache."""
 
 _MAX_FILES = 1_000  # of 50 KB on average; the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
@@ -40,12 +40,15 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return the SHA-256 hash of these parts (IR, processor, versions), the name of a file in the code cache."""
+    """Return a SHA-256 hash, in hexadecimal, of values such as the IR, the processor and versions.
+
+    The hash is the name of a file in the cache of machine code.
+    """
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def load_cached_code(key: str) -> bytes | None:
-    """Return the machine code that the cache has for a key, and mark its file as recently used.
+    """Return the machine code that is in the cache under a key, and mark its file as recently used.
 
     The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
     """
@@ -89,7 +92,10 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of a key's code in the cache; None if caching is disabled or another user owns the folder."""
+    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder.
+
+    None too if the folder cannot be examined.
+    """
     folder = _folder()
     if folder is None:
         return None
@@ -132,7 +138,7 @@ class CompiledKernel:
     """A machine-code function that runs on the calling thread or on PyTorch's OpenMP threads."""
 
     def __init__(self, name: str, engine: Any) -> None:
-        """Look up a kernel by name in an LLVM execution engine, which owns the machine code."""
+        """Look up a kernel by name in an LLVM execution engine, which owns the machine code and is kept alive."""
         self.name = name
         self._engine = engine
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -144,7 +150,7 @@ class CompiledKernel:
         )
 
     def run(self, *values: int, threads: int | None = None) -> None:
-        """Run the kernel with these integer arguments (unchecked) on `threads` threads; None: PyTorch's number."""
+        """Run the kernel with integer arguments (unchecked) on `threads` threads; None: PyTorch's number."""
         self.run_array((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
 
     def run_array(self, numbers: Any, threads: int) -> None:
@@ -159,7 +165,7 @@ class CompiledKernel:
 
 
 def float_bits(value: float) -> int:
-    """Return a number's float32 bits as an integer, so that it can be a kernel argument.
+    """Return the bits of a number in float32 as an integer, so that it can be a kernel argument.
 
     The emitted code reads it by `KernelBuilder.float_from_bits`.
     """
@@ -173,7 +179,7 @@ def address_of(tensor: Tensor | None) -> int:
 
 @cache
 def find_integer_tile() -> Tile | None:
-    """Return the register tile for quantized GEMMs on this processor; None if there are no kernels for it.
+    """Return the `Tile` for quantized GEMMs on this processor; None if there are no kernels for the processor.
 
     Kernels need an x86-64 processor with AVX2 and FMA, or AVX-512, and LLVM 22. The environment variables that restrict
     the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) restrict these kernels too.
@@ -208,7 +214,7 @@ def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
 
 
 def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
-    """Return the register tile for bfloat16 (`pairs`) or float32 (`floats`) GEMMs; None if there are no such kernels.
+    """Return the `Tile` for bfloat16 (`pairs`) or float32 (`floats`) GEMMs; None if there are no such kernels.
 
     bfloat16 needs AVX-512's instruction for pairs of bfloat16 numbers.
     """
@@ -233,7 +239,10 @@ def _has_amx_pairs() -> bool:
 
 
 def require_integer_tile() -> Tile:
-    """Return the register tile for quantized GEMMs on this processor; AssertionError if there are no kernels for it."""
+    """Return the `Tile` for quantized GEMMs on this processor.
+
+    Raises AssertionError if there are no kernels for it.
+    """
     tile = find_integer_tile()
     assert tile is not None, "there are no kernels for this processor"
     return tile
@@ -250,9 +259,10 @@ def new_builder(name: str, tile: Tile) -> KernelBuilder:
 
 @contextmanager
 def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
-    """Emit a kernel in the body of `with`; yields its `count` arguments, the thread's index and the number of threads.
+    """Emit a kernel, whose code is emitted in the body of `with`; yield its arguments, thread index and thread count.
 
-    Arguments are 64-bit integers; `KernelBuilder.pointer` converts addresses among them to pointers.
+    The `count` arguments are a list of 64-bit integers; `KernelBuilder.pointer` converts addresses among them to
+    pointers. The kernel can be looked up from Python.
     """
     with raw_kernel(k, name) as (numbers, thread, threads):
         yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads
@@ -260,7 +270,11 @@ def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value
 
 @contextmanager
 def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Value]]:
-    """Emit a kernel in the body of `with`; yields (pointer to its arguments, thread index, number of threads)."""
+    """Emit a kernel, whose code is emitted in the body of `with`, without loads of its arguments.
+
+    It yields (pointer to the arguments, thread index, thread count). If kernels run on several threads, a second
+    function `NAME_together` is emitted, which OpenMP calls on each thread.
+    """
     with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
         yield numbers, thread, threads
     if k.threaded:
@@ -274,7 +288,7 @@ def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Valu
 
 
 def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Compile the kernels with these names in a builder's module, and return them by name.
+    """Compile the kernels `names` of a builder's module; return a dict from names to `CompiledKernel`.
 
     Code that this or another process made from the same IR, for the same processor, is used again.
     """
@@ -296,7 +310,7 @@ _COMPILING = Lock()
 
 
 def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Load the machine code of a module from the code cache, or compile and cache it; return its kernels by name.
+    """Load the machine code of a module from the code cache, or compile and cache it; return a dict of its kernels.
 
     `text` is the module's IR, and `machine` LLVM's target machine.
     """
@@ -337,7 +351,7 @@ def find_openmp() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
-        """Return the address of the OpenMP library's function with this name."""
+        """Return the memory address of the OpenMP library's function `name`."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
@@ -364,7 +378,7 @@ class ThreadLimiter:
     """A controller that reduces the number of decoding threads while the cores are busy, and later tries more again."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Create a limiter that starts without a limit; `clock` returns the time in seconds."""
+        """Create a limiter that starts without a limit; `clock` returns the time in seconds, for tests."""
         self._clock = clock
         self._most: int | None = None  # limit on threads; None: no limit
         self._failed = 0  # number of threads that last proved too many
@@ -383,7 +397,9 @@ class ThreadLimiter:
     def record_call(
         self, threads: int, seconds: float, cpu_seconds: float, other_cpu_seconds: tuple[float, float]
     ) -> None:
-        """Record the timing of a kernel call on several threads; halve the threads if they got too little CPU time.
+        """Record the timing of a kernel call on several threads; halve their number if they got too little CPU time.
+
+        Timings of at least 50 ms in total are judged together.
 
         Args:
             threads: the number of threads that ran.
@@ -425,8 +441,8 @@ def run_timed(kernel: CompiledKernel, numbers: Sequence[int] | Any, work: int, m
 
     Args:
         kernel: a kernel whose threads meet at barriers.
-        numbers: its arguments, as a tuple or as a ctypes array of 64-bit integers.
-        work: multiply-adds between barriers, roughly.
+        numbers: its arguments, as a tuple or as a ctypes array of 64-bit integers, which the kernel may change.
+        work: multiply-adds between barriers, roughly; small work runs on one thread.
         max_threads: the maximum number of threads; PyTorch's if None.
     """
     array = (ctypes.c_int64 * len(numbers))(*numbers) if isinstance(numbers, tuple) else numbers

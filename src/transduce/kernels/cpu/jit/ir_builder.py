@@ -43,10 +43,10 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
 
 @lru_cache(1 << 10, typed=True)
 def _constant(kind: Any, value: Any) -> Value:
-    """Return a constant of an LLVM type, of which a tuple has the elements of a vector.
+    """Return a constant of an LLVM type; for a vector type, `value` is a tuple of its elements, or None for zeros.
 
-    Constants are cached, as modules have the same ones many times. Zeros of either sign are equal, so floating-point
-    scalars, whose sign counts, are not made here.
+    Constants are cached, as modules use the same ones many times. The cache holds zeros of either sign as equal, so
+    floating-point scalars, whose sign counts, are not made here.
     """
     return ir.Constant(kind, value)
 
@@ -70,14 +70,15 @@ class KernelBuilder:
         self.threaded = threaded
         self._narrows = has_bfloat16_rounding
         self.features: set[str] = set()
-        """CPU features, such as "amx-tile", to enable in addition, because their intrinsics are called by name."""
+        """A set of CPU features, such as "amx-tile", that the compiler must enable for intrinsics called by name."""
         self.build: Any = None
 
     @contextmanager
     def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
-        """Emit a void function in the body of `with`, which receives the function's arguments, of these LLVM types.
+        """Emit a void function, whose code is emitted in the body of `with`; yield a list of its arguments.
 
-        An exported function can be looked up from Python; others are internal to the module.
+        `types` are the arguments' LLVM types. An exported function can be looked up from Python; others are internal to
+        the module.
         """
         function = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
         function.linkage = "external" if exported else "internal"
@@ -89,11 +90,11 @@ class KernelBuilder:
         self.build = outer
 
     def has(self, name: str) -> bool:
-        """Return whether the LLVM module has a function of this name, finished or still being emitted."""
+        """Return whether the LLVM module has a function called `name`, finished or still being emitted."""
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of a function that was emitted earlier in this LLVM module."""
+        """Emit a call of a void function that was emitted earlier in the same LLVM module."""
         self.build.call(self.module.get_global(name), values)
 
     def call_address(self, address: Value, *values: Value) -> None:
@@ -102,11 +103,11 @@ class KernelBuilder:
         self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
 
     def call_external_int(self, name: str) -> Value:
-        """Emit a call of an external function `int name(void)` and return its result as a 64-bit integer."""
+        """Emit a call of an external function `int name(void)`; return its result as a 64-bit integer."""
         return self.build.sext(self.intrinsic(name, I32), I64)
 
     def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
-        """Emit a call of an LLVM intrinsic or an external function, declared on first use, and return its result.
+        """Emit a call of an LLVM intrinsic or an external function, declared on first use; return the call's result.
 
         `result` is the LLVM type of the result.
         """
@@ -119,7 +120,7 @@ class KernelBuilder:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """Emit a loop around the code in the body of `with`; yields the 64-bit counter, from start up to below stop."""
+        """Emit a loop around the code in the body of `with`; yield the 64-bit counter, from start up to below stop."""
         start, stop = self.int64(start), self.int64(stop)
         entry = self.build.block
         header, body, after = (self.build.append_basic_block() for _ in range(3))
@@ -135,10 +136,10 @@ class KernelBuilder:
         self.build.position_at_end(after)
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Emit a loop over a row of `width` elements; yield (first column, accumulator number) of each vector.
+        """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
 
-        An iteration has `UNROLLED_VECTORS` vectors. Those that remain are emitted as a loop over single vectors, whose
-        accumulator number is 0.
+        An iteration has `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are
+        emitted as a loop over single vectors, whose accumulator number is 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
@@ -149,13 +150,16 @@ class KernelBuilder:
             yield column, 0
 
     def when_any(self, conditions: Value) -> Any:
-        """Emit the body of `with` under the condition that any element of a vector of conditions is true."""
+        """Return a context manager; code emitted in its body runs only if any condition in a vector is true."""
         bits = self._bits(conditions)
         return self.when(self.build.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0)))
 
     @contextmanager
     def each_true_lane(self, conditions: Value) -> Iterator[Value]:
-        """Emit a loop over the true elements of a vector of conditions; yields the 64-bit lane number."""
+        """Emit a loop over the true elements of a vector of conditions, for the body of `with`; yield the lane's index.
+
+        The index is a 64-bit integer.
+        """
         remaining = self.variable(self._bits(conditions))
         none = ir.Constant(ir.IntType(self.lanes), 0)
         with self.when_any(conditions), self.do_while() as done:
@@ -165,12 +169,15 @@ class KernelBuilder:
             done(self.build.icmp_unsigned("==", self.load_variable(remaining, none), none))
 
     def _bits(self, conditions: Value) -> Value:
-        """Emit the conversion of a vector of conditions to an integer with one bit per lane."""
+        """Return an integer with one bit per lane, converted from a vector of conditions."""
         return self.build.bitcast(conditions, ir.IntType(self.lanes))
 
     @contextmanager
     def do_while(self) -> Iterator[Callable[[Value], None]]:
-        """Emit a do-while loop; the body must end by calling the yielded function with the condition to stop."""
+        """Emit a do-while loop for the body of `with`; yield a function that ends it.
+
+        The body must end by calling the function with the condition to stop.
+        """
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
         self.build.position_at_end(again)
@@ -191,14 +198,14 @@ class KernelBuilder:
         return self.build.if_then(condition)
 
     def lowest_bit(self, bits: Value) -> Value:
-        """Emit the index of the lowest set bit of a nonzero integer."""
+        """Return (an IR value) the index of the lowest set bit of a nonzero integer, as a 64-bit integer."""
         wide = self.build.zext(bits, I64)
         return self.intrinsic("llvm.cttz.i64", I64, wide, ir.Constant(ir.IntType(1), 0))
 
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def int64(self, value: Value | int) -> Value:
-        """Return a 64-bit integer constant, or the value itself if it is an LLVM value already."""
+        """Return a Python integer as a 64-bit LLVM constant; return an LLVM value unchanged."""
         return _constant(I64, value) if isinstance(value, int) else value
 
     def float32(self, value: float) -> Value:
@@ -206,15 +213,18 @@ class KernelBuilder:
         return ir.Constant(F32, value)
 
     def float_from_bits(self, bits: Value) -> Value:
-        """Emit the reinterpretation of a 64-bit integer's lower 32 bits as a float32 (see `compiler.float_bits`)."""
+        """Return the float32 value whose bits are the lower 32 bits of a 64-bit integer (see `compiler.float_bits`).
+
+        So a float can be passed as an integer kernel argument.
+        """
         return self.build.bitcast(self.build.trunc(bits, I32), F32)
 
     def is_nonzero(self, address: Value) -> Value:
-        """Emit the condition that a 64-bit address or flag is not 0."""
+        """Return the condition (an IR value) that a 64-bit address or flag is not 0."""
         return self.build.icmp_signed("!=", address, self.int64(0))
 
     def splat(self, value: Value | float) -> Value:
-        """Emit a vector with one value in all lanes; a Python float becomes a float32 constant."""
+        """Return a vector with one value in all lanes; a Python float becomes a float32 constant."""
         if isinstance(value, float):
             return _constant(self.floats, (value,) * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
@@ -222,57 +232,66 @@ class KernelBuilder:
         return self.build.shuffle_vector(first, first, self.splat_int(0))
 
     def add(self, *values: Value | int) -> Value:
-        """Emit the sum of any number of 64-bit integers; Python integers become constants."""
+        """Return the sum of any number of 64-bit integers; Python integers become constants."""
         total = self.int64(values[0])
         for value in values[1:]:
             total = self.build.add(total, self.int64(value))
         return total
 
     def mul(self, *values: Value | int) -> Value:
-        """Emit the product of any number of 64-bit integers; Python integers become constants."""
+        """Return the product of any number of 64-bit integers; Python integers become constants."""
         product = self.int64(values[0])
         for value in values[1:]:
             product = self.build.mul(product, self.int64(value))
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Emit the half-open range [first, last) of `whole` items that one of `threads` threads processes."""
+        """Return the first and the last index (exclusive) of the items, out of `whole`, that one thread processes.
+
+        The items are divided evenly among `threads` threads.
+        """
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
 
     def madd(self, one: Value, other: Value, summand: Value) -> Value:
-        """Emit a fused multiply-add, one × other + summand, of scalars or vectors."""
+        """Return one × other + summand, a fused multiply-add of float32 scalars or vectors."""
         kind = one.type
         name = "f32" if kind == F32 else f"v{self.lanes}f32"
         return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
 
     def minimum(self, one: Value, other: Value) -> Value:
-        """Emit the minimum of two 64-bit signed integers."""
+        """Return the minimum of two 64-bit signed integers."""
         return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
     def maximum(self, one: Value, other: Value) -> Value:
-        """Emit the maximum of two floats or, element by element, of two vectors; `other` if `one` is NaN."""
+        """Return the maximum of two floats or, element by element, of two float vectors.
+
+        If either is NaN, `other` is returned.
+        """
         return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
 
     def round_to_int(self, values: Value) -> Value:
-        """Emit the rounding of a vector of float32 to 32-bit integers, ties to even."""
+        """Return a vector of float32 rounded to 32-bit integers, ties to even."""
         return self.intrinsic(f"llvm.lrint.v{self.lanes}i32.v{self.lanes}f32", self.ints, values)
 
     def reduce_max(self, values: Value) -> Value:
-        """Emit the maximum of a float vector's elements as a scalar.
+        """Return the maximum of a float vector's elements, a scalar.
 
-        LLVM's own reduction intrinsic handles every NaN and takes several instructions per element.
+        NaN is not handled. LLVM's own reduction intrinsic handles it, and takes several instructions per element.
         """
         return self._fold(values, self.maximum)
 
     def reduce_sum(self, values: Value) -> Value:
-        """Emit the sum of a float vector's elements by repeated halving, in the same order on every machine."""
+        """Return the sum of a float vector's elements, by repeated halving.
+
+        The order of additions depends only on the number of lanes.
+        """
         return self._fold(values, self.build.fadd)
 
     def reduce_sums(self, vectors: list[Value]) -> Value:
-        """Emit the sums of several float vectors at once, as the elements of one vector that has one for each of them.
+        """Return one vector with the sums of several float vectors, whose number is a power of two.
 
-        Each sum is added in the order of `reduce_sum`. The number of vectors is a power of two.
+        Each sum is added in the order of `reduce_sum`. Reducing several vectors at once takes fewer instructions.
         """
         width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
@@ -285,19 +304,22 @@ class KernelBuilder:
         return self.shuffle(values, values, [n * self.lanes // count for n in range(count)])
 
     def _join(self, one: Value, other: Value, width: int) -> Value:
-        """Emit one vector of sums from two: in each segment of 2 × width elements, the lower plus the upper half."""
+        """Return one vector of partial sums of two vectors, a step of `reduce_sums`.
+
+        In each segment of 2 × width elements, the upper half is added to the lower half.
+        """
         starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
         low = [start + n for start in starts for n in range(width)]
         halves = (self.shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
         return self.build.fadd(*halves)
 
     def shuffle(self, one: Value, other: Value, numbers: Sequence[int]) -> Value:
-        """Emit a vector of the elements with the indices `numbers` in the concatenation of two vectors."""
+        """Return a vector of elements of two vectors, selected by indices `numbers` into their concatenation."""
         mask = _constant(ir.VectorType(I32, len(numbers)), tuple(numbers))
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """Emit the reduction of a vector to one element: `join` combines its halves, again and again."""
+        """Return the reduction of a vector to a scalar: `join` combines the vector's halves, again and again."""
         width = self.lanes
         while width > 1:
             width //= 2
@@ -307,35 +329,38 @@ class KernelBuilder:
         return self.build.extract_element(values, _constant(I32, 0))
 
     def pointer(self, address: Value | int) -> Value:
-        """Emit the conversion of a 64-bit integer address to a pointer."""
+        """Return a pointer converted from a 64-bit integer address."""
         return self.build.inttoptr(self.int64(address), POINTER)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def element_pointer(self, pointer: Value, index: Value | int, kind: Any = F32) -> Value:
-        """Emit a pointer to element `index` of an array whose elements have the LLVM type `kind`."""
+        """Return a pointer to element `index` of an array whose elements have the LLVM type `kind`."""
         return self.build.gep(pointer, [self.int64(index)], source_etype=kind)
 
     def load(self, pointer: Value, kind: Any = F32) -> Value:
-        """Emit a load of a scalar or of a vector that need not be aligned."""
+        """Emit a load of a value of the LLVM type `kind`, a scalar or a vector; return the value.
+
+        The pointer need not be aligned to a vector's size.
+        """
         return self.build.load(pointer, typ=kind, align=_alignment(kind))
 
     def load_floats(self, pointer: Value, index: Value | int = 0) -> Value:
-        """Emit the load of a float32 vector from element `index` of an array on."""
+        """Return a float32 vector, loaded from element `index` of a float32 array on."""
         return self.load(self.element_pointer(pointer, index), self.floats)
 
     def store(self, value: Value, pointer: Value) -> None:
-        """Emit a store of a scalar or of a vector to an address that need not be aligned."""
+        """Emit a store of a scalar or of a vector to an address that need not be aligned to a vector's size."""
         self.build.store(value, pointer, align=_alignment(value.type))
 
     def load_as_float32(self, pointer: Value, index: Value | int, kind: Any, *, mask: Value | None = None) -> Value:
-        """Emit a load of F32, bfloat16 (I16) or F16 elements, converted to a float32 vector.
+        """Return a float32 vector, loaded from an array of F32, bfloat16 (I16) or F16 elements and converted.
 
         Args:
-            pointer: the array.
-            index: the first element.
-            kind: the element type.
-            mask: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only.
+            pointer: a pointer to the array.
+            index: the index of the first element.
+            kind: the LLVM type of the elements.
+            mask: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only. None: all lanes.
         """
         elements = ir.VectorType(kind, self.lanes)
         at = self.element_pointer(pointer, index, kind)
@@ -352,7 +377,7 @@ class KernelBuilder:
     ) -> None:
         """Emit a store of a float32 vector as F32 or bfloat16 (I16), rounded to nearest even; NaN remains NaN.
 
-        `mask` is an optional mask of the lanes to store.
+        `index` is that of the first element to write, and `mask` is a mask of the lanes to store; None: all lanes.
         """
         at = self.element_pointer(pointer, index, kind)
         values = values if kind == F32 else self.to_bfloat16(values)
@@ -363,12 +388,12 @@ class KernelBuilder:
             self.intrinsic(name, VOID, values, at, mask)
 
     def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
-        """Emit a load of a vector of type `elements` from the pointer `at`; elements outside the mask are zero."""
+        """Return a vector of type `elements`, loaded from the pointer `at`; elements outside the mask are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
 
     def to_bfloat16(self, values: Value) -> Value:
-        """Emit the conversion of a float32 vector to bfloat16 bits, rounded to nearest even; NaN remains NaN.
+        """Return a float32 vector converted to bfloat16 bits (I16), rounded to nearest even; NaN remains NaN.
 
         The processor's instruction, where there is one, flushes subnormal numbers to zero.
         """
@@ -389,7 +414,10 @@ class KernelBuilder:
         return _constant(self.ints, (number,) * self.lanes)
 
     def prefetch(self, pointer: Value, *, to_write: bool = False, level: int = 1) -> None:
-        """Emit a prefetch of an address into the data cache of this level; `to_write` if the memory will be written."""
+        """Emit a prefetch of an address into the data cache of level `level`.
+
+        `to_write` says that the memory will be written.
+        """
         flags = [
             ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
         ]  # locality 3: keep; 1: data cache
@@ -398,7 +426,7 @@ class KernelBuilder:
     def store_nontemporal(self, value: Value, pointer: Value) -> None:
         """Emit a non-temporal store, which bypasses the caches, of a 64-byte vector to a 64-byte-aligned address.
 
-        LLVM loses its own non-temporal marker in later passes, so this is inline assembly. A kernel must call
+        LLVM loses its own non-temporal marker in later passes, so this store is inline assembly. A kernel must call
         `store_fence` afterwards.
         """
         floats = self.build.bitcast(value, self.floats)
@@ -415,28 +443,34 @@ class KernelBuilder:
         self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.mul(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
-        """Emit the allocation of a variable on the stack with an initial value, and return its address."""
+        """Emit the allocation of a variable on the stack with an initial value; return the variable's address."""
         with self.build.goto_entry_block():
             address = self.build.alloca(start.type)
         self.build.store(start, address)
         return address
 
     def load_variable(self, pointer: Value, type_of: Value) -> Value:
-        """Emit a load of a stack variable, given its address and a value `type_of` that has the variable's type."""
+        """Return the value of a stack variable, from its address and any value `type_of` of the variable's type."""
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Emit `UNROLLED_VECTORS` float32 vector variables filled with `start`, for the loop of `each_vector`."""
+        """Return pointers to `UNROLLED_VECTORS` float32 vector variables filled with `start`.
+
+        These are the accumulators in the loop of `each_vector`.
+        """
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(
         self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
     ) -> None:
-        """Emit an update of accumulator `number` to join(value, accumulator), with an operation such as addition."""
+        """Emit the update of accumulator `number` to join(value, accumulator).
+
+        `join` is an operation such as addition, and `variables` holds the accumulators' addresses.
+        """
         self.store(join(value, self.load_variable(variables[number], value)), variables[number])
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        """Emit the combination of all accumulators to one vector, pairwise, by the operation `join` (like a sum)."""
+        """Return one vector that combines all accumulators pairwise by the operation `join`, such as addition."""
         values = [self.build.load(each, typ=self.floats) for each in variables]
         while len(values) > 1:
             values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
@@ -444,7 +478,7 @@ class KernelBuilder:
 
 
 class Fields:
-    """An accessor of kernel arguments in memory, 64-bit integers, by their names, for emitted code."""
+    """An accessor by which emitted code reads and writes kernel arguments (64-bit integers in memory) by name."""
 
     def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...]) -> None:
         self.k = k
@@ -452,19 +486,19 @@ class Fields:
         self.names = names
 
     def get(self, name: str) -> Value:
-        """Emit a load of the kernel argument with this name, a 64-bit integer."""
+        """Return the kernel argument with the given name, loaded from memory as a 64-bit integer."""
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Emit a store that sets the kernel argument with this name to a value."""
+        """Emit a store that sets the kernel argument with the given name to a value."""
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Emit a pointer to element `index` of the array whose address is the kernel argument `name`."""
+        """Return a pointer to element `index` of the array whose address is the kernel argument `name`."""
         return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Emit a load of element `index` of the array whose address is the kernel argument `name`."""
+        """Return element `index`, of LLVM type `kind`, of the array whose address is the kernel argument `name`."""
         return self.k.load(self.at(name, index, kind), kind)
 
     def swap(self, one: str, other: str) -> None:
@@ -474,11 +508,14 @@ class Fields:
         self.set(other, first)
 
     def _at(self, name: str) -> Value:
-        """Emit a pointer to the memory of the kernel argument with this name."""
+        """Return a pointer to the memory of the kernel argument with the given name."""
         return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
 def _alignment(kind: Any) -> int:
-    """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element."""
+    """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element.
+
+    It is 1, 2 or 4; 64-bit elements have 4.
+    """
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -46,7 +46,7 @@ class KernelArguments:
     """A ctypes array of 64-bit kernel arguments, which Python code reads and writes by name, as in a dictionary."""
 
     def __init__(self, kind: type[Any], **values: int) -> None:
-        """Create a kernel's arguments with these values; the names are the fields of the NamedTuple class `kind`."""
+        """Create kernel arguments of the given values; their names are the fields of the NamedTuple class `kind`."""
         self._indices = _indices(kind._fields)
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 
@@ -63,15 +63,24 @@ def _indices(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def round_up_to_cache_lines(count: int) -> int:
-    """Round a size in bytes up to whole cache lines, at least one, so that empty arrays have distinct addresses too."""
+    """Return a size in bytes, rounded up to whole cache lines of 64 bytes, and at least one line.
+
+    So empty arrays have distinct addresses too.
+    """
     return -(-max(count, 1) // _LINE) * _LINE
 
 
 class Arena:
-    """A block of memory that holds several arrays by name; the arrays live as long as the arena."""
+    """A block of memory that holds several named arrays; one allocation is faster than one for each array.
+
+    The arrays live as long as the arena.
+    """
 
     def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
-        """Allocate arrays in one block: `arrays` maps names to dtypes and shapes; zeroed, or else uninitialized."""
+        """Allocate arrays in one block, zeroed or else uninitialized.
+
+        `arrays` maps each array's name to its dtype and shape.
+        """
         self._arrays = arrays
         self._sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in arrays.items()}
         self._starts, end = {}, 0
@@ -81,19 +90,19 @@ class Arena:
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}
-        """The memory address of each array, by the array's name."""
+        """A dict from each array's name to its memory address."""
         self._tensors: dict[str, Tensor] = {}
         self._numbers: dict[str, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """Return the arena's array with this name as a tensor that shares the memory."""
+        """Return the arena's array with the given name as a tensor that shares the memory."""
         if name not in self._tensors:
             (dtype, shape), start = self._arrays[name], self._starts[name]
             self._tensors[name] = self._memory[start : start + self._sizes[name]].view(dtype).view(shape)
         return self._tensors[name]
 
     def ctypes_array(self, name: str) -> Any:
-        """Return the arena's array with this name as a flat ctypes array, for fast access to a few elements.
+        """Return the arena's array with the given name as a flat ctypes array, for fast access to a few elements.
 
         The ctypes array does not keep the memory alive.
         """
@@ -116,9 +125,9 @@ _MAPS = Path("/proc/self/maps")  # exists on Linux only
 
 
 class FileRows:
-    """The rows of a float32 matrix in the file that the matrix is mapped from, for kernels that read single rows.
+    """A file, opened for kernels that read single rows of a float32 matrix mapped from it, such as embeddings.
 
-    Reading them by `pread` leaves the rest of the file out of memory.
+    Reading rows by `pread` leaves the rest of the matrix out of memory.
     """
 
     def __init__(self, descriptor: int, start: int) -> None:
@@ -126,17 +135,21 @@ class FileRows:
         self._descriptor = descriptor
         read = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
         self.numbers = torch.tensor([read, descriptor, start])
-        """Three int64 for `row_pointer`: address of `pread`, or 0 to read the mapping; file descriptor; offset."""
+        """A tensor of three int64, from which `row_pointer` reads rows.
+
+        The numbers are the address of `pread` (0: read the mapping), the file descriptor, and the matrix's offset in
+        bytes.
+        """
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
     @classmethod
     def find(cls, matrix: Tensor) -> "FileRows | None":
-        """Return the rows of the file that a matrix is mapped from; None if there is no such file.
+        """Return a `FileRows` for the file that a matrix is mapped from; None if rows are to be read from memory.
 
-        None too for a matrix below 32 MiB, one that is not contiguous float32 or was changed in memory, and where the
-        system has no /proc/self/maps (others than Linux).
+        None is returned if there is no such file, for a matrix below 32 MiB, one that is not contiguous float32 or was
+        changed in memory, and where the system has no /proc/self/maps (others than Linux).
         """
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
         fits = (
@@ -154,7 +167,7 @@ class FileRows:
 
     @classmethod
     def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
-        """Open the file that a matrix is mapped from; None if that fails, or if it is not the file of the mapping.
+        """Return a `FileRows` for a file; None if it cannot be opened, or if it is not the file of the mapping.
 
         Args:
             path: a list with the file's path, or an empty one.
@@ -184,10 +197,10 @@ _NO_FILE = torch.zeros(1, dtype=torch.int64)
 
 
 def file_rows(matrix: Tensor) -> Tensor:
-    """Return the numbers by which emitted code (`row_pointer`) reads a matrix's rows from its file, int64.
+    """Return an int64 tensor by which emitted code (`row_pointer`) reads a matrix's rows from its file.
 
-    The first number is 0 if rows are to be read from memory: there is no file, or the matrix was changed in memory. The
-    caller keeps the tensor while a kernel runs.
+    Its elements are those of `FileRows.numbers`. The first is 0 if rows are to be read from memory: there is no file,
+    or the matrix was changed in memory. The caller keeps the tensor while a kernel runs.
     """
     with _FILE_ROWS_LOCK:  # rows found twice would be closed once, under a kernel that reads them
         if matrix not in _FILE_ROWS:
@@ -206,12 +219,14 @@ def file_rows(matrix: Tensor) -> Tensor:
 
 
 def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, width: Value, scratch: Value) -> Value:
-    """Emit a pointer to a row of a float32 matrix, which is read from the matrix's file into `scratch` if there is one.
+    """Return a pointer to a row of a float32 matrix; emit its reading from the matrix's file, if any, into `scratch`.
+
+    If there is no file or reading fails, the pointer is into the matrix in memory.
 
     Args:
         k: the IR builder.
         matrix: a pointer to the matrix, (rows, width).
-        rows: a pointer to what `file_rows` returned for it.
+        rows: a pointer to the elements of the tensor that `file_rows` returned for the matrix.
         number: the index of the row.
         width: the number of columns.
         scratch: a pointer to space for one row.
@@ -258,13 +273,13 @@ class MemoryBlock:
 class StackAllocator:
     """An allocator of memory blocks on a stack: each new block lies behind all blocks in use.
 
-    It serves what a training layer saves for its backward pass, which runs in the reverse order.
+    It serves what a training layer saves for its backward pass, as layers run in the reverse order there.
     """
 
     def __init__(self, size: int) -> None:
         """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
         self.live: dict[int, int] = {}
-        """The end address of each block in use on the stack, by the block's start address."""
+        """A dict from the start address of each block in use on the stack to its end address."""
         self._first = self._end = 0
         self._lock = RLock()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -276,7 +291,10 @@ class StackAllocator:
         self._end = self._first + size
 
     def allocate(self, count: int) -> MemoryBlock:
-        """Allocate `count` bytes, on the heap if the stack is full; the block is freed when its object is deleted."""
+        """Return a new block of `count` bytes, on the heap if the stack is full.
+
+        The block is freed when its object is deleted.
+        """
         with self._lock:
             start = max([*self.live.values()], default=self._first)
             end = start + round_up_to_cache_lines(count)
@@ -287,14 +305,14 @@ class StackAllocator:
 
 
 class _HeapBlock(MemoryBlock):
-    """A memory block on the heap, used when the stack is full."""
+    """A memory block on the heap, which `StackAllocator.allocate` returns when the stack is full."""
 
     def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
         super().__init__(stack, memory.data_ptr())
         self._memory: torch.Tensor | None = memory
 
     def free(self) -> None:
-        """Release the heap block's memory, which must not be used afterwards."""
+        """Release the memory of a block on the heap, which must not be used afterwards."""
         self._memory = None
 
 
@@ -323,9 +341,9 @@ class MemoryOffset(NamedTuple):
 
 
 class MemoryPlan:
-    """A planner of scratch memory for a list of kernel calls, which reuses memory that earlier calls have freed.
+    """A planner of scratch memory for a list of kernel calls, so that later calls reuse what earlier ones have freed.
 
-    It assigns offsets and allocates nothing; `base` is the index of the memory's base address.
+    The planner assigns offsets and allocates nothing; `base` is the index of the memory's base address.
     """
 
     def __init__(self, base: int) -> None:
@@ -335,7 +353,7 @@ class MemoryPlan:
         self._taken: dict[int, int] = {}
 
     def allocate(self, count: int) -> MemoryOffset:
-        """Assign `count` bytes in the first free gap that is large enough, and return their offset."""
+        """Assign `count` bytes in the first free gap that is large enough; return their `MemoryOffset`."""
         start, needed = 0, round_up_to_cache_lines(count)
         for allocated in sorted(self._taken):
             if allocated - start >= needed:
@@ -353,14 +371,14 @@ class MemoryPlan:
 
 
 class StepList:
-    """A list of kernel calls under construction, whose arguments are numbers or memory offsets."""
+    """A builder of a list of kernel calls, whose arguments are numbers or memory offsets, to be run again and again."""
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
         self._arguments: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
-        """Append a kernel call to the list; each argument is a number, or a memory offset that becomes an address."""
+        """Append a kernel call; each argument is a number, or a memory offset that becomes an address when it runs."""
         self._table.append((step.address, len(self._arguments)))
         # Base 0 has the address 0, so a plain number is an offset from it.
         self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
@@ -371,7 +389,7 @@ class StepList:
 
 
 class CompiledSteps:
-    """An executable list of kernel calls, which one call from Python runs, with a barrier after each."""
+    """A list of kernel calls that one call from Python runs, with a barrier after each kernel call."""
 
     def __init__(self, table: list[tuple[int, int]], offsets: list[MemoryOffset]) -> None:
         self._table = np.array(table, dtype=np.int64)
@@ -379,9 +397,9 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all kernel calls on `threads` threads; memory offsets in arguments become addresses.
+        """Run all kernel calls in order on `threads` threads; memory offsets in their arguments become addresses.
 
-        `bases` are the base addresses that the offsets refer to by index, of which the first is 0. Nothing is checked.
+        `bases` holds the base addresses to which offsets refer by index; the first must be 0. Nothing is checked.
         """
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
@@ -390,9 +408,10 @@ class CompiledSteps:
 
 @cache
 def _runner(tile: Tile) -> CompiledKernel:
-    """Compile the kernel `run_steps(table, steps, numbers)`, which calls each step's kernel, with a barrier after each.
+    """Return the compiled kernel `run_steps(table, steps, numbers)`, which runs a list of kernel calls.
 
-    The table holds, for each step, the kernel's address and the index of its first argument in `numbers`.
+    The table holds, for each step, a kernel's address and the index of its first argument in `numbers`. After each step
+    there is a barrier.
     """
     k = new_builder("steps", tile)
     with kernel(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:

@@ -40,7 +40,7 @@ class Tile(NamedTuple):
     rows: int
     """The number of rows of activations that a micro-kernel multiplies at once."""
     kind: Kind
-    """The format that rows are quantized to, such as `bytes` or `pairs`."""
+    """The format of activations in the product: quantized, such as `bytes`, or `pairs` or `floats`."""
     amx: bool = False
     """True if rows are multiplied by AMX.
 
@@ -54,9 +54,10 @@ class Tile(NamedTuple):
 
     @property
     def max_quantized(self) -> int:
-        """The greatest magnitude of a quantized activation; only for integer formats (KeyError for others).
+        """The greatest magnitude of a quantized activation.
 
-        With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits.
+        With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits. Raises KeyError for
+        the floating-point formats `pairs` and `floats`.
         """
         return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
 
@@ -95,12 +96,15 @@ class Tile(NamedTuple):
 
     @property
     def group(self) -> int:
-        """The number of consecutive inputs of one output whose weights share 32 bits."""
+        """The number of consecutive inputs whose weights for one output fill 32 bits and are multiplied together."""
         return {"floats": 1, "pairs": 2, "words": 2}.get(self.kind, 4)
 
     @property
     def groups(self) -> int:
-        """The number of groups of inputs whose products are added in 16 bits before they join a 32-bit sum."""
+        """The number of groups (inputs in 32 bits) whose products are added in 16 bits before they join a 32-bit sum.
+
+        It is 2 for the format `sextets`, else 1.
+        """
         return 2 if self.kind == "sextets" else 1
 
     @property
@@ -110,7 +114,10 @@ class Tile(NamedTuple):
 
     @property
     def with_12_bits(self) -> "Tile":
-        """The tile for activations that are quantized to 12 bits on the same processor, as `halves` or `words`."""
+        """The tile for 12-bit activations on the same processor, with the kind `halves` or `words`.
+
+        `halves` replaces `bytes`, and `words` replaces `sextets`; the block's shape is unchanged.
+        """
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 
@@ -122,18 +129,21 @@ MAX_LANES = AVX512_TILE.lanes
 
 
 class MicroKernelArguments(NamedTuple):
-    """Arguments of a micro-kernel, which multiplies a few rows by one block of C outputs."""
+    """Arguments (IR values) of a micro-kernel, which multiplies a few rows by one block of C outputs."""
 
     rounded: Value
-    """Pointer to the first quantized row; each row has D elements, or 2 × D for `halves` (two halves of 6 bits)."""
+    """Pointer to the first row of rounded activations, of D elements, or 2 × D for `halves` (two halves of 6 bits)."""
     scales: Value
-    """Pointer to the rows' scales, float32, by which integer results are multiplied; unused for floats."""
+    """Pointer to the scale of each row, float32, by which integer sums are multiplied; unused for floats."""
     width: Value
     """The number of inputs D of the linear layer."""
     weights: Value
-    """Pointer to the weights of the block's C outputs, (D / group, C, group)."""
+    """Pointer to the weights of the block's C outputs, (D / group, C, group), where a group fills 32 bits."""
     initial_sums: Value
-    """Pointer to the initial 32-bit integer sums, one for each output of the block."""
+    """Pointer to the integer from which each output's sum starts, 32 bits, for each output of the block.
+
+    It cancels what the activations' zero point contributes.
+    """
     weight_scales: Value
     """Pointer to the weight scales, float32, one for each output of the block."""
     bias: Value
@@ -158,7 +168,8 @@ def dequantize_and_store(
 ) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
-    `sums` maps the index of a vector within the block to its 32-bit sums. `store_outputs` applies the epilogue.
+    `sums` maps the index of a vector within the block to a vector of 32-bit sums. `epilogue` is that of
+    `store_outputs`.
     """
     scale = k.splat(k.load(k.element_pointer(args.scales, row)))
     for vector, total in sums.items():
@@ -194,7 +205,7 @@ def store_outputs(
 
 
 def shift_high_half(k: KernelBuilder, high: Value) -> Value:
-    """Emit the sums of the high halves' products (12-bit activations), shifted left by `HALF_BITS` bits.
+    """Return a vector of sums of 12-bit activations' high halves, shifted left by `HALF_BITS` bits.
 
     Overflow here cancels when the sum of the low halves' products is added.
     """

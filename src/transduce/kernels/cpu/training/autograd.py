@@ -60,7 +60,7 @@ _WIDEST = 128  # greatest head width
 
 
 def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """Return whether compiled attention kernels support this head width and number of keys, and x's dtype and device.
+    """Return whether compiled attention kernels support a head width and number of keys, and x's dtype and device.
 
     Supported are CPUs with compiled kernels, float32 or bfloat16, 1 to 256 keys, and a head width of at most 128 that
     fills whole vector registers. The result is False for an empty x.
@@ -79,9 +79,9 @@ def attend(
     options: AttentionOptions = PLAIN_ATTENTION,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`).
+    """Return scaled dot-product attention of all heads, (B, Q, H × K), as a differentiable function.
 
-    Raises ValueError if the shapes do not fit together.
+    This function implements `backend.TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
     """
     _check(projected, memory, lengths, num_heads, options.shared)
     if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
@@ -153,7 +153,10 @@ class _Attend(torch.autograd.Function):
 
 
 def padded_bias(bias: Tensor) -> Tensor:
-    """Return an attention bias (H, Q, L) as attention kernels read it: float32, L padded to a `BIAS_KEYS` multiple."""
+    """Return an attention bias (H, Q, L) as a float32 copy whose last dimension is padded to a multiple of `BIAS_KEYS`.
+
+    Attention kernels read it so.
+    """
     return F.pad(bias.float(), (0, -bias.shape[2] % BIAS_KEYS)).contiguous()
 
 
@@ -170,7 +173,7 @@ class _Inputs(NamedTuple):
     """Biases added to the scores of all sentences, float32, (heads, Q, Q padded to a multiple of `BIAS_KEYS`)."""
 
     def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
-        """Return the memory addresses of the first query, the first key and the first value of all attention heads.
+        """Return three addresses: of the first query, the first key and the first value of all attention heads.
 
         `inner` is the number of columns of the queries, and `shared` the number of query heads for each key/value head.
         """
@@ -239,9 +242,10 @@ def _run_attention(
 def attention_shape(
     width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
 ) -> AttentionShape:
-    """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options.
+    """Return the `AttentionShape` for which attention kernels are compiled, from a head width, a dtype and options.
 
-    AMX is selected for bfloat16 without dropout, bias or shared key/value heads, if the processor has it.
+    AMX is selected for bfloat16 without dropout, bias or shared key/value heads, if the processor has it and the width
+    is a multiple of `AMX_KEYS`.
     """
     lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_256ths > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
@@ -252,13 +256,13 @@ def attention_shape(
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `attend` and `attend_backward` for an attention shape, compiled on first use."""
+    """Return a dict with the kernels `attend` and `attend_backward` for an attention shape, compiled on first use."""
     return _attention_kernels(shape, require_integer_tile())
 
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `attend` and `attend_backward` for an attention shape and a tile of vector registers."""
+    """Compile the kernels `attend` and `attend_backward` for an attention shape; return them by name."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
     return compile_kernels(k, ("attend", "attend_backward"))
@@ -269,9 +273,10 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and the normalized x: LayerNorm, or RMSNorm if `bias` is None (implements `backend.TrainingKernels`).
+    """Return x, for a residual connection, and the normalized x: LayerNorm, or RMSNorm if `bias` is None.
 
-    x is returned for a residual connection, so that one kernel adds both gradients in the backward pass.
+    x goes through the node, so that one kernel adds both gradients in the backward pass. Raises ValueError if the
+    weight or the bias has another width or dtype than x.
     """
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
@@ -325,7 +330,7 @@ def _run_norm(
     out: Tensor,
     backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Run the compiled kernel called `name`, of LayerNorm or RMSNorm, which writes `out`.
+    """Run the compiled kernel called `name`, of LayerNorm or RMSNorm, which writes its result to `out`.
 
     Args:
         name: the kernel: `norm` or `rms`, or one of these with the suffix `_backward`.
@@ -358,10 +363,10 @@ def _run_norm(
 
 
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """Return whether the compiled kernel of `linear` supports this input, weight and range of the weight's rows.
+    """Return whether the training function `linear` supports an input, a weight and a range of the weight's rows.
 
     The result is True for float32 or bfloat16 on a CPU if the range's ends and the number of inputs are multiples of
-    the vector length. `rows` None means all rows.
+    the vector length, and x is not empty. If `rows` is None, the range is all rows.
     """
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
@@ -374,7 +379,7 @@ def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows`, as a differentiable function.
+    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows` (None: all), as a differentiable function.
 
     `backend.TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
     support.
@@ -385,7 +390,7 @@ def linear(
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer as an autograd function.
+    """A linear layer, with ReLU if requested, as an autograd function.
 
     The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
     """
@@ -429,10 +434,10 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, needs_x: bool
 ) -> Tensor | None:
-    """Compute a linear layer's gradients by PyTorch's GEMM, and return that of x, or None unless `needs_x` is True.
+    """Compute a linear layer's gradients by PyTorch's GEMM; return that of x, or None if `needs_x` is False.
 
-    The arguments are those of `train_calls.linear_backward`. `gate` is the output of the layer's ReLU: gradients are
-    zero where it is not positive.
+    The weight and bias gradients are added to `sums`. The arguments are those of `train_calls.linear_backward`. `gate`
+    is the output of the layer's ReLU, or None: gradients are zero where it is not positive.
     """
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
@@ -450,10 +455,10 @@ def _backward_by_pytorch(
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
+    """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    Implements `backend.TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not fit, and
-    IndexError if an id is not a row of `total`.
+    This function implements `backend.TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not
+    fit, and IndexError if an id is not a row of `total`.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
@@ -478,7 +483,10 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `scatter`, which adds factor · part[n] to row ids[n] of a float32 matrix, for this dtype."""
+    """Return a dict with the compiled kernel `scatter` for rows of a dtype.
+
+    It adds factor · part[n] to row ids[n] of a float32 matrix, for gradients of embeddings.
+    """
     k = new_builder("scatter", tile)
     ScatterEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, ScatterEmitter.names)
@@ -489,7 +497,10 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
 
 
 class RotationArguments(NamedTuple):
-    """Arguments of the kernel that applies rotary embeddings to rows, each the heads at one position of a sentence."""
+    """Arguments of the kernel that applies rotary embeddings to a matrix.
+
+    A row of the matrix has the heads at one position of a sentence.
+    """
 
     x: Any
     """Address of the input, (rows, columns), float32 or bfloat16."""
@@ -506,20 +517,22 @@ class RotationArguments(NamedTuple):
     angles: Any
     """Address of each position's float32 cosines, then sines, (positions, head width)."""
     direction: Any
-    """The bits of the float32 1 to rotate by the angles, -1 to rotate by the opposite angles."""
+    """The bits of a float32: 1 to rotate by the angles, -1 (in the backward pass) by the opposite angles."""
 
 
 def supports_rotary(x: Tensor, width: int) -> bool:
-    """Return whether `apply_rotary` supports heads of this width (in elements), in x's dtype and on its device.
+    """Return whether `apply_rotary` supports heads of `width` elements, in x's dtype and memory layout on its device.
 
-    The two halves of a head must fill whole vector registers.
+    Both halves of a head must fill whole vector registers.
     """
     tile = find_integer_tile()
     return tile is not None and width % (2 * tile.lanes) == 0 and supports_logits(x)
 
 
 def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """Rotate the first `heads` heads at each position by the position's angles (rotary embedding), and copy the others.
+    """Return projected heads, of which the first `heads` are rotated by the angles of their positions.
+
+    The other columns are copied. The function is differentiable.
 
     Args:
         projected: projected heads, (sentences, positions T, columns).
@@ -540,7 +553,7 @@ def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
 
 
 def angles_of(rotation: Rotation) -> Tensor:
-    """Return the cosines, then the sines, of each position as the kernel reads them, float32 (T, head width)."""
+    """Return a float32 tensor (T, head width) for the rotary kernel: the cosines, then the sines, of each position."""
     return torch.cat([rotation.cosine, rotation.sine], dim=1).float()
 
 
@@ -583,18 +596,20 @@ def _rotate(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool, directi
 
 
 def rotation_kernel(dtype: torch.dtype, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Return the compiled kernel of rotary embeddings for heads of this width, compiled on first use.
+    """Return the compiled kernel of rotary embeddings for heads of `width` elements, compiled on first use.
 
-    The kernel copies the columns behind the rotated heads, unless it rotates in place.
+    The kernel copies the columns after the rotated heads, unless it rotates in place. If `interleaved`, it rotates
+    pairs of neighboring elements; otherwise the first half of a head is paired with the second half.
     """
     return _rotation_kernel(dtype, require_integer_tile(), width, interleaved=interleaved)
 
 
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Compile the rotary embedding kernel `rotate` for heads of this width.
+    """Return the kernel `rotate` of rotary embeddings for heads of `width` elements, compiled for one processor.
 
-    `interleaved` rotates pairs of neighboring elements; otherwise the first half of a head is paired with the second.
+    If `interleaved`, it rotates pairs of neighboring elements; otherwise the first half of a head is paired with the
+    second half.
     """
     k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
     with kernel(k, "rotate", len(RotationArguments._fields)) as (numbers, *share):

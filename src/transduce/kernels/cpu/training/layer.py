@@ -79,7 +79,7 @@ _WHOLE_LAYERS = table(
 
 
 def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:
-    """Return why a layer is trained component by component, as a clause; None if kernels of whole layers compute it.
+    """Return a clause that says why a layer is trained component by component; None if kernels compute it as a whole.
 
     The layer may be on the meta device.
     """
@@ -97,7 +97,9 @@ def run_layer(
     masks: Sequence[object],
     rotation: Rotation | None = None,
 ) -> Tensor | None:
-    """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
+    """Return an encoder or decoder layer's output, (B, T, D), computed as one autograd node; None if not supported.
+
+    Gradients must be enabled, and kernels must support each sub-layer, its mask and its sizes.
 
     Args:
         layer: an encoder or decoder layer.
@@ -121,7 +123,7 @@ def run_layer(
 
 
 def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
-    """Return whether the whole-layer kernels support the dtypes, sizes and memory layout of a sub-layer's tensors."""
+    """Return whether whole-layer kernels support the dtypes, sizes and memory layout of a sub-layer's tensors."""
     parameters = [each for each in sublayer.parameters() if each is not None]
     attended = memory if sublayer.reads_memory and memory is not None else x
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
@@ -141,7 +143,7 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
 
 
 class _Layer(torch.autograd.Function):
-    """A whole encoder or decoder layer as an autograd function, each of whose passes runs one list of kernel calls.
+    """A whole encoder or decoder layer as an autograd function; each pass runs one list of kernel calls.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
     """
@@ -204,7 +206,7 @@ class _Layer(torch.autograd.Function):
 def _shape_of(
     sublayers: Sequence[MaskedSublayer], rotation: Rotation | None, x: Tensor, memory: Tensor | None
 ) -> LayerShape:
-    """Return the `LayerShape` (sizes and options) of a layer for these tensors and the current number of threads."""
+    """Return the `LayerShape` (sizes and options) of a layer for given tensors and PyTorch's number of threads."""
     batch, length, width = x.shape
     shapes = tuple(_sublayer_shape_of(each, None if number else rotation) for number, each in enumerate(sublayers))
     memory_length = 0 if memory is None else memory.shape[1]
@@ -237,7 +239,10 @@ def _sublayer_shape_of(sublayer: MaskedSublayer, rotation: Rotation | None) -> S
 
 
 def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Sequence[Tensor | None]) -> list[int]:
-    """Return the base addresses of all sub-layers in the order of the enum `SublayerBase`, with new dropout seeds."""
+    """Return a list of the base addresses of all sub-layers, one after another, in the order of `SublayerBase`.
+
+    Dropout seeds in it are new random numbers, 0 without dropout.
+    """
     seeds = torch.empty(len(sublayers), 2, dtype=torch.int64)
     for pair, sublayer in zip(seeds, sublayers, strict=True):
         for seed, drop_256ths in zip(pair, (sublayer.inner_drop_256ths, sublayer.drop_256ths), strict=True):
@@ -256,7 +261,10 @@ def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Seq
 
 @lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan of kernel calls for a layer's shape, made on first use; the last 512 plans are cached."""
+    """Return the plan of kernel calls for a layer's shape, made on first use.
+
+    The 512 plans that were used last are cached, as batch sizes recur.
+    """
     return LayerPlan(shape)
 
 
@@ -264,7 +272,10 @@ def _plan_of(shape: LayerShape) -> LayerPlan:
 
 
 class NativeTraining:
-    """A training backend of compiled CPU kernels (implements `backend.TrainingKernels`)."""
+    """A training backend of compiled CPU kernels.
+
+    The class implements `backend.TrainingKernels`.
+    """
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))

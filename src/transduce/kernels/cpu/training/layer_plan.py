@@ -46,7 +46,10 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """An enumeration of the base addresses, passed at each run, to which a layer plan's memory offsets are relative."""
+    """An enumeration of the base addresses to which the memory offsets in a layer plan are relative.
+
+    The addresses are passed at each run, as `bases` of `CompiledSteps.run`.
+    """
 
     ZERO = 0
     """Address 0, for arguments that are plain numbers."""
@@ -59,7 +62,7 @@ class Base(IntEnum):
     KEPT = 4
     """The memory block that the forward pass fills with what the backward pass needs."""
     TEMPORARY = 5
-    """The scratch space of the forward pass or of the backward pass, which nothing else reads afterwards."""
+    """The scratch space of a forward or backward pass, which is not read after the pass."""
     GRAD_OUT = 6
     """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
     GRAD_X = 7
@@ -71,13 +74,16 @@ class Base(IntEnum):
     BIAS = 10
     """The float32 bias of the self-attention's scores, as `padded_bias` returns it; address 0 if there is none."""
     GRAD_BIAS = 11
-    """The gradient with respect to that bias, to which the backward pass adds; address 0 if there is none."""
+    """The float32 gradient of the self-attention's score bias, to which the backward pass adds; address 0 if none."""
     SUBLAYERS = 12
-    """The first base address of the layer's first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
+    """The index of the first base address of the first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
 
 
 class SublayerBase(IntEnum):
-    """An enumeration of a sub-layer's base addresses; each parameter is followed by its float32 gradient sum."""
+    """An enumeration of a sub-layer's base addresses.
+
+    The address after a parameter's is that of the parameter's float32 gradient sum.
+    """
 
     SEED = 0
     """The seed of the dropout of the sub-layer's output; a number, not an address."""
@@ -98,7 +104,7 @@ class SublayerBase(IntEnum):
     LAST_BIAS = 13
     """The bias of the sub-layer's last linear layer; address 0 if there is none."""
     COUNT = 15
-    """The number of base addresses of a sub-layer."""
+    """The number of base addresses that each sub-layer has."""
 
 
 class SublayerShape(NamedTuple):
@@ -119,13 +125,13 @@ class SublayerShape(NamedTuple):
     epsilon: float
     """The number that the norm adds to the variance or mean square."""
     has_biases: tuple[bool, bool]
-    """Two flags: True if the first linear layer has a bias, and True if the last one has."""
+    """Two flags: whether the first and whether the last linear layer has a bias."""
     drop_256ths: int
     """The dropout rate of the sub-layer's output in 256ths; 0: no dropout."""
     inner_drop_256ths: int
     """The dropout rate of the attention weights or of the activation, in 256ths; 0: no dropout."""
     attention: AttentionOptions
-    """The properties of attention; its own dropout rate equals `inner_drop_256ths`."""
+    """The options of attention (shared heads, scale, dropout); defaults for a feed-forward network."""
     activation: str | None
     """The name of a feed-forward network's activation, such as "relu" or "swiglu"; None for attention."""
     projected: int
@@ -133,7 +139,10 @@ class SublayerShape(NamedTuple):
     is_biased: bool = False
     """True if a bias, such as that of relative positions, is added to the attention scores."""
     rotary: Literal["halves", "interleaved"] | None = None
-    """The pairs of dimensions that rotary positions rotate: (i, i + K / 2) or (2i, 2i + 1); None: no rotation."""
+    """Which pairs of dimensions rotary positions rotate; None: no rotation.
+
+    "halves": dimensions i and i + K / 2 of a head; "interleaved": dimensions 2i and 2i + 1.
+    """
 
     @property
     def is_relu(self) -> bool:
@@ -157,7 +166,7 @@ class LayerShape(NamedTuple):
     threads: int
     """The number of threads that run the kernel calls, each with scratch space of its own."""
     tile: Tile
-    """The register tile (instructions and vector length) that the GEMM kernels are compiled for."""
+    """The `Tile` (instructions and vector length) for which the GEMM kernels are compiled."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,14 +175,17 @@ class LayerShape(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A range of rows of a linear layer's weight, with the same range of the bias, which one GEMM multiplies."""
+    """A range of rows of a linear layer's weight, with the bias of the same outputs, which one GEMM multiplies.
+
+    The joint projection of attention is multiplied in ranges.
+    """
 
     slot: SublayerBase
-    """The weight's index in `SublayerBase`; the bias has this index plus 2."""
+    """The index of the weight in `SublayerBase`; the bias has this index plus 2."""
     start: int
     """The first row of the range."""
     stop: int
-    """The row behind the last one of the range."""
+    """The row after the last row of the range."""
     inputs: int
     """The number of inputs I of the linear layer, which is the weight's number of columns."""
 
@@ -184,10 +196,13 @@ class _Matrix(NamedTuple):
 
 
 class LayerPlan:
-    """A plan of a layer's training: the kernel calls of both passes, and the bytes of memory that the calls need."""
+    """A plan of one layer's training: the kernel calls of both passes, and the bytes of memory that the calls need.
+
+    The plan holds no addresses, so that all layers and batches of equal shape use it.
+    """
 
     def __init__(self, shape: LayerShape) -> None:
-        """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
+        """Plan the kernel calls of the forward and backward passes of a layer of the given shape."""
         kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         sublayers = [_PlannedSublayer(shape, number, kept) for number in range(len(shape.sublayers))]
@@ -207,13 +222,16 @@ class LayerPlan:
             scratch_back.free([gradient])
             gradient = grad_x
         self.threads = shape.threads
-        """The number of threads that the scratch space suffices for, and that the calls run on."""
+        """The number of threads on which the kernel calls run, and for which the scratch space suffices."""
         self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
         self.forward, self.backward = forward.finish(), backward.finish()
 
 
 def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
-    """Return the offset of the float32 gradient sum at a parameter's offset, whose elements have `bytes_each` bytes."""
+    """Return the memory offset of a parameter's float32 gradient sum, at the element that `parameter` points to.
+
+    `bytes_each` is the size of a parameter's element.
+    """
     return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
@@ -230,15 +248,15 @@ class _PlannedSublayer:
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
         """False if the sub-layer's output, a large post-norm, is recomputed in the backward pass, not saved."""
         self.input_of: _PlannedSublayer | None = None
-        """The preceding sub-layer if the backward pass has to recompute that one's output; else None."""
+        """The preceding sub-layer if the backward pass must compute that sub-layer's output again; else None."""
         self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
         self.relu_mask: MemoryOffset | None = None
-        """The offset of a bit array, 1 where a feed-forward network's ReLU was positive; None without ReLU."""
+        """The memory offset of a bit array, 1 where a feed-forward network's ReLU was positive; None without ReLU."""
         self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
         """False if the activation's large output is recomputed in the backward pass instead of being saved."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Describe rows [start, stop) of the weight of the sub-layer's first linear layer, as operand of a GEMM."""
+        """Return the `_Matrix` of rows [start, stop) of the weight of the sub-layer's first linear layer."""
         return _Matrix(SublayerBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: SublayerBase) -> MemoryOffset:
@@ -246,7 +264,10 @@ class _PlannedSublayer:
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
-        """Append the forward kernel calls of a sub-layer f: norm(x + dropout(f(x))) or x + dropout(f(norm(x)))."""
+        """Append the kernel calls of the forward pass of a sub-layer f to the list of the writer `w`.
+
+        Post-norm computes norm(x + dropout(f(x))), pre-norm x + dropout(f(norm(x))).
+        """
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
@@ -287,7 +308,7 @@ class _PlannedSublayer:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of a feed-forward network's first linear layer, activation, and dropout."""
+        """Append the kernel calls of a feed-forward network up to its activation and dropout, into `self.inner`."""
         shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
         if shape.is_relu:
             self.inner = self.kept.allocate(inner_bytes)
@@ -308,7 +329,10 @@ class _PlannedSublayer:
             w.drop_inner(out)
 
     def emit_backward(self, w: "_Writer", grad_out: MemoryOffset, grad_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of a sub-layer, for the gradients of x, parameters and encoder output."""
+        """Append the kernel calls of a sub-layer's backward pass: gradients of x, of parameters and of encoder output.
+
+        `grad_out` holds the gradient of the sub-layer's output, and `grad_x` receives that of x.
+        """
         shape, scratch = self.shape, w.scratch
         grad_sum = grad_out
         if not shape.norm_is_before:
@@ -347,7 +371,10 @@ class _PlannedSublayer:
         scratch.free([grad_before])
 
     def _attend_backward(self, w: "_Writer", x: MemoryOffset, grad_inner: MemoryOffset, grad_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of attention, then of its projections; `grad_x` gets that of x."""
+        """Append the kernel calls of the backward pass of attention and of its projections.
+
+        `grad_inner` holds the gradient of attention's output, and `grad_x` receives that of x.
+        """
         inner, projected, reads_memory = self.shape.inner, self.shape.projected, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else projected)
         grad_projected = grad_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
@@ -369,7 +396,10 @@ class _PlannedSublayer:
     def _feed_forward_backward(
         self, w: "_Writer", x: MemoryOffset, grad_inner: MemoryOffset, grad_x: MemoryOffset
     ) -> None:
-        """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
+        """Append the kernel calls of the backward pass of a feed-forward network's dropout, activation and first layer.
+
+        `grad_inner` holds the gradient of the last linear layer's input, and `grad_x` receives that of x.
+        """
         shape, grad_projected = self.shape, grad_inner
         if shape.inner_drop_256ths:
             w.drop_inner(grad_inner)
@@ -384,7 +414,10 @@ class _PlannedSublayer:
 
 
 class _Writer:
-    """A writer that appends the kernel calls of one sub-layer to a list, to run later, and allocates scratch memory."""
+    """A writer that appends the kernel calls of one sub-layer to a list, to be run later.
+
+    It allocates scratch memory for each call from a memory plan.
+    """
 
     def __init__(self, sublayer: _PlannedSublayer, steps: StepList, scratch: MemoryPlan) -> None:
         self.sublayer, self.steps, self.scratch = sublayer, steps, scratch
@@ -403,7 +436,7 @@ class _Writer:
         """Append a call of the norm's backward kernel, which writes the gradient of x to `out`.
 
         The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes;
-        None: 0.
+        None: nothing is added. It also adds the parameter gradients to their sums.
         """
         sublayer = self.sublayer
         shares = self.scratch.allocate(sublayer.layer.threads * 2 * sublayer.layer.width * _FLOAT)
@@ -418,18 +451,21 @@ class _Writer:
         self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
-        """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm): `which` is "", or "_backward"."""
+        """Return the kernel of the sub-layer's norm, LayerNorm or RMSNorm.
+
+        `which` is "" for the forward kernel, or "_backward".
+        """
         return self._rows[("norm" if self.sublayer.shape.norm_has_bias else "rms") + which]
 
     def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
-        """Return the arguments of the kernel that computes the sub-layer's norm of x, for the forward pass."""
+        """Return the `NormArguments` for the sub-layer's norm of x in the forward pass."""
         sublayer = self.sublayer
         vectors = sublayer.base_offset(SublayerBase.NORM), sublayer.base_offset(SublayerBase.NORM_BIAS)
         epsilon = float_bits(sublayer.shape.epsilon)
         return NormArguments(x, *vectors, sublayer.rows, sublayer.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
-        """Append a call of the dropout kernel that computes out = residual + dropout(x); a None residual is 0."""
+        """Append a call of the dropout kernel that computes out = residual + dropout(x); None counts as residual 0."""
         seed, drop_256ths = self.sublayer.base_offset(SublayerBase.SEED), self.sublayer.shape.drop_256ths
         arguments = DropoutArguments(x, residual or 0, out, self._count, seed, drop_256ths)
         self.steps.add(self._rows["drop"], arguments)
@@ -441,7 +477,10 @@ class _Writer:
         self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
-        """Append a call of the activation kernel; with the gradient of its output, of its backward kernel instead."""
+        """Append a call of the activation kernel, or of its backward kernel if the output's gradient is passed.
+
+        The backward kernel writes the gradient of `projected` to `out`.
+        """
         sublayer = self.sublayer
         assert sublayer.shape.activation is not None
         kernels = activation_kernels(sublayer.shape.activation, sublayer.layer.dtype)
@@ -460,9 +499,10 @@ class _Writer:
     def gemm(
         self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, relu_mask: MemoryOffset | None = None
     ) -> None:
-        """Append a call of the kernel of a linear layer, out = x · Wᵀ + b, for `rows` rows of x.
+        """Append a call of a linear layer's forward kernel, out = x · Wᵀ + b, for `rows` rows of x.
 
-        With `relu_mask`, the kernel also applies ReLU, and sets the bits of the mask where results are positive.
+        If `relu_mask` is passed, the kernel also applies ReLU, and sets the bits of the mask where results are
+        positive.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
@@ -487,7 +527,7 @@ class _Writer:
         *,
         relu_mask: MemoryOffset | None = None,
     ) -> None:
-        """Append a call of the kernel that computes a linear layer's backward pass from `gradient`, that of its output.
+        """Append a call of a linear layer's backward kernel, from the gradient of the layer's output, `gradient`.
 
         The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` are 0. It adds the weight and
         bias gradients to their float32 sums.
@@ -518,7 +558,7 @@ class _Writer:
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the memory offsets of a weight range's first row and first bias element; None for a missing bias."""
+        """Return a pair of memory offsets: a weight range's first row, and its first bias element or None."""
         sublayer, (slot, start, _, inputs) = self.sublayer, matrix
         has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
         weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
@@ -555,7 +595,11 @@ class _Writer:
         self._attend("attend_backward", grad_context, (grad_projected, grad_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of the attention kernel `attend`, or of `attend_backward`, which writes the `gradients`."""
+        """Append a call of the kernel `attend`, or of `attend_backward`, which writes `gradients`.
+
+        `context` is attention's output, or its gradient. `gradients` are those of the projections of x and of the
+        memory.
+        """
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention, biased=shape.is_biased)
@@ -586,7 +630,7 @@ class _Writer:
     def _query_key_value(
         self, projected: MemoryOffset, memory: MemoryOffset
     ) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the offsets of queries, keys and values within the projections, or within the projections' gradients.
+        """Return the memory offsets of queries, keys and values within projections, or of their gradients.
 
         Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
         """

@@ -39,40 +39,37 @@ class UpdateArguments(NamedTuple):
     master: Any
     """Address of the float32 master parameters, which are updated."""
     gradient: Any
-    """Address of the gradients, which the kernel sets to zero."""
+    """Address of the gradients, which the kernel sets to zero after the update."""
     average: Any
     """Address of the moving average of the parameters, which is updated; 0: none."""
     bfloat16_copy: Any
-    """Address of the copy of the parameters that is rounded to bfloat16; 0: none."""
+    """Address of a copy of the parameters in bfloat16, which is refreshed; 0: none."""
     count: Any
     """The number of elements of each vector."""
     average_decay: Any
-    """The decay of the moving average: the weight of the old average in the new one.
-
-    This number and those of the next fields are the bits of a float32, unless stated otherwise.
-    """
+    """The bits of a float32, the decay of the moving average: the weight of the old average in the new one."""
     rate: Any
-    """The learning rate; for `adam` divided by 1 - β1^t, with t the number of the update."""
+    """The bits of a float32, the learning rate; for `adam` divided by 1 - β1^t, with t the number of the update."""
     first: Any = 0
     """Address of the first moments (running means of gradients), which are updated; for `adam` only."""
     second: Any = 0
     """Address of the second moments (running means of squares), which are updated; for `adam` only."""
     factor: Any = 0
-    """The factor that the gradient is multiplied by first, such as that of clipping; for `adam` only."""
+    """The bits of a float32 by which the gradient is multiplied first, such as to clip it; for `adam` only."""
     beta1: Any = 0
-    """Adam's β1, the decay of the first moment; for `adam` only."""
+    """The bits of a float32, Adam's β1, the decay of the first moment; for `adam` only."""
     beta2: Any = 0
-    """Adam's β2, the decay of the second moment; for `adam` only."""
+    """The bits of a float32, Adam's β2, the decay of the second moment; for `adam` only."""
     inverse_root: Any = 0
-    """1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
+    """The bits of a float32, 1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
     epsilon: Any = 0
-    """Adam's ε, which is added to the divisor; for `adam` only."""
+    """The bits of a float32, Adam's ε, which is added to the divisor; for `adam` only."""
     direction: Any = 0
     """Address of a vector that is subtracted from the parameters, times the rate; for `apply` only."""
     is_bfloat16: Any = 0
     """Not 0 if `direction` is bfloat16, else it is float32; for `apply` only."""
     shrink: Any = 0
-    """The factor that the parameters are multiplied by before `direction` is subtracted; for `apply` only."""
+    """The bits of a float32 by which parameters are multiplied before `direction` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -85,17 +82,17 @@ class MomentumArguments(NamedTuple):
     out: Any
     """Address of the direction of the update, as output, float32 or bfloat16."""
     is_bfloat16: Any
-    """Not 0 if `out` is bfloat16."""
+    """Not 0 if `out` is bfloat16; 0 if it is float32."""
     count: Any
     """The number of elements of each vector."""
     factor: Any
-    """The bits of a float32 factor that the gradient is multiplied by first."""
+    """The bits of a float32 by which the gradient is multiplied first."""
     decay: Any
     """The decay of the momentum, as the bits of a float32: the weight of the old momentum in the new one."""
 
 
 class UpdateEmitter:
-    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `apply` (an update)."""
+    """An emitter of three optimizer kernels: `adam`, and `momentum` and `apply` for other optimizers, such as Muon."""
 
     names = ("adam", "apply", "momentum")
     """The names of the emitted optimizer kernels."""
@@ -119,8 +116,8 @@ class UpdateEmitter:
     def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
         """Emit a loop over the elements that a thread processes, one SIMD vector at a time.
 
-        It yields the index of a vector's first element, and a mask of its lanes. The mask is None except for the last,
-        incomplete vector, which the last thread processes.
+        For each, yield the index of the vector's first element and a mask of its lanes. The mask is None except for the
+        last, incomplete vector, which the last thread processes.
         """
         k = self.k
         full_vectors = k.build.sdiv(count, k.int64(k.lanes))
@@ -155,10 +152,10 @@ class UpdateEmitter:
         inside: Value | None,
         work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
-        """Emit a parameter update for one SIMD vector; zero the gradient; refresh moving average and bfloat16 copy.
+        """Emit the update of one SIMD vector of parameters; zero the gradient; refresh average and bfloat16 copy.
 
         Args:
-            args: the kernel's arguments.
+            args: the kernel's arguments; average and copy are refreshed if their addresses are not 0.
             number: the index of the vector's first element.
             inside: a mask of its lanes; None: all.
             work: emits the optimizer's own update of the parameters, and returns the new ones.
@@ -174,7 +171,7 @@ class UpdateEmitter:
             self._store(master, args.bfloat16_copy, number, inside, I16)
 
     def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · direction for one SIMD vector, and return the new weights."""
+        """Emit the update master · shrink - rate · direction for one SIMD vector; return the new weights."""
         k = self.k
         shrunk = k.build.fmul(self._load(args.master, number, inside), self._splat_float(args.shrink))
         negative_rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
@@ -189,7 +186,7 @@ class UpdateEmitter:
         return master
 
     def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit Adam's update of the moments and the master weights for one SIMD vector, and return the new weights."""
+        """Emit Adam's update of the moments and the master weights for one SIMD vector; return the new weights."""
         k = self.k
         gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
         first = self._update_moment(args.first, args.beta1, gradient, number, inside)
@@ -202,7 +199,7 @@ class UpdateEmitter:
         return master
 
     def _update_moment(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Emit β · moment + (1 - β) · new for a SIMD vector of a moment in memory; store and return the result."""
+        """Return β · moment + (1 - β) · new for a SIMD vector of a moment, after emitting its store to memory."""
         k = self.k
         before = self._load(address, number, inside)
         moment = k.madd(self._splat_float(beta), k.build.fsub(before, new), new)
@@ -210,16 +207,19 @@ class UpdateEmitter:
         return moment
 
     def _splat_float(self, bits: Value) -> Value:
-        """Return a SIMD vector that repeats one float32 number, whose bits are given as an integer."""
+        """Return a SIMD vector that repeats one float32 number, whose bits are in a 64-bit integer (an IR value)."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
     def _load(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Emit a load of a float32 SIMD vector at element `number` of an array; lanes outside `inside` are zero."""
+        """Return a float32 SIMD vector, loaded at element `number` of an array; lanes outside `inside` are zero.
+
+        `inside` is a mask of lanes; None: all lanes are loaded.
+        """
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _store(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Emit a store of a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
+        """Emit a store of a float32 SIMD vector at element `number` of an array, as float32 or bfloat16 (`kind` I16).
 
         Lanes outside the mask `inside` are not written; None: all are.
         """
@@ -233,7 +233,7 @@ _FLOAT32, _BFLOAT16 = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the compiled optimizer kernels support the device and the dtypes of these vectors.
+    """Return whether the compiled optimizer kernels support the device and the dtypes of an update's vectors.
 
     The vectors must be on a CPU for which kernels can be compiled, and the working copy, if any, must be bfloat16.
     """
@@ -246,8 +246,8 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    Implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError if the vectors
-    do not fit together.
+    This function implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError
+    if the vectors do not fit together.
     """
     for moment in moments:
         _check(moment, vectors.master.numel())
@@ -259,8 +259,8 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    Implements `backend.TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError if the
-    vectors do not fit together.
+    This function implements `backend.TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError
+    if the vectors do not fit together.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_FLOAT32 + _BFLOAT16 if vector is out else _FLOAT32)
@@ -277,10 +277,10 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 
 
 def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float) -> None:
-    """Replace the parameters by parameters × shrink - rate × direction.
+    """Replace parameters by parameters × shrink - rate × direction, in place.
 
-    Their moving average and bfloat16 copy are refreshed, and the gradients are set to zero. Implements
-    `backend.TrainingKernels.apply_update`, and raises ValueError if the vectors do not fit together.
+    The moving average and the bfloat16 copy of the parameters are refreshed, and the gradients are set to zero. This
+    function implements `backend.TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
     """
     _check(direction, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
     scalars = {
@@ -294,7 +294,8 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
     """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
 
-    `arguments` are those of the kernel alone. Raises ValueError if lengths or dtypes do not fit together.
+    `arguments` are those fields of `UpdateArguments` that only one kernel has. Raises ValueError if lengths or dtypes
+    do not fit together.
     """
     count = vectors.master.numel()
     for vector in vectors[:3]:
@@ -322,7 +323,7 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOA
 
 @cache
 def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the optimizer kernels: `adam` (Adam's update), `apply` (another optimizer's update) and `momentum`."""
+    """Return a dict of the compiled optimizer kernels: `adam`, `apply` (another optimizer's update) and `momentum`."""
     k = new_builder("update", tile)
     UpdateEmitter(k).write()
     return compile_kernels(k, UpdateEmitter.names)
@@ -360,21 +361,27 @@ class OrthogonalizeArguments(NamedTuple):
     coefficients: Any
     """Address of the coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
-    """The bits of a float32: a matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this."""
+    """The bits of a float32, slightly above 1, that guards against rounding.
+
+    A matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this number.
+    """
     most: Any
-    """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse; other matrices stay unchanged."""
+    """The bits of a float32, the upper limit of ‖x xᵀ‖ and of its inverse; a matrix x outside is left unchanged."""
     scale: Any
-    """The bits of a float32 that each orthogonalized matrix is multiplied by."""
+    """The bits of a float32 by which each orthogonalized matrix is multiplied."""
     by_gram_matrix: Any
-    """Not 0 to evaluate the polynomials on x xᵀ and multiply x only once."""
+    """Not 0 to evaluate the polynomials on the Gram matrix x xᵀ and multiply x only once; 0 to apply each to x."""
     scratch: Any
     """The address of the scratch space, `bytes_per_thread` for each thread."""
     bytes_per_thread: Any
-    """The scratch space of a thread in bytes: 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements."""
+    """The size in bytes of a thread's scratch space.
+
+    It is that of 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements.
+    """
 
 
 class _Task(NamedTuple):
-    """The orthogonalization of one of Muon's matrices, as values of the emitted code: matrix, scratch and threads."""
+    """The orthogonalization of one of Muon's matrices, as IR values: addresses, sizes and threads."""
 
     x: Value
     """The address of the matrix, or of its transposed copy if it has more rows than columns."""
@@ -427,10 +434,10 @@ class OrthogonalizeEmitter:
                 k.call("orthogonalize_one", numbers, matrix, scratch, thread, threads)
 
     def _orthogonalize(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of the matrix with the index `matrix` by Muon's polynomials, in place.
+        """Emit the orthogonalization of matrix number `matrix` by Muon's polynomials, in place.
 
-        A matrix whose ‖x xᵀ‖ is outside the limits of float32 arithmetic is left unchanged, and marked so in
-        `args.done`.
+        A matrix whose ‖x xᵀ‖ is outside the limits of float32 arithmetic is left unchanged; `args.done` gets 1 for a
+        changed matrix, else 0.
         """
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
@@ -471,7 +478,10 @@ class OrthogonalizeEmitter:
         k.barrier(threads[1])  # before the scratch space is reused
 
     def _norm(self, square: Value, elements: Value) -> Value:
-        """Emit the Euclidean norm of an array of `elements` bfloat16 numbers, a multiple of `_SUMS` SIMD vectors."""
+        """Return (an IR value) the Euclidean norm of an array of bfloat16 numbers, in float32.
+
+        `elements`, their number, must be a multiple of `_SUMS` SIMD vectors.
+        """
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
         with k.loop(0, elements, _SUMS * k.lanes) as start:
@@ -484,7 +494,7 @@ class OrthogonalizeEmitter:
         )
 
     def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Emit loads of the coefficients a, b, c of Muon's polynomial number `number`, a I + b x xᵀ + c (x xᵀ)².
+        """Return (IR values) the coefficients a, b, c of Muon's polynomial number `number`, a I + b x xᵀ + c (x xᵀ)².
 
         The matrix x is not yet multiplied by `shrink`, so b is returned times shrink², and c times shrink⁴.
         """
@@ -494,9 +504,9 @@ class OrthogonalizeEmitter:
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
     def _one_by_one(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
-        """Emit Muon's polynomials applied to the matrix x one after another, as `muon._one_by_one` does.
+        """Emit Muon's polynomials, applied to the matrix x one after another, as `muon._one_by_one` does.
 
-        `shrink` is the factor that x must be multiplied by first, so that its spectral norm is below 1.
+        `shrink` is the factor by which x must be multiplied first, so that its spectral norm is below 1.
         """
         k, (gram, factor) = self.k, task.squares[:2]
         for number in range(POLYNOMIALS):
@@ -509,9 +519,9 @@ class OrthogonalizeEmitter:
             self._multiply_into_x(task, factor, other=task.x, factors=(k.build.fmul(scale, a), scale))
 
     def _by_gram_matrix(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
-        """Emit Muon's polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does.
+        """Emit Muon's polynomials, evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does.
 
-        `shrink` is the factor that x must be multiplied by first, so that its spectral norm is below 1.
+        `shrink` is the factor by which x must be multiplied first, so that its spectral norm is below 1.
         """
         k, (gram, product, *values) = self.k, task.squares
         scale, none = shrink, k.float32(0)
@@ -562,7 +572,10 @@ class OrthogonalizeEmitter:
     def _multiply_into_x(
         self, task: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]
     ) -> None:
-        """Emit a call that replaces the matrix `task.x` by f1 · other + f2 · factor · x; `factors` is (f1, f2)."""
+        """Emit a call that replaces the matrix `task.x` by f1 · other + f2 · factor · x.
+
+        `factors` is (f1, f2); None as `other` counts as zero.
+        """
         k = self.k
         k.call(
             "mixed", factor, task.x, other or k.int64(0), *factors, task.rows, task.columns, task.packed, *task.threads
@@ -602,7 +615,7 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM whose result is mixed with another matrix (epilogue `mix`): f1 · other + f2 · left · right.
+        """Return the `Gemm` f1 · other + f2 · left · right, whose result is mixed with another matrix (epilogue `mix`).
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
@@ -622,7 +635,7 @@ class OrthogonalizeEmitter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
-        """Return a packer that rearranges matrices for the GEMMs of the kernel `orthogonalize`, for one thread."""
+        """Return an emitter that packs matrices for the GEMMs of the kernel `orthogonalize`, for one thread."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
@@ -648,9 +661,10 @@ class OrthogonalizeEmitter:
                 k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """Emit loads of a block of `lanes` × `lanes` bfloat16 numbers: one vector per row, widened to 32 bits by zeros.
+        """Return a list of vectors, the rows of a block of `lanes` × `lanes` bfloat16 numbers, widened to 32 bits.
 
-        `row` and `column` are those of the block's first element, and `columns` is the width of the matrix.
+        `row` and `column` are those of the block's first element, and `columns` is the width of the matrix. The upper
+        16 bits are zero.
         """
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
         offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))
@@ -688,9 +702,9 @@ _BYTES = 2  # of an element
 
 
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
-    """Return whether the compiled kernel `orthogonalize_in_place` (optimizer Muon) supports all of these matrices.
+    """Return whether `orthogonalize_in_place` (for the optimizer Muon) supports all of a sequence of matrices.
 
-    They must be bfloat16, contiguous, on a CPU, and have rows and columns in multiples of 32.
+    They must be bfloat16, contiguous, on a CPU with bfloat16 kernels, and have rows and columns in multiples of 32.
     """
     return bfloat16_tile() is not None and all(_supports_matrix(each) for each in matrices)
 
@@ -704,10 +718,12 @@ def _supports_matrix(matrix: Tensor) -> bool:
 def orthogonalize_in_place(
     matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
 ) -> list[bool]:
-    """Orthogonalize matrices of one shape in place by odd polynomials (implements `backend.TrainingKernels`).
+    """Orthogonalize matrices of one shape in place by three odd polynomials, for the optimizer Muon.
+
+    This function implements `backend.TrainingKernels.orthogonalize_in_place`.
 
     Returns:
-        For each matrix whether it was changed; False if it was too large or too small for float32.
+        A list that says for each matrix whether it was changed; False if it was too large or too small for float32.
 
     Raises:
         ValueError: the matrices differ in shape, or there are not three polynomials.
@@ -741,7 +757,7 @@ def orthogonalize_in_place(
 
 @cache
 def _orthogonalize_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `orthogonalize`, which orthogonalizes Muon's matrices, for GEMMs with this register tile."""
+    """Return a dict with the compiled kernel `orthogonalize` (for Muon's matrices), whose GEMMs use a given `Tile`."""
     k = new_builder("squares", tile)
     OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, OrthogonalizeEmitter.names)

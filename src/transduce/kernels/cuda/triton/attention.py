@@ -9,7 +9,10 @@ import triton.language as tl
 
 @triton.jit
 def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
-    """Return the attention scores of queries (Q, K) and keys (L, K), times log₂(e); -inf where attention is masked."""
+    """Return the attention scores of queries (Q, K) and keys (L, K), times log₂(e); -inf where attention is masked.
+
+    The factor is for exponentials of base 2.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
     seen = columns[None, :] < num_keys
     if CAUSAL:
@@ -19,14 +22,14 @@ def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _weights(scores):
-    """Return the softmax of each row of scores that were multiplied by log₂(e), float32."""
+    """Return the softmax, float32, of each row of scores that were multiplied by log₂(e)."""
     powers = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
     return powers / tl.sum(powers, axis=1)[:, None]
 
 
 @triton.jit
 def _load(start, rows, lanes, count, stride):
-    """Load rows of one head as a block (rows, K); rows from index `count` on become zero.
+    """Return a block (rows, K) of one attention head, loaded from memory; rows from index `count` on are zero.
 
     `stride` is the number of elements from one row to the next.
     """
@@ -35,7 +38,7 @@ def _load(start, rows, lanes, count, stride):
 
 @triton.jit
 def _store(start, rows, lanes, count, stride, values):
-    """Store a block of rows of one head, converted to the target's dtype, except rows from index `count` on.
+    """Store a block of rows of one attention head, in the target's dtype, except rows from index `count` on.
 
     `stride` is the number of elements from one row to the next.
     """
@@ -51,10 +54,10 @@ def attend(
     query, key, value, out, query_starts, query_counts, key_starts, key_counts, query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of one head (program axis 0) in one sentence (axis 1), and store the output.
+    """Compute attention of one head (program axis 0) in one sentence (axis 1) of a packed batch, stored to `out`.
 
-    Queries, keys and values are rows, and their strides count elements. Starts and counts give each sentence's first
-    row and number of rows.
+    Queries, keys and values are rows of matrices, whose strides count elements. Starts and counts give each sentence's
+    first row and number of rows.
     """
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
@@ -79,7 +82,8 @@ def attend_backward(
 ):  # fmt: skip
     """Compute the gradients of queries, keys and values of one head (program axis 0) in one sentence (axis 1).
 
-    The attention weights are computed again. The arguments are those of `attend`, with the gradients `by_…`.
+    The attention weights are computed again. The arguments are those of `attend`, and pointers `grad_…` to the
+    gradients of output (read), queries, keys and values (written).
     """
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
@@ -115,9 +119,9 @@ _HIDDEN = tl.constexpr(-1e30)  # finite, so that a fully masked row gives no NaN
 
 @triton.jit
 def _accumulate(scores, v, greatest, total, context):
-    """Update an online softmax with a block of scores (Q, L), multiplied by log₂(e), and values (L, K).
+    """Update an online softmax with a block of scores (Q, L), multiplied by log₂(e), and of values (L, K).
 
-    Returns the greatest scores so far, the sums of exponentials and the weighted sums of values.
+    Return the greatest scores so far, the sums of exponentials and the weighted sums of values.
     """
     more = tl.maximum(greatest, tl.max(scores, axis=1))
     shrink = tl.exp2(greatest - more)
@@ -128,20 +132,20 @@ def _accumulate(scores, v, greatest, total, context):
 
 @triton.jit
 def _load_keys_and_values(pointers, exist, inner):
-    """Load keys at `pointers`, and values that lie `inner` elements behind them; zeros where `exist` is false."""
+    """Return keys at `pointers`, and values that lie `inner` elements after them; zeros where `exist` is false."""
     return tl.load(pointers, mask=exist, other=0.0), tl.load(pointers + inner, mask=exist, other=0.0)
 
 
 @triton.jit
 def _append(pointers, k, v, exist, inner):
-    """Store new keys in the cache at `pointers`, and new values `inner` elements behind them, where `exist` is true."""
+    """Store new keys in the cache at `pointers`, and new values `inner` elements after them, where `exist` is true."""
     tl.store(pointers, k, mask=exist)
     tl.store(pointers + inner, v, mask=exist)
 
 
 @triton.jit
 def _apply_listed_mask(scores, entries, rows):
-    """Mask the scores (Q, L) of each hypothesis at the listed positions whose entry lacks the hypothesis' bit."""
+    """Return scores (Q, L) that are masked where a listed position's entry lacks the bit of the row's hypothesis."""
     return tl.where(((entries[None, :] >> rows[:, None]) & 1) != 0, scores, _HIDDEN)
 
 
@@ -152,12 +156,12 @@ def attend_cached(
     READ: tl.constexpr, COUNTED: tl.constexpr, LISTED: tl.constexpr, APPENDS: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention output of one head (program axis 0) for one sentence's newest tokens (axis 1).
+    """Compute attention to the cache in one head (program axis 0) for one sentence's newest tokens (axis 1).
 
-    READ: `length` is an address, so that one recorded step serves every length. COUNTED: each sentence has its own
-    number of positions to attend to, the first ones or the listed ones. LISTED: positions are listed, each with a bit
-    for every hypothesis that attends to it. APPENDS: each query is followed by its key and value, which are appended to
-    the cache; the query also attends to them. MASKED: `allowed` is a mask of positions.
+    The output is stored to `out`. READ: `length` is an address, so that one recorded step serves every length. COUNTED:
+    each sentence has its own number of positions to attend to, the first ones or the listed ones. LISTED: positions are
+    listed, each with a bit for every hypothesis that attends to it. APPENDS: each query is followed by its key and
+    value, which are appended to the cache; the query also attends to them. MASKED: `allowed` is a mask of positions.
     """
     head, sentence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if READ:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _hash(x, seed):
-    """Return a 32-bit hash of x and a 64-bit seed; every output bit depends on all input bits."""
+    """Return a 32-bit hash of x and a 64-bit seed, as random bits; every output bit depends on all input bits."""
     x = x ^ seed.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -21,10 +21,10 @@ def drop(
     residual, x, out, seed, count, drop_256ths, scale,
     HAS_RESIDUAL: tl.constexpr, SEED_IS_ADDRESS: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
+    """Write residual + dropout(x) to `out`; each program processes EIGHTS groups of 8 elements.
 
-    Each element is dropped by a random byte of its own; the 8 elements of a group share two hashes. With
-    SEED_IS_ADDRESS, `seed` is the address of the seed. Without HAS_RESIDUAL, nothing is added.
+    Each element is dropped by a random byte of its own; the 8 elements of a group share two hashes. If SEED_IS_ADDRESS,
+    `seed` is the address of the seed. Without HAS_RESIDUAL, nothing is added.
     """
     if SEED_IS_ADDRESS:
         seed = tl.load(seed)
@@ -47,9 +47,9 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of the rows of x to `total`; with MASKED, elements count as zero where `kept` is not positive.
+    """Add the sum of the rows of x to `total`, float32; a program sums BLOCK columns of `rows_each` rows.
 
-    With MASKED, the masked rows are stored to `out`. A program sums BLOCK columns of `rows_each` rows.
+    If MASKED, elements count as zero where `kept` is not positive, and the masked rows are stored to `out`.
     """
     lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1) * rows_each
@@ -69,7 +69,7 @@ def sum_rows(
 
 @triton.jit
 def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
-    """Add factor × row n of `part` to the row ids[n] of `total`, except to the frozen row (that of padding).
+    """Add factor × row n of `part` to row ids[n] of `total`, except to the frozen row (that of padding; -1: none).
 
     A program adds BLOCK columns of one row.
     """
@@ -82,7 +82,7 @@ def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_(logits, normalizers, width, BLOCK: tl.constexpr):
-    """Replace one row of logits per program by its softmax, and store its log-sum-exp in `normalizers`."""
+    """Replace one row of logits per program by its softmax, in place; store the row's log-sum-exp in `normalizers`."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * width
     lanes = tl.arange(0, BLOCK)
@@ -112,10 +112,10 @@ def norm(
     x, weight, bias, out, means, roots, count, width, epsilon,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
+    """Write the norm of ROWS rows of x per program to `out`; LayerNorm if CENTERED, else RMSNorm.
 
-    Each row's mean and inverse standard deviation (for RMSNorm, inverse root mean square alone) are stored for the
-    backward pass.
+    Each row's mean and inverse standard deviation (for RMSNorm, inverse root mean square alone) are stored in `means`
+    and `roots` for the backward pass.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -140,10 +140,10 @@ def norm_backward(
     x, weight, grad_out, grad_kept, means, roots, grad_x, grad_weight, grad_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a norm's input x, and add the weight and bias gradients to their sums at the end.
+    """Write the gradient of a norm's input x to `grad_x`, and add the weight and bias gradients to their sums.
 
-    Each program processes several blocks of rows. With KEPT, `grad_kept` is added to the gradient of x. RMSNorm
-    (without CENTERED) has no bias.
+    Each program processes several blocks of rows, and adds at its end. If KEPT, `grad_kept` is added to the gradient of
+    x. RMSNorm (without CENTERED) has no bias.
     """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -180,7 +180,10 @@ def add_and_norm(
     x, y, weight, bias, total, out, count, width, epsilon,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute x + y and the normalized sum for ROWS rows per program; LayerNorm if CENTERED, else RMSNorm."""
+    """Write x + y to `total` and the normalized sum to `out`, ROWS rows per program.
+
+    The norm is LayerNorm if CENTERED, else RMSNorm.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -208,7 +211,7 @@ def embed(
     tokens, weight, table, position, out, scale, offset, width,
     ADDS_POSITION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute scale × embedding of one token per program; with ADDS_POSITION, add the position encoding.
+    """Write scale × the embedding of one token per program to `out`; if ADDS_POSITION, add the position encoding.
 
     The embedding is rounded before the addition, as in the model's own module.
     """
@@ -230,7 +233,10 @@ def _finish_update(
     master, offsets, exist, values, gradient, average, working, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
 ):  # fmt: skip
-    """Store a block of new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
+    """Store a block of new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy.
+
+    Without HAS_AVERAGE or HAS_WORKING, the average or the copy is left out.
+    """
     tl.store(master + offsets, values, mask=exist)
     tl.store(gradient + offsets, tl.zeros_like(values), mask=exist)
     if HAS_AVERAGE:
@@ -268,7 +274,10 @@ def apply_update(
     master, gradient, average, working, direction, count, rate, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract rate × direction from a block of master weights; refresh moving average and bfloat16 copy."""
+    """Subtract rate × direction from a block of master weights, and zero the gradient.
+
+    The moving average and the bfloat16 copy are refreshed, if there are any.
+    """
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     values = tl.load(master + offsets, mask=exist, other=0.0)
@@ -278,7 +287,10 @@ def apply_update(
 
 @triton.jit
 def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
-    """Update Nesterov momentum of a block, and store the update's direction, a mean of momentum and gradient."""
+    """Update Nesterov momentum of a block of BLOCK elements, and store the update's direction in `out`.
+
+    The direction is a weighted mean of momentum and gradient.
+    """
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor

@@ -10,7 +10,10 @@ import triton.language as tl
 
 @triton.jit
 def _load_logits(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
-    """Load logits as float32, plus a bias if BIASED; -inf for the two tokens that are never generated, and for NaN."""
+    """Return logits loaded as float32, plus a bias if BIASED.
+
+    They are -inf for two tokens that are never generated, where `exist` is false, and for NaN.
+    """
     x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
         x += tl.load(bias + ids, mask=exist, other=0.0).to(tl.float32)
@@ -23,7 +26,7 @@ def find_top_tokens(
     BIASED: tl.constexpr, COUNT: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, MAX_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the COUNT best tokens and the log-sum-exp of one row of logits per program.
+    """Find the COUNT best tokens and the log-sum-exp of one row of logits per program, stored to buffers.
 
     The best tokens are in the COUNT chunks with the greatest maxima. The program of row 0 also advances the step's
     counters `length` and `position`, for the kernels that follow. Rows of finished sentences are skipped.
@@ -63,9 +66,9 @@ def find_top_tokens(
 
 @triton.jit
 def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.constexpr, MAX_CHUNKS: tl.constexpr):
-    """Return the indices of the COUNT chunks of logits whose maxima, at `best`, are greatest.
+    """Return the indices of the COUNT chunks of a row of logits whose maxima, at `best`, are greatest.
 
-    If there are fewer chunks, the result is filled with an index behind the last chunk.
+    If there are fewer chunks, the result is filled with an index after the last chunk, so that nothing is read for it.
     """
     lanes, numbers = tl.arange(0, LANES), tl.arange(0, MAX_CHUNKS)
     remaining = tl.load(best + numbers, mask=numbers < chunks, other=float("-inf"))
@@ -85,7 +88,8 @@ def extend_greedy(
 ):  # fmt: skip
     """Extend each unfinished sentence by its best token (greedy search), BLOCK sentences per program.
 
-    A sentence is finished at the end symbol or at its length limit. `history` gets the token and its log-probability.
+    A sentence is finished at the end symbol or at its length limit. `history` gets the token and its log-probability,
+    and `remaining` the number of unfinished sentences.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exist = rows < sentences
@@ -120,7 +124,7 @@ def extend_beam(
     sentence is done when no live hypothesis can enter the N best, or at its length limit.
 
     `records` holds each sentence's length and whether it was cut off. For each of the N best it holds the last step,
-    the hypothesis at that step, and the end symbol's log-probability.
+    the hypothesis that it extends, and the end symbol's log-probability.
     """
     sentence = tl.program_id(0)
     if tl.load(done + sentence) != 0:
@@ -170,10 +174,10 @@ def _split_candidates(
     values, best, normalizers, scores, sums, penalty, eos,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Split a sentence's candidates into those that live on and those that end; element n is the n-th best.
+    """Split a sentence's candidates into those that live on and those that end.
 
-    Returns parents, tokens, log-probabilities, totals and float64 sums of the live ones, then parents, scores and
-    log-probabilities of those that end.
+    Return parents, tokens, log-probabilities, totals and float64 sums of those that live on, best first; then parents,
+    scores and log-probabilities of those that end, where element n is the n-th best candidate.
     """
     numbers = tl.arange(0, CANDIDATES)
     owners = numbers // COUNT
@@ -216,9 +220,9 @@ def _merge_finished(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into a sentence's FOUND best, in memory; return the score of the worst of these.
+    """Merge newly finished hypotheses into a sentence's FOUND best, in memory; return the score of the last of these.
 
-    Among equal scores, older hypotheses come first.
+    Among equal scores, older hypotheses come first. If there are fewer than FOUND, the score is -inf.
     """
     slots, lanes = tl.arange(0, FINISHED), tl.arange(0, WIDE)
     is_kept = slots < FOUND
@@ -248,9 +252,10 @@ def _merge_finished(
 
 @triton.jit
 def _update_cached_positions(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Update a sentence's list of cached positions that its hypotheses attend to.
+    """Update a sentence's list of cached positions to which its hypotheses attend.
 
-    Keeps the positions that live hypotheses descend from, and adds the newest.
+    Positions from which live hypotheses descend are kept, and the newest are added, each with the bits of its
+    hypotheses.
     """
     count_before = tl.load(count)
     kept_count = 0
