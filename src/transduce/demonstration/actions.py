@@ -229,7 +229,10 @@ def _at_a_place(random: Random, action: Action) -> Action:
 
 
 def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
-    """Return the `Action` with a random companion (和 汤姆 一起), unless it involves two people already."""
+    """Return the `Action` with a random companion (和 汤姆 一起) added.
+
+    It stays unchanged if the subject is several people, or if the action involves another person already.
+    """
     if subject.plural or action.verb in HELPING_VERBS:
         return action
     companion = somebody(random, subject)

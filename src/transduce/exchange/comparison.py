@@ -708,7 +708,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
         sentences: the sentences; long ones are truncated to the model's limit.
 
     Returns:
-        The translation of each sentence; "" for a blank one.
+        A list with the translation of each sentence; "" for a blank one.
     """
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)

@@ -472,7 +472,7 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Return outputs, (B, H, Q, V).
+        """Compute attention of all heads: return sums of the values, weighted by queries and keys, (B, H, Q, V).
 
         Args:
             query: (B, H, Q, K).
