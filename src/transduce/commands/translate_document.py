@@ -254,7 +254,7 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines about an XLIFF file's units (texts) that stay partly untranslated: their number, and a few of them."""
+    """Yield lines about an XLIFF file's units (texts) that stay partly untranslated: their number and a few of them."""
     from transduce.documents.translate import describe_kept_units
 
     if (note := describe_kept_units(document)) is not None:
