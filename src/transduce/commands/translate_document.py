@@ -274,9 +274,9 @@ _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
 
 @contextlib.contextmanager
 def naming_options(file: str) -> Iterator[None]:
-    """Change messages of errors about a document, in a `with` block, to name the command's options and the file.
+    """Change messages of errors about a document, in a `with` block, so that they name options and the file.
 
-    The messages name settings, such as `columns`, and call the file "The document".
+    Before, messages name settings, such as `columns`, and call the file "The document".
     """
     try:
         yield
