@@ -370,7 +370,7 @@ class _OpenedModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' warnings in a `with` block, such as its report of unused tensors, which we check."""
+    """Suppress transformers' warnings in a `with` block, as of unused tensors, which this package checks itself."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

@@ -501,7 +501,7 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with the steps that transformers' LlamaTokenizer uses in their place.
+    """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
     They are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
 
@@ -529,7 +529,7 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the added tokens of tokenizer_config.json.
+    """Return the `TokenizerParts` of a tokenizer.json with the added tokens of tokenizer_config.json.
 
     As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
 
@@ -551,7 +551,7 @@ def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mappi
 def _with_special_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the special tokens that the folder's other files name.
+    """Return the `TokenizerParts` of a tokenizer.json with the special tokens that the folder's other files name.
 
     As in transformers, a token that the vocabulary lacks gets the next free id. A token without an embedding, for which
     transformers fails, stays ordinary text.
@@ -634,9 +634,9 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 
 
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
-    """Return the parts of a tokenizer that puts a text between a BERT class's tokens, whatever its post-processor does.
+    """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
 
-    They are `cls_token` and `sep_token`, by default [CLS] and [SEP]; a token that the vocabulary lacks is left out.
+    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP]; one that the vocabulary lacks is left out.
     """
     start, end = (
         parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
