@@ -270,7 +270,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for batches without padding: queries attend to keys of their own sentence, if causal to no later ones."""
+    """A mask for batches without padding: queries attend to keys of their own sentence; if `causal`, not to later ones."""
 
     queries: Packing
     keys: Packing
