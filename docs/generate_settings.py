@@ -239,7 +239,7 @@ def rules() -> Iterator[str]:
     """Yield a line for each rule that chooses a setting: the docstring of its function."""
     for name, function in inspect.getmembers(choices, inspect.isfunction):
         if name.startswith("choose_"):
-            text = " ".join((inspect.getdoc(function) or "").split())
+            text = " ".join((inspect.getdoc(function) or "").partition("\n\nReturns:")[0].split())
             yield f'* <a id="{name}"></a>`{name}`: {_link_pages(text)}'
 
 

@@ -1,8 +1,8 @@
 """Divide ICU messages with branches into the sentences of the branches, and write their translations.
 
-`You have {n, plural, one {# file} other {# files}}` becomes a sentence for each branch, `You have {#n} file` and
-`You have {#n} files`, because a model translates whole sentences. They become the branches of the translation.
-Apostrophes quote as in ICU's default mode (DOUBLE_OPTIONAL).
+`You have {n, plural, one {# file} other {# files}}` becomes a sentence for each branch, `You have {#n} file` and `You
+have {#n} files`, because a model translates whole sentences. Their translations become the branches of the translated
+message. Apostrophes quote as in ICU's default mode (DOUBLE_OPTIONAL).
 """
 
 import re
@@ -31,8 +31,8 @@ class _Copied(NamedTuple):
 
     source: str
     shown: str
-    """The text for it in the sentence to translate; a `#` is written in braces with its plural's name, as a
-    placeholder.
+    """The text that stands for the copied piece in the sentence to translate; for a `#`, its plural's name, as in
+    `{#n}`.
     """
     number_of: "_Choice | None" = None
     """The plural argument whose number a `#` stands for; None for arguments and quoted text."""
@@ -46,9 +46,7 @@ class _Choice:
     is_plural: bool
     has_offset: bool = False
     keys: list[str] = field(default_factory=list)
-    """The message's text before the content of each branch, up to its brace, such as `{n, plural, one {` and ` other
-    {`.
-    """
+    """A list with the message's text before the content of each branch, such as `{n, plural, one {` and ` other {`."""
     branches: list["_Pattern"] = field(default_factory=list)
     end: str = "}"
     """The message's text after the closing brace of the last branch, through the argument's own closing brace."""
@@ -64,7 +62,7 @@ _Around = tuple[tuple[_Choice, int], ...]
 
 
 class _MessageReader:
-    """A parser of an ICU message, whose methods raise ValueError if it cannot be divided into sentences."""
+    """A parser of an ICU message; its methods raise ValueError if the message cannot be divided into sentences."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -219,7 +217,8 @@ def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -
 def _branches(parts: Sequence[str | _Copied | _Choice], around: _Around) -> Iterator[tuple[_Pattern, _Around]]:
     """Yield the parts of a message for each branch of its first choice, in whose place the branch's parts are put.
 
-    If a choice in `around` always takes the branch with the same index as this one, only that branch is yielded.
+    If a choice in `around` always takes the same branch as the first choice, only the branch with that index is
+    yielded.
 
     Args:
         parts: the parts of the message, with at least one choice.

@@ -188,7 +188,7 @@ def _is_header(entry: _Entry) -> bool:
 
 
 def _entries(text: str) -> Iterator[_Entry]:
-    """Yield the entries of a gettext catalog, its header first; obsolete entries (`#~`) are skipped as comments.
+    """Yield an `_Entry` for each entry of a gettext catalog, its header first; obsolete entries (`#~`) are skipped.
 
     Raises:
         TransduceError: a line is neither empty nor a comment nor part of an entry.
@@ -359,7 +359,7 @@ def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> s
 
 
 def _outer_breaks(text: str) -> tuple[str, str]:
-    """Return the line breaks at the start of a text and those at its end, which its translation gets too."""
+    """Return two texts, the line breaks at the start and those at the end of a text, which its translation gets too."""
     core = text.strip("\n")
     start = text.index(core) if core else 0
     return text[:start], text[start + len(core) :]

@@ -82,7 +82,7 @@ class _Reader:
         self.inline = inline
 
     def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
-        """Yield the edits (spans of the file to replace by translations) of all Markdown blocks, in order.
+        """Yield an `Edit` (span of the file to replace by a translation) for each text in Markdown blocks, in order.
 
         Args:
             tokens: the file's tokens as markdown-it-py parsed them.
@@ -166,9 +166,9 @@ class _Reader:
                     yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
 
     def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
-        """Yield the edit (span of the file to replace by a translation) for a text in a Markdown block.
+        """Yield the `Edit` (span of the file to replace by a translation) for a text in a Markdown block.
 
-        None is yielded if neither the text nor a description of an image in it has a letter.
+        Nothing is yielded if neither the text nor a description of an image in it has a letter.
 
         Args:
             lines: the lines of the text. If it has several, the translation is wrapped at their width, at least 40.
@@ -295,7 +295,7 @@ _SPECIAL = set("\\`[!<&*_~${\n")
 
 
 class _Inline:
-    """A parser of inline Markdown, such as emphasis and links, to strings and tags, and a writer of the reverse."""
+    """A converter of inline Markdown, such as emphasis and links, to strings and tags, and of these to Markdown."""
 
     def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
         self.markdown = markdown
@@ -338,7 +338,7 @@ class _Inline:
     def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
         """Parse the inline Markdown from `start` to `end` of a block, and append its strings and tags to `parsed`.
 
-        Emphasis that starts in this range, such as the label of a link, ends in it.
+        Emphasis is paired only within this range, which may be the label of a link.
         """
         state.posMax = end
         delimiters: list[_Delimiters] = []
@@ -582,7 +582,7 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
 def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     """Make one tag of an HTML element in Markdown that is a raised number, as in 10<sup>2</sup> or H<sub>2</sub>O.
 
-    If the element is inside a word, or an index at its end, the tag covers the whole word.
+    If the element is inside a word, or a subscript at its end, the tag covers the whole word.
 
     Args:
         parsed: the block's strings and tags, which are changed.
@@ -590,7 +590,7 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
         end: the index of its end tag.
 
     Returns:
-        False if the element is something else, and stays as it is.
+        False if the element is something else, and stays as it is; otherwise True.
     """
     inner = parsed.parts[start : end + 1]
     name = _INLINE_TAG.match(parsed.sources[inner[0]]) if isinstance(inner[0], Tag) else None

@@ -68,8 +68,8 @@ class Assemble(Protocol):
 
         Args:
             translations: the translation of each text, in order.
-            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags
-                without it are put at the same share of the text's length.
+            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags for
+                which that is unknown are put at the same share of the text's length.
             protected: by the index of a text with protected spans: pairs of a span in the text and in its translation.
         """
 
@@ -81,11 +81,11 @@ class Plan(NamedTuple):
     """A list of the document's texts to translate, each of one or more sentences."""
     assemble: Assemble
     marks: Mapping[int, Sequence[Span]] = {}
-    """For each text with inline tags, by its index: the spans of tagged words, to be aligned with the translation;
-    nested or disjoint.
+    """A mapping from the index of each text with inline tags to the spans of the tagged words, nested or disjoint,
+    which are to be aligned with the translation.
     """
     protected: Mapping[int, Sequence[Span]] = {}
-    """For each text with protected elements, by its index: the spans that stand for the elements and must not
+    """A mapping from the index of each text with protected elements to the spans that stand for these and must not
     change.
     """
 

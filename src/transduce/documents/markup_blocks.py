@@ -84,7 +84,7 @@ class InlineNode:
             yield from child.elements()
 
     def leaves(self) -> Iterator["InlineNode"]:
-        """Yield the tags without words, line breaks and protected elements nested in this element at any depth."""
+        """Yield the line breaks, the protected elements and the tags around no words in this element, at any depth."""
         for child in self.children:
             if child.kind != "element":
                 yield child
@@ -361,7 +361,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
 
 
 def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
-    """Give nodes whose neighboring words overlap, as in Chinese, one common neighbor that spans both words."""
+    """If the neighboring words of two nodes overlap, as in Chinese, make the two words one neighbor of both nodes."""
     spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:

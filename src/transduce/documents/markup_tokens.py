@@ -61,9 +61,7 @@ _COMPONENTS = _names(
     """address area article aside base button caption details dialog figcaption figure footer header hgroup legend link
     main map menu meta nav param search section slot source summary title track"""
 )
-"""Names of HTML elements that end a text in pages, but are inline where a message's component has them in a
-sentence.
-"""
+"""Names of HTML elements that end a text in pages, but in messages may also stand for components within a sentence."""
 _XML_BLOCK = _names(
     "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
 )
@@ -554,8 +552,9 @@ class _Reader:
     def _is_in_other_language(self, start: int, stop: int) -> bool:
         """Return whether an element from one index to another has an attribute `lang` of another language.
 
-        Pages are often labeled wrongly. So it does not count if the text is clearly not in that language or, except for
-        a phrase in a sentence, not clearly in another language than the document. For a whole page it never counts.
+        Pages are often labeled wrongly. So the label does not count if the text is clearly not in that language or,
+        except for a phrase in a sentence, not clearly in another language than the document. For a whole page it never
+        counts.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None
@@ -568,7 +567,7 @@ class _Reader:
         return is_clear and detect_other_language(text, language) is None
 
     def _is_phrase(self, index: int) -> bool:
-        """Return whether the element with this start tag is part of a sentence, which has words beside it."""
+        """Return whether the element whose start tag has this index is part of a sentence, with words beside it."""
         return self._is_inline(index) and any(outer in self.outline.has_text for outer in self._around(index))
 
     def _around(self, index: int) -> list[int]:
@@ -589,8 +588,9 @@ class _Reader:
     def _is_note(self, start: int, stop: int) -> bool:
         """Return whether an inline element of HTML from one index to another is the number or sign of a note.
 
-        It has the role of one, is a raised link, is a number in square brackets, or a link that is a number in round
-        brackets. A link to a place in a page that is only a number or sign is one if it directly follows a word.
+        Such an element has the role of a note, is a raised link or a number in square brackets, or is a link that is a
+        number in round brackets. So is a link to a place in a page that is only a number or sign and directly follows a
+        word.
         """
         if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE:
             return False

@@ -603,7 +603,7 @@ def read_docx(source: Source) -> Document:
 
 
 def _code_styles(archive: Archive) -> frozenset[str]:
-    """Return a set of the identifiers of a Word file's styles for code; in some languages, Word has its own ones."""
+    """Return a set of the identifiers of a Word file's styles for code, which depend on the language of Word."""
     styles = parse_xml(archive[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive else ()
     found = ([each.get(f"{_W}styleId", ""), *map(each.find, (f"{_W}name", f"{_W}basedOn"))] for each in styles)
     return find_code_styles((style, *(e if e is None else e.get(f"{_W}val") for e in rest)) for style, *rest in found)

@@ -48,7 +48,7 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield an `_OpenDocumentParagraph` for each paragraph below an XML element that has text to translate.
+    """Yield an `_OpenDocumentParagraph` for each paragraph with text to translate, below a file's root element.
 
     Code, deleted text, and cells with numbers or formulas are left out.
     """

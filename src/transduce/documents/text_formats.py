@@ -239,7 +239,7 @@ def _check_json(text: str, line: int) -> None:
         line: the number of the line in a JSON Lines file, for the message; 0 if the text is a whole file.
 
     Raises:
-        TransduceError: the text is refused.
+        TransduceError: the text is not JSON, or is nested too deeply.
     """
     try:
         json.loads(text)

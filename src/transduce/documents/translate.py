@@ -137,8 +137,8 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
     """Return a list of the translations of a document's units (texts), in order.
 
-    A unit whose translation is empty keeps its text. Equal units are translated only once, and units of one kind
-    together. If the model reads earlier sentences as context, all units are translated in the document's order instead.
+    A unit whose translation is empty keeps its text. Equal units are translated only once, and all units of one kind
+    together. If the model reads earlier sentences as context, units are translated in the document's order instead.
     """
     found = _translate_units(units, translate)
     return [new if plain_text(new, unit.kind).strip() else unit.text for unit, new in zip(units, found, strict=True)]

@@ -82,7 +82,7 @@ class MessageRecord:
     untranslated, too.
     """
     plural_forms: list[frozenset[str]] = field(default_factory=list)
-    """A set of forms, such as `one` and `other`, for each plural in the messages that are translated."""
+    """A list with a set of forms, such as `one` and `other`, for each plural in the messages that are translated."""
 
 
 class Document(NamedTuple):

@@ -24,7 +24,7 @@ _DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the forecasts of one time series and of its two baselines, in the unit of the series."""
+    """Errors of the forecasts of one time series, and of repeating its last season or value, in the series' unit."""
 
     mean_absolute: float
     """The mean absolute error of the forecasts."""
@@ -50,7 +50,7 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     season: int
     """Number of points of a season, which a baseline repeats; 1: no season."""
     series: dict[str, ForecastErrors]
-    """A dict from the name of each series to its errors."""
+    """A dict from the name of each series to its `ForecastErrors`."""
     skill: float
     """The percentage by which the forecasts' mean absolute error is below that of the better baseline, as the mean over
     series. The baselines repeat the last season and the last value. Above 0 is better than both.
@@ -217,9 +217,9 @@ def _refined(lag: int, correlation: Numbers) -> int:
 
 
 def _twice(correlation: Numbers) -> Numbers:
-    """Return an array: for each lag up to half the longest, the mean of the autocorrelations at it and at twice it.
+    """For each lag up to half the longest, return the mean of the autocorrelations at the lag and at twice the lag.
 
-    The peak at a season is sharper in it.
+    In this mean, the peak at a season is sharper.
     """
     twice: Numbers = correlation[::2]
     return 0.5 * (correlation[: len(twice)] + twice)
@@ -236,9 +236,9 @@ def _nearly(highest: float, count: int) -> float:
 
 
 def _without_line(values: Numbers) -> Numbers:
-    """Return each series, (N, C), minus its best-fitting straight line, so that a trend does not look like a season.
+    """Return the points of series, (N, C), minus each one's best-fitting straight line, so that no trend is left.
 
-    A series that is a straight line up to rounding becomes exactly 0.
+    A trend would look like a season. A series that is a straight line up to rounding becomes exactly 0.
     """
     time = np.arange(len(values)) - (len(values) - 1) / 2.0
     centered = values - values.mean(axis=0)

@@ -56,7 +56,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     macro_f1: float
     """The mean over labels of each label's F1, in percent, so that rare labels count as much as frequent ones."""
     labels: tuple[LabelScores, ...] = ()
-    """The scores of each label, in alphabetical order."""
+    """A tuple of the `LabelScores` of each label, in alphabetical order."""
     confusion: tuple[tuple[int, ...], ...] = ()
     """A tuple of rows, one for each right label, with the number of texts for each predicted label, in the order of
     `labels`.
@@ -388,8 +388,8 @@ def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSetting
         settings: which words and brackets count.
 
     Returns:
-        The sentence's counts, and its length in words with punctuation. If the reference has no words but traces, only
-        the sentence is counted, and its length is 0.
+        The sentence's `BracketCounts`, and its length in words with punctuation. If the reference has no words but
+        traces, only the sentence is counted, and its length is 0.
     """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)

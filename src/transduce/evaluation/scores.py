@@ -73,7 +73,7 @@ def is_language_code(language: str) -> bool:
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
-    """Return the `TokenizerChoice` of sacreBLEU's tokenizer `tokenize`, or if it is None of one for the language.
+    """Return the `TokenizerChoice` of sacreBLEU's tokenizer `tokenize`, or of one that fits the language if it is None.
 
     Raises:
         TransduceError: the named tokenizer does not exist, is not installed or would be downloaded, or an argument is
@@ -528,7 +528,7 @@ class Variant(msgspec.Struct, frozen=True):
     """A BLEU score with one setting of the metric or of the search changed, to compare with the usual score."""
 
     way: str
-    """What was changed, in words, such as "tokenizer intl"."""
+    """The change in words, such as "tokenizer intl"."""
     bleu: Score
     """The score with this change."""
 
@@ -539,9 +539,11 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
     scored: ScoreReport
     """The report of the scores with the usual settings."""
     counted: tuple[Variant, ...]
-    """BLEU of the same translations with other settings of the metric."""
+    """A tuple of `Variant`: BLEU of the same translations with other settings of the metric."""
     searched: tuple[Variant, ...]
-    """BLEU of the model's translations with other search settings; the metric's settings are those of `scored`."""
+    """A tuple of `Variant`: BLEU of the model's translations with other search settings and the metric settings of
+    `scored`.
+    """
 
     def __str__(self) -> str:
         lines = [str(self.scored)]

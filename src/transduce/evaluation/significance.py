@@ -42,7 +42,7 @@ def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, 
 
     Args:
         counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
-        counts_b: those of system B, (N, K).
+        counts_b: the same counts of system B, (N, K).
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of test sets.
         seed: the random seed.
@@ -70,7 +70,7 @@ def randomization_differences(
 
     Args:
         counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
-        counts_b: those of system B, (N, K).
+        counts_b: the same counts of system B, (N, K).
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of random exchanges.
         seed: the random seed.
@@ -258,7 +258,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     value_b: float
     """The score of system B, from 0 to 100."""
     difference: float
-    """The score of B minus that of A; positive if B is better."""
+    """The score of system B minus that of system A; positive if B is better."""
     interval_low: float
     """Lower end of the interval with the middle 95 % of the bootstrap differences."""
     interval_high: float
@@ -362,7 +362,7 @@ def compare(
 
     Args:
         hypotheses_a: the translations of system A.
-        hypotheses_b: those of system B.
+        hypotheses_b: the translations of system B.
         references: one reference for each line.
         target_language: language code of the references, which selects BLEU's tokenizer; None: unknown.
         tokenize: sacreBLEU's tokenizer instead.
@@ -443,7 +443,7 @@ def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
         lines: the N translations.
 
     Returns:
-        The counts, (N, K), where K is 10 for BLEU and 18 for chrF.
+        An array of the counts, (N, K), where K is 10 for BLEU and 18 for chrF.
     """
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 
@@ -488,7 +488,7 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
         trial: the translations of both systems A and B, and their names.
         difference: the observed difference B - A.
         p: the p value by approximate randomization, which is significant below 0.05.
-        standard_error: that of the difference, from the bootstrap.
+        standard_error: the standard error of the difference, from the bootstrap.
     """
     name_a, name_b = trial.names
     if abs(difference) < ROUNDING:

@@ -35,11 +35,13 @@ from transduce.text.word_spans import Span
 # Maximum source length in tokens for models whose training settings do not specify one.
 DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
 _PART_STRIDE = 999_999_937
-"""Difference between the seed indices of successive parts of a sentence."""
+"""A large number that, times the number of a part within its text, is added to the text's index to seed sampling, so
+that the parts of a text draw different random numbers.
+"""
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a tokenized sentence of a text, or a part of a sentence that is too long for the model."""
+    """A sentence of a text, tokenized for decoding, or a piece of a sentence that is too long for the model."""
 
     text: str
     """The text of the sentence or part."""
@@ -52,9 +54,9 @@ class Part(NamedTuple):
     prefix: Sequence[int] = ()
     """Target token ids that the translation starts with; empty: a free start."""
     phrases: tuple[Phrase, ...] = ()
-    """Phrases that the translation must contain, each as its alternative token sequences."""
+    """Phrases that the translation must contain, each as a tuple of the alternative token sequences that spell it."""
     protected: tuple[Span, ...] = ()
-    """Character spans of the part's text that translation must not change, in order and disjoint."""
+    """Character spans (start, end) of the part's text that translation must not change, in order and disjoint."""
     history: tuple[int, ...] = ()
     """Source token ids of earlier sentences of the document, each with a separator, that the model reads before this
     one.
@@ -64,17 +66,17 @@ class Part(NamedTuple):
 
     @property
     def source_ids(self) -> list[int]:
-        """The token ids that the encoder reads: those of the document's earlier sentences, then the part's."""
+        """The token ids that the encoder reads: a list of those of earlier sentences, then the part's own."""
         return [*self.history, *self.ids]
 
     @property
     def context(self) -> "History":
-        """The token ids of earlier sentences that the model reads and writes before the part."""
+        """The context of the part: the token ids of earlier sentences and, if they are read, of their translations."""
         return History(self.history, self.target_history)
 
     @property
     def key(self) -> tuple[int, int]:
-        """The key of the part in dictionaries of results: the index of its text, and its number within the text."""
+        """The pair that identifies the part in dicts of results: its text's index, and its number within the text."""
         return (self.sentence, self.number)
 
     @property
@@ -83,17 +85,18 @@ class Part(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def seed_index(self, indices: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers in sampling: the text's index plus an offset by part.
+        """Return the index that seeds the random numbers of this part (sentence of a text) in sampling.
 
-        `indices` holds the index of each text in the whole input, so that a text is sampled alike in any batch; None:
-        the index among the texts of this call.
+        The index is that of the text, plus the part's number within the text times a large constant. `indices` holds
+        the index of each text in the whole input, so that a text is sampled alike in any batch; None: the index within
+        this call.
         """
         index = self.sentence if indices is None else indices[self.sentence]
         return index + self.number * _PART_STRIDE
 
 
 def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
-    """Tokenize segmented texts, and return a `Part` for each of their sentences (or parts of long sentences)."""
+    """Tokenize segmented texts; return one flat list with a `Part` for each sentence (or part of a long sentence)."""
     sentences = [
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
@@ -111,25 +114,26 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
 
 
 class DocumentContext(NamedTuple):
-    """The number of earlier sentences of a document that a model reads before each sentence, and on which sides."""
+    """The context that a model reads of a document: how many earlier sentences, and whether their translations, too."""
 
     before: int
     """Maximum number of earlier sentences of the document that are read with each sentence."""
     on_target: bool = False
-    """True if the decoder also reads the translations of these sentences, before the translation."""
+    """True if the decoder also reads the translations of the earlier sentences, before it writes the next translation.
+    """
 
 
 class DocumentMemory:
     """A record of a document's last sentences, in token ids, which a model reads before the next sentence.
 
-    It includes their translations if the model reads these.
+    The translations of the sentences are recorded, too, if the model's decoder reads them.
     """
 
     def __init__(self, context: DocumentContext, tokenizer: Tokenizer, longest: int) -> None:
-        """Start with an empty document.
+        """Start a record of a document without sentences.
 
         Args:
-            context: how many sentences the model reads.
+            context: how many earlier sentences the model reads, and whether also their translations.
             tokenizer: the model's tokenizer, whose vocabularies have the separator.
             longest: maximum number of tokens that the model reads at a time.
         """
@@ -143,10 +147,11 @@ class DocumentMemory:
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
-        """Return a part with the recorded sentences, and their translations if recorded, as its context.
+        """Return a copy of a part (sentence) with the recorded sentences, and any recorded translations, as context.
 
-        The oldest sentences are left out until the source context and the part have at most `longest` tokens, and the
-        translations at most half as many, so that the part's own translation fits, too.
+        The oldest sentences are left out until the source context and the part have at most `longest` tokens (the
+        maximum that the model reads), and the translations at most half as many, so that the part's own translation
+        fits, too.
         """
         sources, targets, longest = self._sources, self._targets, self._longest
         while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
@@ -154,7 +159,7 @@ class DocumentMemory:
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
     def append(self, part: Part, translation: str = "") -> None:
-        """Record a part as the newest sentence, with its translation if the model reads translations.
+        """Record a part as the document's newest sentence; also its translation, if the model reads translations.
 
         An empty part is ignored. Sentences that are too old for the model's context are dropped.
         """
@@ -168,7 +173,7 @@ class DocumentMemory:
             self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
 
     def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
-        """Append the parts of a text, each with the sentence of the text's translation at the same position.
+        """Record the parts (sentences) of a text, each with the sentence of the text's translation at its position.
 
         If the translation has another number of sentences than the text has parts, the text is recorded as one
         sentence. `target_language`, None if unknown, decides how the translation is divided into sentences.
@@ -186,20 +191,22 @@ class DocumentMemory:
 
 
 class DocumentHistories:
-    """The preceding sentences of documents that a model reads as context, for texts that are translated together."""
+    """A provider of document context: for texts translated together, it gives each sentence those that precede it."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
     ) -> None:
         self._memory, self._continues = memory, continues
         self.is_sequential = is_sequential
-        """True if the model reads translations of earlier sentences, so that sentences are translated in order."""
+        """True if the model reads translations of earlier sentences, so that the sentences of a document are translated
+        in order.
+        """
 
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts (sentences), each with the preceding sentences of its document as context.
+        """Return a list of the parts (sentences), each with the preceding sentences of its document as context.
 
-        The parts are unchanged if the model reads no context, or if it also reads translations of these sentences,
-        which do not exist yet.
+        The parts are unchanged if the model reads no context, or if it also reads the translations of the preceding
+        sentences, which do not exist yet.
         """
         memory = self._memory
         if memory is None or self.is_sequential:
@@ -213,13 +220,14 @@ class DocumentHistories:
         return result
 
     def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
-        """Yield groups of parts (sentences) that can be translated together.
+        """Yield lists of parts (sentences), with their context, that can be translated together.
 
-        If the model reads translations as context, a group may need the translations of earlier groups.
+        If the model reads translations as context, each list holds at most one sentence of a document, and the next
+        list needs the translations of the earlier ones. Otherwise, one list holds all parts unchanged.
 
         Args:
             parts: the parts of all texts, without empty ones, in order.
-            translations: the translations so far, which the caller completes after each group.
+            translations: the translations so far by the parts' keys, which the caller completes after each list.
         """
         if self._memory is None or not self.is_sequential:
             yield list(parts)
@@ -239,7 +247,7 @@ class DocumentHistories:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
 
     def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
-        """Yield each part (sentence), after a boolean that is True if the part begins a document."""
+        """Yield a pair for each part (sentence): True if a document begins with the part, else False; and the part."""
         text = -1
         for part in parts:
             # Texts without parts may end a document, too.
@@ -249,22 +257,24 @@ class DocumentHistories:
 
 
 class History(NamedTuple):
-    """Token ids that a model with document context reads before a sentence and before its translation."""
+    """The context of a sentence for a model that reads earlier sentences of the document, in token ids."""
 
     source: Sequence[int] = ()
     """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
     target: Sequence[int] = ()
-    """Token ids of the translations of these sentences, each with a separator, if the model reads them."""
+    """Token ids of the translations of the earlier sentences, each with a separator; empty if the model does not read
+    them.
+    """
 
 
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
-    """Yield the context that a model reads before each sentence pair, as if it translated the same document.
+    """Yield the context (`History`) that a model reads for each sentence pair of documents, as if it translated them.
 
     Args:
-        memory: an empty record, which gets the sentences of the pairs; None: the model reads no context, so every
-            context is empty.
+        memory: an empty record of a document, to which the pairs are appended; None: the model reads no context, so
+            every context is empty.
         tokenizer: the model's tokenizer.
         pairs: a sentence, its translation, and True if the pair continues the document of the pair before it.
     """
@@ -281,20 +291,20 @@ def pair_histories(
 
 
 class Documents(NamedTuple):
-    """The documents that texts to translate belong to, for models that read earlier sentences as context."""
+    """The division of consecutive texts into documents, for models that read earlier sentences as context."""
 
     continues: Sequence[bool]
     """One boolean for each text: True if it continues the document of the text before it."""
     before: Sequence[tuple[str, str]] = ()
-    """Texts of the document before the first text, with their translations, which may be empty if the model has no
-    context on the target side.
+    """Texts of the document before the first text to translate, as pairs of a text and its translation, which may be
+    empty if the model has no context on the target side.
     """
 
     @classmethod
     def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
-        """Return the documents that the lines of a file form: empty lines separate documents.
+        """Return the division of a file's lines into documents: empty lines separate documents.
 
-        The first line continues a document only if there are texts `before` it.
+        The first line continues a document only if there are `before`, pairs of an earlier text and its translation.
         """
         follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
@@ -307,16 +317,16 @@ _MARKS = range(0xF0000, 0xFFFFE)
 def cut_long_sentence(
     sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
 ) -> list[str]:
-    """Split a sentence into parts of at most `longest` tokens, and return the parts; a short sentence is one part.
+    """Split a sentence into parts of at most `longest` tokens; return their texts. A short sentence is one part.
 
     Args:
         sentence: a sentence of any length.
-        protected: spans of the sentence that are never split, in order and disjoint. The model does not see them, so a
-            run of them, with only spaces between, counts as one token (a placeholder).
+        protected: character spans of the sentence that are never split, in order and disjoint. The model does not see
+            them, so consecutive spans, with only spaces between, count as one token (a placeholder).
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
-        gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need
-            the context; models trained on sentences translate single sentences best.
+        gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need the
+            context; models trained on sentences translate single sentences best.
     """
     # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
     is_short = not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < longest
@@ -372,10 +382,10 @@ def batches(
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     max_sentences: int | None = None,
 ) -> Iterator[list[Part]]:
-    """Yield batches of parts of the same kind and similar source length, longest first within a kind.
+    """Yield batches, lists of parts of the same kind and similar source length, the longest first within a kind.
 
     Args:
-        parts: the parts to decode.
+        parts: the parts (sentences) to decode.
         max_tokens: maximum number of source tokens in a batch, with context and padding; a longer part forms its own
             batch.
         kind: returns a value for a part; parts with different values are never in one batch.
@@ -400,7 +410,7 @@ def join_sentences(
     abandoned: Collection[int],
     search: SearchSettings,
 ) -> list[Translation]:
-    """Join the translations of parts, and return one translation for each whole text, in order.
+    """Join the translations of parts (sentences), and return one `Translation` for each whole text, in order.
 
     Args:
         texts: the segmented texts, in order.
@@ -422,7 +432,7 @@ def join_sentences(
 
 
 class PartsObserver:
-    """An `Observer` of a batch of parts that passes decoding steps on to an observer of whole texts."""
+    """An `Observer` of a batch of sentences that reports each step of the search to an observer of whole texts."""
 
     def __init__(
         self,
@@ -431,11 +441,11 @@ class PartsObserver:
         decode: Callable[[list[int]], str] | None = None,
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
-        """Wrap the observer of texts, which may be None.
+        """Wrap an observer of whole texts, which may be None.
 
         Args:
             observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
-            texts: the texts that the parts belong to.
+            texts: the texts that the parts (sentences) of the batches belong to.
             decode: returns the target text of token ids; None: no partial texts are reported.
             hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
                 not reported.
@@ -450,16 +460,19 @@ class PartsObserver:
         self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Return the parts of `batch` whose texts the observer has not stopped; they are stored as the next batch."""
+        """Return the parts of `batch` whose texts the observer has not stopped, as a list to decode next.
+
+        The list is stored, so that `after_step` knows the part of each batch index.
+        """
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Call the observer of texts after a decoding step; return the batch indices of parts whose texts it stopped.
+        """Report a decoding step to the observer of texts; return the batch indices of parts whose texts it stopped.
 
-        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their hypotheses, as in
-        `Observer`. An observer that takes partial texts gets those of texts with several parts. Without an observer,
-        nothing stops.
+        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their W hypotheses. A
+        `TextObserver` also gets the text so far, if that differs from one part's text. Without an observer, nothing
+        stops.
         """
         if self.observer is None:
             return ()
@@ -470,7 +483,7 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the translations of a finished batch's parts, by part key, for later reports of their texts.
+        """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
 
         Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
         """
@@ -499,7 +512,7 @@ class PartsObserver:
             observer.after_text(text, *self._compose(text))
 
     def _compose(self, text: int) -> tuple[str, str]:
-        """Return the start of a text's translation that can no longer change, and the same start followed by a draft.
+        """Return two texts: the start of a translation that can no longer change, and that start followed by a draft.
 
         The start consists of the translated parts before the first unfinished one, and of the tokens on which all
         hypotheses of that part agree. The draft is the rest of that part's best hypothesis.
@@ -522,7 +535,7 @@ class PartsObserver:
 
 
 def batch_token_budget(device: torch.device) -> int:
-    """Return the maximum size of a batch on a device: source tokens (with padding) times beam hypotheses.
+    """Return the maximum of padded source tokens times beam hypotheses in a batch: 2,048 on a CPU, else 32,768.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
     are large; their logits take about 200 MB.
@@ -531,7 +544,7 @@ def batch_token_budget(device: torch.device) -> int:
 
 
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of indices of texts with similar lengths, shortest texts first.
+    """Yield batches, lists of the indices of texts with similar lengths, shortest texts first.
 
     Args:
         lengths: number of tokens in each text.
@@ -564,7 +577,9 @@ def check_evaluation_mode(*models: nn.Module) -> None:
 
 @torch.inference_mode()
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Encode texts in batches of similar lengths, and yield each batch: indices, token ids (B, S), states (B, S, D).
+    """Encode texts in batches of similar lengths; yield text indices, token ids (B, S) and states (B, S, D) of each.
+
+    The padded token ids of a batch and the encoder's output states are tensors on the model's device.
 
     Args:
         model: an encoder.
@@ -600,7 +615,7 @@ _Result = TypeVar("_Result")
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: the number of compute threads if compiled steps decode all models.
 
-    Other steps hold Python's GIL, so the number is 1; it is 1 with `batch_invariant`, too.
+    The number is 1 if a model is decoded by other steps, which hold Python's GIL, or with `batch_invariant`.
     """
     are_compiled = all(select_decoder(model).backend == "compiled" for model in models)
     return torch.get_num_threads() if are_compiled and not search.batch_invariant else 1

@@ -87,22 +87,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """A group of input lines that are translated together, with phrases that their translations must contain."""
+    """A group of lines of a file (or of a shard of it) that are translated together, with their required phrases."""
 
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
     lines: list[str]
     """The text of each of these lines."""
     phrases: list[list[str]]
-    """Phrases that each line's translation must contain, in addition to the job's phrases."""
+    """For each line, a list of the phrases that its translation must contain, in addition to the job's phrases."""
     before: list[tuple[str, str]] = []
-    """The preceding lines of the same document, which the model reads as context, with their translations if it reads
-    these.
+    """The preceding lines of the same document, which the model reads as context, each with its translation (empty
+    until that is known, or if the model does not read translations).
     """
 
 
 def portion_size(device: str) -> int:
-    """Return how many lines of a file are translated and written at once: more on a GPU ("cuda…") than on a CPU."""
+    """Return how many lines of a file are translated and written at once: 8,192 on a GPU ("cuda…"), otherwise 512."""
     return _LINES_OF_A_GPU if device.startswith("cuda") else PORTION_LINES
 
 
@@ -114,7 +114,7 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in portions: groups of lines that are translated and written together.
+    """Yield the lines of a shard of a file as `Portion`s: groups of lines that are translated and written together.
 
     Args:
         lines: all lines of the input.
@@ -144,10 +144,10 @@ def portions(
 
 
 def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: int) -> list[tuple[str, str]]:
-    """Return at most `count` last lines of the document that `lines` end with, each with its translation; for context.
+    """Return pairs of a line and its translation for at most `count` last lines of the document that `lines` end with.
 
-    An empty line ends a document. `before` holds lines of the document before `lines`, with their translations; the
-    translations of `lines` are returned empty.
+    The model reads the pairs as context. An empty line ends a document. `before` holds pairs for the lines of the
+    document before `lines`; the translations of `lines` are returned empty.
     """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
@@ -214,9 +214,9 @@ def _write_alternatives(index: int, translation: Translation) -> str:
 
 
 def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-    """Translate portions (groups of lines) one after another in this process, and yield each with its output text.
+    """Translate portions (groups of lines) in this process; yield each portion with its output text, in order.
 
-    If the model reads translations as context, each portion gets those of the lines before it.
+    If the model reads translations as context, each portion gets the translations of the document's lines before it.
     """
     translations: list[str] = []
     for portion in portions:
@@ -230,10 +230,10 @@ def translate_portions(translator: Translator, job: Job, portions: Iterable[Port
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
-    """Return the first `done` lines of the input, which are already translated, and an iterator over the others.
+    """Return a list of the first `done` lines, which an earlier run translated, and an iterator over the rest.
 
-    If `done` ends inside a portion (group of lines), the first one returned holds only its other lines. This happens if
-    portions were smaller in the earlier run, or if the input has grown. An input with fewer lines gives fewer lines.
+    If `done` ends inside a portion (group of lines), the iterator's first portion holds the rest of that portion. This
+    happens if portions were smaller in the earlier run, or if the input has grown. A shorter input gives fewer lines.
     """
     skipped: list[str] = []
     portions_left = iter(waiting)
@@ -297,7 +297,7 @@ class ResumableFile:
         self.options_sha256 = hashlib.sha256(options).hexdigest()
         self.digest = hashlib.sha256()
         self.line_end = "\n"
-        """The end of each line that is written; like the text, it is part of the input's digest."""
+        """The end of each line that is written; it is also hashed after each input line in the digest of the input."""
         self.progress = Progress(options_sha256=self.options_sha256)
         self.is_finished = resume and path.is_file() and not self.side.exists()
         if self.side.exists():
@@ -344,7 +344,7 @@ class ResumableFile:
         return progress
 
     def skip(self, lines: list[str]) -> None:
-        """Check that the first lines of the input are those that are already translated, before writing resumes.
+        """Check that `lines`, the first of the input, are those that an earlier run translated; hash them.
 
         Raises:
             TransduceError: there are fewer lines than translated ones, or other lines.
@@ -374,7 +374,7 @@ class ResumableFile:
         self._is_open = True
 
     def append(self, lines: list[str], text: str) -> None:
-        """Append the output text of further input lines in UTF-8, flush it to disk, and record the progress."""
+        """Append the output text of further input `lines` in UTF-8, flush it to disk, and record the progress."""
         content = text.replace("\n", self.line_end).encode("utf-8", "replace")
         with name_path_in_errors(self.partial), self.partial.open("ab") as file:
             file.write(content)
@@ -459,7 +459,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker:
-    """A worker process that translates portions (groups of lines), with the numbers of the unanswered ones."""
+    """A worker process that translates portions (groups of lines), with the numbers of the portions still awaited."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -471,9 +471,9 @@ class _Worker:
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a portion (group of lines) to the worker process, and append its number to the unanswered ones.
+        """Send a portion (group of lines) to the worker process, and record its number until it is answered.
 
-        If the process has ended, the worker's error is raised as by `receive`.
+        If the process has ended, a `TransduceError` with the worker's error is raised, as by `receive`.
         """
         self.numbers.append(number)
         try:
@@ -482,7 +482,7 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Wait for the worker process; return number and output text of the oldest portion of lines sent to it.
+        """Wait for the worker process; return the number and the output text of the oldest unanswered portion of lines.
 
         Raises:
             TransduceError: the worker reports an error, or ended unexpectedly.
@@ -523,7 +523,7 @@ class Workers:
             worker.process.join()
 
     def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-        """Translate portions (groups of lines) in the worker processes, and yield each with its output text, in order.
+        """Translate portions (groups of lines) in worker processes; yield each with its output text, in order.
 
         Raises:
             TransduceError: a worker raised the error, or ended unexpectedly.
@@ -551,7 +551,7 @@ class Workers:
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
-        """Wait until a worker has finished a portion of lines; return all finished output texts by portion number."""
+        """Wait until a worker has finished a portion of lines; return finished output texts by portion number."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
         # On Windows, connections have another class.
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))

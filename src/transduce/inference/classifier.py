@@ -69,7 +69,7 @@ class Classifier:
     @overload
     def __call__(self, text: list[str] | tuple[str, ...]) -> list[Classification]: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Classification | list[Classification]:
-        """Return the predicted class of a text, or of each text in a list, in order, with all probabilities."""
+        """Return the `Classification` of a text, or a list of those of several texts: class and probabilities."""
         texts = as_texts(text)
         probabilities = self.probabilities(texts)
         classifications = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]
@@ -77,7 +77,7 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str]) -> Tensor:
-        """Return the probability of each class for each text, (B, C), float32 on the CPU, in the order of `labels`."""
+        """Return each class's probability for each text, (B texts, C classes), float32 on the CPU, as in `labels`."""
         texts = as_texts(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
         for batch, _, states in encode_by_length(self.model, self.encode(texts)):
@@ -85,7 +85,7 @@ class Classifier:
         return probabilities
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
+        """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
         encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
         return [self._marks.frame(ids, self.length) for ids in encoded]

@@ -1,4 +1,4 @@
-"""Run a search by compiled kernels when they support its scorer, rules and options, and let sentences join it.
+"""Run a search by compiled kernels if they support its scorer, rules and options, and let sentences join while it runs.
 
 Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
@@ -133,25 +133,25 @@ class CompiledSearch:
             self._abandoned[active[row]] = sorted(found, key=self.ranking.key)
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence of the batch; an empty list for those still being decoded."""
+        """Return a list of the n best hypotheses of each sentence of the batch; an empty list for one still decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return how many of the t tokens of `hypotheses` each unfinished sentence has, B numbers; None: all of them.
+        """Return how many tokens in `hypotheses` each of the B unfinished sentences really has; None for all.
 
-        The numbers differ only if sentences joined the search after its start.
+        The rest of a sentence's row is padding. The numbers differ only if sentences joined the search after its start.
         """
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished sentence at a batch index, and free that index for another."""
+        """Return `best` of the finished sentence at a batch index, so that another sentence can have the index."""
         found = self.best(index)
         self._abandoned.pop(index, None)
         return found
 
     def best(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished or abandoned sentence at a batch index, best first."""
+        """Return a list of the n best hypotheses of the finished or abandoned sentence at a batch index, best first."""
         if index in self._abandoned:
             return self._abandoned[index][: self.beam.n_best]
         return [self._hypothesis(each, index) for each in self.search.finished(index, self.beam.n_best)]
@@ -172,7 +172,7 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Decode many sentences in one search that new ones join as others finish, and return the hypotheses of each.
+    """Decode many sentences in one search that new ones join as others finish; return a list of hypotheses for each.
 
     Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search that
     `begin` returns does not support joining or would not be faster; the caller then decodes batch by batch.
@@ -279,7 +279,7 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return what a compiled search needs to draw tokens: random numbers for `steps` steps and the sampling options."""
+    """Return what a compiled search needs to draw tokens: random numbers for `steps` steps, and sampling options."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)
@@ -287,12 +287,18 @@ def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
 
 @lru_cache(maxsize=64)
 def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
-    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64."""
+    """Return a table of length penalties, by which scores are divided, for hypotheses of 0 to 64 × `blocks` − 1 tokens.
+
+    The table is a float64 tensor, which is cached.
+    """
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
 def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> SearchRules:
-    """Return the rules of a compiled search with a forced context before each sentence's output; empty: no contexts."""
+    """Return rules of a compiled search that first force each sentence's context tokens, before its translation.
+
+    `contexts` has the token ids of each sentence's context; if it is empty, the rules are returned unchanged.
+    """
     if not contexts:
         return rules
     prefixes = rules.forced or [()] * len(contexts)
@@ -303,7 +309,7 @@ def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> Sea
 def _compiled_rules(
     rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules as arguments of a compiled search; None if one has an unknown class, or their order matters.
+    """Return rules in the form that kernels take; None if a rule or the order is unsupported and PyTorch must search.
 
     Args:
         rules: the rules, in the order of application.
@@ -350,14 +356,14 @@ def _compiled_rules(
 def _without_penalty(
     inner: Sequence[Rule], rules: Sequence[Rule]
 ) -> tuple[tuple[Sequence[Rule], Sequence[Rule]], RepetitionPenalties | None]:
-    """Separate a repetition penalty, if it is the first rule, from the other rules.
+    """Separate a repetition penalty, if it is the first rule of a search, from the other rules.
 
     Args:
-        inner: the rules that do not apply within a forced prefix.
-        rules: the other rules.
+        inner: the rules that apply only after a forced prefix; the penalty may be the first of them.
+        rules: the other rules, of which the penalty may be the first if `inner` is empty.
 
     Returns:
-        Both kinds of rules without the penalty, and the penalty or None.
+        A pair: the pair of `inner` and `rules` without the penalty; and the penalty for kernels, or None.
     """
     penalty = inner[0] if inner else rules[0] if rules else None
     if type(penalty) is not RepetitionPenalty:

@@ -46,9 +46,9 @@ class Datastore(NamedTuple):
     left_out: int
     """Number of sentence pairs that were left out because a side is empty or has more than `MAX_TOKENS` tokens."""
     before: float
-    """Loss of the model without retrieval on the target tokens of the tuning pairs, in nats per token."""
+    """Loss of the model without retrieval on the target tokens of the tuning pairs (dev set), in nats per token."""
     after: float
-    """Loss of the model with retrieval on the target tokens of the tuning pairs, in nats per token."""
+    """Loss of the model with tuned retrieval on the target tokens of the tuning pairs (dev set), in nats per token."""
     tuning_tokens: int
     """Number of target tokens on which the interpolation weight and the temperature were tuned."""
 
@@ -91,10 +91,10 @@ def build_datastore(
         translator: the translator whose model will use the datastore.
         sources: source sentences.
         targets: the translation of each source.
-        dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
-            retrieving itself or pairs with the same source.
-        document: whether the pairs are consecutive sentences of documents, which a model with `data.context_before`
-            reads as context, those of `dev` too; a pair with an empty source ends a document.
+        dev: sources and targets of pairs for tuning the interpolation weight and temperature; None: some of the given
+            pairs, each without retrieving itself or pairs with the same source.
+        document: whether the pairs, and those of `dev`, are consecutive sentences of documents, which a model with
+            `data.context_before` reads as context; a pair with an empty source ends a document.
         report_progress: progress callback, called with the number of finished pairs after each batch.
 
     Returns:
@@ -136,7 +136,7 @@ class _Pair(NamedTuple):
 def _usable_pairs(
     translator: Translator, sources: Sequence[str], targets: Sequence[str], *, document: bool
 ) -> list[_Pair]:
-    """Tokenize sentence pairs, and return those with text of at most `MAX_TOKENS` tokens on both sides.
+    """Tokenize sentence pairs; return a list of those with text of at most `MAX_TOKENS` (256) tokens on both sides.
 
     With `document`, each pair gets the context of earlier sentences, if the model reads context.
     """
@@ -154,7 +154,7 @@ def _usable_pairs(
 
 
 def _decoder_states(model: EncoderDecoder, pairs: Sequence[_Pair]) -> Iterator[Tensor]:
-    """Yield, for each pair of a batch, the decoder states that predict its T target tokens, (T, D), without context."""
+    """Yield for each pair a tensor (T, D): the decoder states that predict its T target tokens, without its context."""
     rows = [[*pair.target_context, *pair.target] for pair in pairs]
     states = decoder_states(model, [pair.source for pair in pairs], rows).split(list(map(len, rows)))
     return (each[len(pair.target_context) :] for pair, each in zip(pairs, states, strict=True))
@@ -202,7 +202,7 @@ class _Tuner:
     def from_own_pairs(
         cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], tuning_pairs: Sequence[int]
     ) -> "_Tuner":
-        """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source.
+        """Create a tuner on pairs of the datastore; a pair never retrieves itself or a pair with an equal source.
 
         `own` are all pairs of the datastore, and `tuning_pairs` the indices of those to tune on.
         """
@@ -216,7 +216,7 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner from dev pairs that are not in the datastore; of many pairs, an even sample is used.
+        """Create a tuner from dev pairs that are not in the datastore; of more than 200 pairs, an even sample is used.
 
         Raises:
             TransduceError: no pair has text on both sides that is short enough.
@@ -245,7 +245,7 @@ class _Tuner:
         self._neighbors.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
-        """Return the datastore's card with the best weight and temperature, and the losses without and with retrieval.
+        """Return a datastore card with the best weight and temperature, and the losses without and with retrieval.
 
         `pairs` is the number of pairs to record in the card. The losses are in nats per token.
 

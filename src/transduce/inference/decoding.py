@@ -56,7 +56,7 @@ from transduce.text.vocabulary import Vocabulary
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
-    """Return a context manager that turns out-of-memory errors into one that names the search settings to lower."""
+    """Return a context manager whose out-of-memory error advises the user to lower `beam_size` and `n_best`."""
     return explain_out_of_memory(
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
@@ -71,10 +71,9 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
     A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
     limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
-    paper's settings apply. Hugging Face folders are searched as transformers' `generate` does.
+    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
 
-    Warns:
-        IdleSettingWarning: a stored penalty has no effect beside the other settings.
+    Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
 
     Raises:
         TransduceError: a file cannot be read.
@@ -138,13 +137,16 @@ class SentenceBatch(NamedTuple):
     prefixes: Sequence[Sequence[int]]
     """Target token ids that each sentence's hypotheses start with; an empty list: no prefix."""
     phrases: Sequence[Sequence[Phrase]]
-    """Phrases that each sentence's translation must contain, each as its alternative token sequences."""
+    """For each sentence, the phrases that its translation must contain, each as a tuple of alternative token sequences.
+    """
     sentences: Sequence[int]
     """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
     """Target token ids that no hypothesis contains after its prefix."""
     histories: Sequence[History] = ()
-    """The context of each sentence, with whose source tokens `source_ids` starts; empty: no context."""
+    """The document context of each sentence. Its source tokens are also the first ones of `source_ids`. Empty: no
+    context.
+    """
 
 
 def start_search(
@@ -156,7 +158,7 @@ def start_search(
     *,
     datastore: NeighborIndex | None = None,
 ) -> Search:
-    """Return a search for a batch of sentences, before its first step: compiled if kernels support it, else PyTorch.
+    """Return a search for a batch of sentences, before its first step: compiled if kernels support it, else in PyTorch.
 
     Args:
         models: one model, or several with the same vocabulary (an ensemble).
@@ -265,12 +267,12 @@ def make_search(
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
-    """Return the maximum number of sentences in a batch; None if there is no maximum besides that of tokens.
+    """Return the maximum number of sentences in a batch; None if only the number of tokens limits a batch.
 
-    Batch-invariant search and kNN retrieval (a datastore) have one.
+    Only batch-invariant search and kNN retrieval (a datastore) limit the number of sentences.
 
     Raises:
-        TransduceError: the search settings cannot be combined with kNN retrieval.
+        TransduceError: batch-invariant search and kNN retrieval are combined.
     """
     if datastore is None:
         return MAX_SENTENCES if search.batch_invariant else None
@@ -280,14 +282,15 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Return the greatest number of target tokens that all models support; 2**31 without learned positions."""
+    """Return the greatest number of target tokens that all models support; 2**31 if none has learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
-    """Return the number of hypotheses for each sentence: the beam size, or more if its phrases have more tokens.
+    """Return the number of hypotheses for each sentence: the beam size, or more if required phrases need a wider beam.
 
-    In sampling, it is the number of samples, `n_best`.
+    The number is at least the number of tokens of any sentence's required phrases, plus 1. In sampling, it is the
+    number of samples, `n_best`.
     """
     if search.sampling is not None:
         return search.n_best
@@ -308,7 +311,7 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, including the end symbol.
+    """Return the maximum length of one sentence's translation in tokens, including the end symbol.
 
     The length is limited to `most`, the number of the model's positions that context leaves.
 
@@ -346,10 +349,10 @@ def _scorers(
 
 
 def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the given scorer.
+    """Return a scorer of log-probabilities around the given scorer if the search needs them; else the given scorer.
 
-    As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. The
-    `RepetitionPenalty` among the rules is changed accordingly.
+    As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. A
+    `RepetitionPenalty` among the rules is adapted if it needs to convert the log-probabilities to logits.
 
     Args:
         scorer: the scorer of logits.
@@ -376,9 +379,9 @@ def build_rules(
     before: Sequence[Sequence[int]],
     forbidden_ids: Sequence[int] = (),
 ) -> list[Rule]:
-    """Return the rules on logits that the search settings require (penalties, forbidden texts, …), as applied in turn.
+    """Return a list of the rules on logits that the search settings require (penalties, forbidden texts, …), in order.
 
-    If any sentence has a prefix, one rule forces the prefixes and applies the others after them.
+    If any sentence has a prefix, the list has one rule, which forces the prefix and applies the other rules after it.
 
     Args:
         search: the search settings.
@@ -415,7 +418,10 @@ def _selection(
     width: int,
     vocabulary: Vocabulary,
 ) -> Selection | None:
-    """Return the selection of a beam for phrases or diverse groups; None for neither, which takes the best ones."""
+    """Return the rule by which a beam chooses continuations if phrases are required or groups diverse; otherwise None.
+
+    None means that the beam takes the best continuations.
+    """
     eos_id = vocabulary.eos_id
     if any(phrases):
         continuations = word_continuations(vocabulary)
@@ -500,7 +506,7 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8
 
 
 def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
-    """Return the alternative token sequences that spell a phrase in a translation.
+    """Return a tuple of the alternative token sequences that spell a phrase in a translation.
 
     In scripts with spaces, the phrase starts a word. In other scripts, it may also follow the previous character
     directly.
@@ -531,9 +537,9 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 @lru_cache(maxsize=16)
 def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
-    """Return the token ids that continue a word, and those after which a word may continue, in scripts with spaces.
+    """Return two sets of token ids: those that continue a word, and those after which a word may continue.
 
-    Search uses them so that a required phrase is not written inside a longer word.
+    Only scripts with spaces count. Search uses the sets so that a required phrase is not written inside a longer word.
     """
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return WordContinuations(
@@ -558,7 +564,9 @@ def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
 
 @lru_cache(maxsize=16)
 def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, ...]:
-    """Return rules that keep texts out of translations; the unknown token's spelling as a text forbids that token.
+    """Return a tuple of search rules that keep texts out of translations; the result is cached.
+
+    The unknown token's spelling, if it is among the texts, forbids that token.
 
     Raises:
         TransduceError: a text is empty.
@@ -599,7 +607,7 @@ class ForbiddenTexts:
 
 
 class _ForbiddenWord:
-    """A forbidden text as bytes, with the tokens that would complete it after each of its prefixes."""
+    """A forbidden text as bytes, with the token ids that would complete it after each prefix of its bytes."""
 
     def __init__(self, text: str, surfaces: Sequence[bytes]) -> None:
         self.content = text.encode("utf-8", "replace")
@@ -612,9 +620,9 @@ class _ForbiddenWord:
         ]
 
     def completing(self, written: bytes) -> list[Tensor]:
-        """Return the token ids (several tensors) that would complete the forbidden text after the bytes written so far.
+        """Return int64 tensors, a list, of token ids that would complete the forbidden text after the bytes `written`.
 
-        In scripts with spaces, only whole words count.
+        In scripts with spaces, only whole words count. The first tensor has the tokens that contain the text within.
         """
         completing = [self.within]
         for prefix_length, ids in enumerate(self.after):
@@ -627,7 +635,7 @@ class _ForbiddenWord:
         return surface.startswith(rest) and self._may_end(surface[len(rest) :])
 
     def _is_within(self, surface: bytes) -> bool:
-        """Return whether the forbidden text occurs as whole words in the bytes of a token, after its first byte."""
+        """Return whether the forbidden text occurs as whole words inside a token's bytes, after the first byte."""
         offset = surface.find(self.content, 1)
         while offset > 0:
             if self._may_start(surface[:offset]) and self._may_end(surface[offset + len(self.content) :]):

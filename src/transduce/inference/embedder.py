@@ -82,7 +82,7 @@ class Embedder:
         return vectors
 
     def token_states(self, texts: Sequence[str]) -> list[TokenStates]:
-        """Return the tokens of each text, special tokens included, with the encoder's output state of each token."""
+        """Return a list with the tokens of each text, special ones included, and the encoder's state of each token."""
         texts = as_texts(texts)
         rows, found = self.encode(texts), dict[int, TokenStates]()
         for batch, _, states in encode_by_length(self.model, rows):
@@ -92,16 +92,19 @@ class Embedder:
         return [found[index] for index in range(len(texts))]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
+        """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
         return self.frame(vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts)))))
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the token ids of each text with special tokens added, truncated to `length` tokens."""
+        """Add special tokens to the token ids of each text, truncated so that at most `length` tokens remain in all."""
         return [self._marks.frame(ids, self.length) for ids in rows]
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
-        """Pool token states to one vector per text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
+        """Pool token states (B, S, D) to one vector per text, (B, D); `present`, (B, S), is False at padding.
+
+        Vectors are divided by their norm if the embedder normalizes.
+        """
         if self.pooling == "first":
             vectors = states[:, 0]
         elif self.pooling == "max":

@@ -93,9 +93,10 @@ class Forecaster:
 
     @torch.inference_mode()
     def forecast_windows(self, past: Numbers, steps: int, *, samples: int = 0, seed: int = 1) -> Forecast:
-        """Forecast several windows at once, (B, S, C) to values (B, T, C); only the last points of each are read.
+        """Forecast several windows at once, from values (B, S, C) to a `Forecast` with values (B, T, C).
 
-        With `samples`, the values are the mean of sampled trajectories; their 10 % and 90 % quantiles come with it.
+        Only the last points of each window, as many as the model reads, are used. With `samples`, the values are the
+        mean of sampled trajectories; their 10 % and 90 % quantiles are the forecast's `low` and `high`.
 
         Args:
             past: past values of each window, newest last.
@@ -120,9 +121,10 @@ class Forecaster:
 
     @torch.inference_mode()
     def normalized(self, history: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Return the normalized last points of a history that the model reads, (1, S, C), and their forecast.
+        """Return the normalized last points of a history, (1, S, C), and the model's normalized forecast, (1, T, C).
 
-        The forecast is normalized, too, and has the length of training, the horizon: (1, T, C).
+        The history is cut to the S points that the model reads; T is the number of points forecast in training (the
+        horizon).
 
         Raises:
             TransduceError: the history is too short, has other columns or is not finite.
@@ -132,7 +134,7 @@ class Forecaster:
         return inputs, self.model.roll_out(inputs, self.card.horizon).means
 
     def _inputs(self, window: Numbers) -> Tensor:
-        """Return windows (B, S, C) normalized by the scale of the series, in the model's type and on its device."""
+        """Return windows (B, S, C) as a tensor, normalized by the series' scale, in the model's type and device."""
         check_evaluation_mode(self.model)
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
@@ -148,7 +150,10 @@ class Forecaster:
         return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
-        """Return a history, (S, C) or (S,) for one series, as a batch of one window, (1, S, C)."""
+        """Return a history, (S, C) or (S,) for one series, as a float64 array of one window, (1, S, C).
+
+        From a table with column names, the columns of the model's series are selected.
+        """
         values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
 
@@ -174,10 +179,11 @@ class Forecaster:
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
         """Check windows of past values, and return them as a float64 array (B, S, C).
 
-        Errors describe `given`, the argument that the user passed.
+        An error message shows the shape of `given`, the argument that the user passed.
 
         Raises:
-            TransduceError: windows have other columns, too few points or numbers that are not finite, or there is none.
+            TransduceError: windows have other columns, too few points or numbers that are too large or not finite, or
+                there is no window.
         """
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
@@ -202,7 +208,7 @@ class Forecaster:
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Return the forecasts of many windows, (B, T, C), in original units, computed for 256 windows at a time.
+        """Forecast `steps` (T) points of many windows, as an array (B, T, C) in original units, 256 windows at a time.
 
         With `generator`, each forecast is a sampled trajectory; None: no sampling.
         """
@@ -210,10 +216,10 @@ class Forecaster:
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Return the forecasts of a block of windows, (B, T, C), in original units.
+        """Forecast `steps` (T) points of a block of windows, as an array (B, T, C) in original units.
 
-        The model forecasts one horizon (the length of training) at a time; each horizon's forecast is input of the
-        next.
+        The model forecasts at most one horizon (the length of training) at a time; each such forecast is then appended
+        to the input of the next. With `generator`, each forecast is a sampled trajectory.
         """
         series = past
         while series.shape[1] < past.shape[1] + steps:
@@ -257,7 +263,7 @@ def load_forecaster(
 
 
 def forecast_columns(forecast: Forecast) -> Sequence[str]:
-    """Return the column names of a table with a forecast: each series, and "… low" and "… high" if it has bounds."""
+    """Return column names for a table of a forecast: each series, followed by "… low" and "… high" if it has bounds."""
     if forecast.low is None:
         return forecast.columns
     return tuple(f"{name}{suffix}" for name in forecast.columns for suffix in ("", " low", " high"))

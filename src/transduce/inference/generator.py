@@ -57,12 +57,11 @@ class Continuation(msgspec.Struct, frozen=True):
     text: str
     """The generated text without the prompt."""
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
-    """The generated tokens as the vocabulary spells them, without the prompt's."""
+    """The generated tokens as the vocabulary spells them, without those of the prompt."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The model's own log-probability of each token, in nats, before sampling settings are applied. If the text ended
-    with its end symbol, the end symbol's follows, which is not in `tokens`.
-
-    Padding and the unknown token have zero probability here, unlike in `Generator.score`.
+    with its end symbol, which is not in `tokens`, its log-probability is the last value. Padding and the unknown
+    token have zero probability here, unlike in `Generator.score`.
     """
     score: float
     """Sum of the tokens' log-probabilities in nats, divided by the length penalty if one is set."""
@@ -132,7 +131,7 @@ class GenerateOptions(TypedDict, total=False):
 class Generator:
     """A language model with its tokenizer.
 
-    Call it with the start of a text, or a list of such, to get continuations.
+    Call it with the start of a text (a prompt), or a list of prompts, to get continuations.
     """
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
@@ -180,14 +179,14 @@ class Generator:
         search: SearchSettings | None = None,
         one_line: bool = False,
     ) -> Generation | list[Generation]:
-        """Continue a text, or several texts at once.
+        """Continue a text, or several texts at once; return a `Generation` for each: prompt and continuations.
 
         Args:
             prompt: the start of the text, or a list of such; an empty prompt starts a new line.
             n_best: number of continuations of each prompt.
             max_length: maximum number of new tokens in each continuation.
-            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
-                0: no sampling, but greedy search.
+            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely. 0:
+                no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
                 With `top_k` it is their share of what `top_k` leaves.
@@ -208,13 +207,13 @@ class Generator:
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
     ) -> Generation:
-        """Continue one text with these search settings, and return it with its continuations.
+        """Continue one text with these search settings, and return a `Generation`: the prompt with its continuations.
 
         Args:
             prompt: the start of the text; an empty prompt starts a new line.
             search: search settings.
             one_line: end each continuation at the end of its line.
-            observer: called after each step with the new tokens; if it abandons the only row, the continuations end;
+            observer: called after each step with the new tokens; if it abandons the prompt, the continuations end;
                 None: no observer.
 
         Raises:
@@ -262,7 +261,7 @@ class Generator:
         return [found[number] for number in range(len(texts))]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
-        """Yield the indices of prompts to continue in one batch, of similar lengths, at most 64 texts with hypotheses.
+        """Yield batches of prompts to continue, lists of their indices, of similar lengths; at most 64 hypotheses each.
 
         A prompt whose continuation may fill the context is alone in its batch: it is then read again, which would
         depend on the other prompts.
@@ -277,10 +276,10 @@ class Generator:
     def _joined(
         self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
     ) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of prompts, by index, from one search that new prompts join as others finish.
+        """Continue prompts in one search that new prompts join as others finish; return hypotheses by prompt index.
 
-        The result is empty if all prompts fit into one batch, or if the search cannot do that; the caller then decodes
-        in batches. Prompts whose continuation may fill the context are left out.
+        The result is an empty dict if all prompts fit into one batch, or if the search cannot do that; the caller then
+        decodes in batches. Prompts whose continuation may fill the context are left out.
         """
         fit = [number for number, each in enumerate(prompts) if len(each.ids) + each.max_length <= self.context]
         order = sorted(fit, key=lambda number: -len(prompts[number].ids))
@@ -383,7 +382,7 @@ class Generator:
         return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
 
     def _scored_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text to score, after at least one start token, which predicts its first token."""
+        """Return a list of a text's token ids to score, after at least one start token, which predicts the first."""
         begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
         return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
@@ -417,7 +416,8 @@ class Generator:
     ) -> Search:
         """Return the search that continues prompts, before its first step: a compiled one if kernels support it.
 
-        `reserved` is the capacity for prompts that join the search later; None: no later prompts.
+        With `one_line`, the end of a line ends a text. `reserved` is the capacity for prompts that join the search
+        later; None: no later prompts.
 
         Raises:
             TransduceError: a minimum length is set although texts cannot end before the maximum length, or the model is
@@ -453,9 +453,9 @@ class Generator:
             return make_search(scorer, limits, beam, rules=rules, draw=draw, reserved=reserved)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
-        """Return an observer that ends the search after the first line, or None if that is not needed.
+        """Return an observer that ends the search after the first line; None if the search needs none.
 
-        One is needed with `one_line` if line feeds are ordinary tokens.
+        An observer is needed with `one_line` if line feeds are ordinary tokens, as in imported models.
         """
         return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
 
@@ -474,7 +474,7 @@ class Generator:
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text that new token ids add to the prompt's token ids.
 
-        Both are decoded together from the prompt's last line on, so that a space between them is kept or left out.
+        The ids of the prompt's last line and the new ids are decoded together, so that a space between them is right.
         """
         end = self.vocabulary.eos_id
         prompt = list(prompt_ids)
@@ -491,10 +491,10 @@ _MIN_POSITIONS = 1024  # every batch has capacity for this many tokens of a prom
 
 
 class ContinuousGeneration:
-    """Prompts that a language model continues together, and that others may join after any step.
+    """A group of prompts that a language model continues together; other prompts may join after any step.
 
     Each prompt gets the continuations that `Generator.generate` would give it alone. Prompts with the same settings
-    share a batch if compiled kernels continue them. The batches of other prompts take their steps in turn.
+    share a batch if compiled kernels continue them; otherwise several batches take their steps in turn.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -542,7 +542,7 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new token ids so far of each unfinished prompt's hypotheses or samples, by the prompt's number."""
+        """Return the new token ids of each unfinished prompt's hypotheses (or samples), a dict by prompt number."""
         with torch.inference_mode():
             return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
 
@@ -558,14 +558,14 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def take_finished(self) -> dict[int, Generation]:
-        """Return prompts that have finished since the last call, with their continuations, by the prompt's number."""
+        """Return a dict from prompt numbers to `Generation`s of the prompts that finished since the last call."""
         found, self._finished = self._finished, {}
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Generate the first tokens of new prompts, and let them join a batch with equal settings that has space.
+        """Generate the first tokens of new prompts; let them join a batch with equal settings that has space.
 
-        Otherwise they form a batch of their own, with capacity for later prompts if they fit into the context.
+        Otherwise the prompts form a batch of their own, with capacity for later prompts if they fit into the context.
         """
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
@@ -596,16 +596,18 @@ class ContinuousGeneration:
 
 
 class _GrowingBatch:
-    """A batch of prompts that one search continues, and into which prompts of another search can be moved."""
+    """A batch of prompts that one search continues, and to which the prompts of another batch can be added."""
 
     def __init__(self, search: Search, settings: SearchSettings, numbers: Sequence[int]) -> None:
         self.search = search
         self.settings = settings
         self.numbers = dict(enumerate(numbers))
-        """The number that identifies each unfinished prompt, by its index in the search."""
+        """A dict from the index of each unfinished prompt in the search to the number that identifies the prompt to the
+        caller.
+        """
 
     def has_space(self, needed: ReservedCapacity) -> bool:
-        """Return whether the batch can take more prompts: it has free sentences, and buffers for their tokens.
+        """Return whether the batch can take `needed` prompts: it has free indices, and buffers for their tokens.
 
         The result is False if the search is not compiled, or has reserved no capacity.
         """
@@ -618,10 +620,10 @@ class _GrowingBatch:
         )
 
     def absorb(self, other: "_GrowingBatch") -> bool:
-        """Move the prompts of another batch, which has taken its first step, into this one; return whether it worked.
+        """Move the prompts of another batch, which has taken its first step, into this batch; return whether it worked.
 
-        The result is False if a search is not compiled, or this one cannot take the other's prompts; both are then
-        unchanged.
+        The result is False if either search is not compiled, or this batch cannot take the prompts; both batches are
+        then unchanged.
         """
         mine, its = self.search, other.search
         if not isinstance(mine, CompiledSearch) or mine.reserved is None or not isinstance(its, CompiledSearch):
@@ -636,7 +638,7 @@ class _GrowingBatch:
         return True
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new token ids so far of each unfinished prompt's hypotheses or samples, by the prompt's number."""
+        """Return the new token ids of each unfinished prompt's hypotheses (or samples), a dict by prompt number."""
         tokens, rows = self.search.hypotheses(), self.search.rows.tolist()
         lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(rows)
         return {
@@ -645,7 +647,7 @@ class _GrowingBatch:
         }
 
     def take_finished(self) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of finished prompts, by the prompt's number, and remove the prompts from the batch."""
+        """Return a dict from prompt numbers to hypotheses of the finished prompts, which leave the batch."""
         search, active = self.search, set(self.search.rows.tolist())
         take = search.take if isinstance(search, CompiledSearch) else search.results().__getitem__
         return {self.numbers.pop(index): take(index) for index in list(self.numbers) if index not in active}
@@ -674,7 +676,7 @@ def _width_of(search: SearchSettings) -> int:
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:
-    """Return search settings without the maximum length and seed, to find prompts that can share a batch."""
+    """Return search settings without maximum length and seed, to find prompts that can share a batch."""
     sampling = None if search.sampling is None else msgspec.structs.replace(search.sampling, seed=0)
     return msgspec.structs.replace(search, max_length=None, sampling=sampling)
 
@@ -698,7 +700,7 @@ class _FirstLine:
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
     """Return the number of tokens up to and including the first with a line feed; None without such a token.
 
-    The result is also None if the model's lines end with the end symbol instead.
+    The result is also None if the vocabulary has no line feeds, so that the model's lines end with the end symbol.
     """
     if not vocabulary.keeps_line_feeds:
         return None
@@ -735,9 +737,9 @@ def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Genera
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length in tokens that a folder's model was trained with, from its settings.
+    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
 
-    If the folder does not specify it, the number of learned positions is returned, or 1,024 for other positions.
+    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
     """
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / SETTINGS_FILE).is_file():

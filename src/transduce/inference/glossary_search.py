@@ -1,6 +1,6 @@
-"""Translate with glossary terms: insert the terms into translations, or search again for ones that contain them.
+"""Translate with glossary terms: insert the terms into translations, or search again for translations with the terms.
 
-If both would corrupt a translation, it stays without the term.
+If insertion and search would corrupt a translation, it stays without the term.
 """
 
 import re
@@ -38,19 +38,21 @@ from transduce.text.vocabulary import Vocabulary
 
 
 MAX_TERM_TOKENS = 64
-"""Maximum number of tokens in all required terms of a sentence, because the beam is as wide as their number."""
+"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
 
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
-"""A glossary, a mapping from terms to their translations, or the path of a glossary file; None: no glossary."""
+"""What users may pass as a glossary: a `Glossary`, a mapping from terms to their translations (one or several), or the
+path of a glossary file; None: no glossary.
+"""
 
 Translations = dict[tuple[int, int], Translation]
-"""Translations of sentences, by the key of their `Part`: text index and part number."""
+"""A dict from the key of each `Part` (sentence), a pair of text index and part number, to its translation."""
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
-    """Return a glossary made from a `Glossary`, a file or a mapping of terms to one or several translations.
+    """Return the `Glossary` that a user passed as such, as a file's path, or as a mapping; None gives None.
 
-    None gives None.
+    A mapping has terms as keys, and as values one or several translations of each.
 
     Raises:
         TransduceError: the argument is none of these, or contains something other than texts.
@@ -81,7 +83,7 @@ def attach_phrases(
     vocabulary: Vocabulary,
     translate: Callable[[Sequence[Part], SearchSettings], dict[tuple[int, int], Translation]],
 ) -> list[Part]:
-    """Return parts (sentences) of texts, each with the phrases that its translation must contain.
+    """Return a list of the parts (sentences) of texts, each with the phrases that its translation must contain.
 
     If a text has several parts, each phrase is required in only one of them: in one whose translation has the phrase
     anyway, or else in the one whose score the phrase lowers least.
@@ -128,7 +130,8 @@ def _best_part(
 ) -> int:
     """Return the index of the part (sentence) of a text in whose translation a phrase should be required.
 
-    The part is one whose translation has the phrase anyway, or else the one whose score the phrase lowers least.
+    The first part whose translation has the phrase anyway is chosen; else, among the parts whose translation with the
+    phrase ends, the one whose score the phrase lowers least.
 
     Args:
         phrase: the phrase.
@@ -151,10 +154,10 @@ def parts_missing_terms(
     search: SearchSettings,
     vocabulary: Vocabulary,
 ) -> list[Part]:
-    """Return the parts (sentences) to search again, with their glossary terms as additional required phrases.
+    """Return a list of the parts (sentences) to search again, with their glossary terms as further required phrases.
 
-    A part is searched again if each of its alternatives lacks a term. Of many terms, only the first ones are required:
-    at most 64 tokens, and as many as `max_length` allows.
+    A part is searched again if each alternative of its translation lacks a term. Of many terms, only the first are
+    required: at most 64 tokens, and as many as `max_length` allows.
 
     Args:
         parts: parts of sentences.
@@ -178,7 +181,7 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return that one of two translations of a sentence which lacks fewer glossary terms; `former` if both are equal.
+    """Return which of two translations of a sentence lacks fewer glossary terms; `former` if the numbers are equal.
 
     The result keeps only the alternatives that lack the fewest terms. Truncated alternatives of `latter` do not count;
     without `latter` (None), the result comes from `former`.
@@ -195,7 +198,10 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and those after them that fit into `most` tokens in total."""
+    """Return a tuple of the first `num_required` phrases, and of the phrases after them that fit into `most` tokens.
+
+    The limit applies to the shortest spellings of all phrases so far, including the required ones.
+    """
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
@@ -205,7 +211,9 @@ def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> t
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
-    """Return the alternative token sequences that spell each glossary term's translations, by the term's source text.
+    """Check that glossary terms can be searched for, and return a dict from source terms to spellings of their targets.
+
+    The spellings are the alternative token sequences of the term's translations, as a tuple.
 
     Raises:
         TransduceError: the terms cannot be combined with the search, have more than 64 tokens, or have characters that
@@ -241,7 +249,7 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
 
 
 def _location_prefix(term: Term) -> str:
-    """Return "LOCATION: ", the file and line where a term was read, to start an error message; empty if it has none."""
+    """Return "LOCATION: ", a glossary term's file and line, to start an error message; "" for a term without them."""
     return f"{term.location}: " if term.location else ""
 
 
@@ -296,7 +304,7 @@ def translate_whole_terms(
 
 
 def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]:
-    """Return the translations of a sentence that is exactly one glossary term, the preferred first; otherwise none.
+    """Return a list of translations of a sentence that is exactly one glossary term, preferred first; empty for others.
 
     A target in lower case gets a capital if the sentence has one that the term lacks, or if a mark that ends a sentence
     follows; not if the vocabulary lacks the capital.
@@ -327,7 +335,10 @@ def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]
 
 
 def _marks_like(marks: str, target: str, language: str | None) -> str:
-    """Return the marks after a target as its language writes them, such as those of Chinese, Hindi, Arabic or Greek."""
+    """Return a sentence's final punctuation as the language of its translation writes it; "" if `target` ends with it.
+
+    Chinese, Japanese, Hindi, Arabic, Greek and others have marks of their own. A full stop is dropped in Thai and Lao.
+    """
     code = None if language is None else short_code(language)
     if code is None and is_unspaced_character(target[-1]):
         code = CHINESE[0]
@@ -360,7 +371,7 @@ def translate_with_terms(
     model: TermModel,
     search_again: Callable[[list[Part]], Translations],
 ) -> Translations:
-    """Return translations of sentences, by part key, with as many glossary terms as possible without corrupting them.
+    """Return a dict of translations of sentences, by part key, with as many glossary terms as do not corrupt them.
 
     Args:
         parts: parts of sentences.
@@ -389,9 +400,10 @@ def translate_with_terms(
 
 
 def _with_final_mark(again: Translation, plain: str) -> Translation:
-    """Return a translation whose alternatives end with the mark of `plain`, the one without terms, if they have none.
+    """Return a translation whose alternatives get the final mark of `plain`, the text without terms, if they lack one.
 
-    A search that must write a term often ends with it. Alternatives stay as they are if the source has no final mark.
+    A search that must write a term often ends with the term. Truncated alternatives are unchanged, and so are all if
+    `plain` or the source has no final mark.
     """
     mark = _ENDS.search(plain)
     if mark is None or _ENDS.search(again.source) is None:

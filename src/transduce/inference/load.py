@@ -112,7 +112,7 @@ def open_translator(
 
 
 def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
-    """Return how many earlier sentences of a document the models of an ensemble read, and on which sides.
+    """Return the document context that all models of an ensemble read: how many earlier sentences, on which sides.
 
     None: the models translate each sentence alone.
 
@@ -155,7 +155,7 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Pa
 
 
 class TranslatorOptions(LoadOptions, total=False):
-    """Types of the keyword arguments of `load` for translation models; its docstring explains them."""
+    """Types of the keyword arguments of `load` for translation models; the docstring of `load` explains them."""
 
     source_language: str | None
     target_language: str | None
@@ -285,7 +285,7 @@ def task_of(folder: Path) -> Task:
 
 
 class Answer(TypedDict, total=False):
-    """A translation as a dictionary with the keys of transformers' pipeline, of which only requested ones are set."""
+    """A translation as transformers' pipeline returns it: "translation_text", "translation_token_ids", or both."""
 
     translation_text: str
     translation_token_ids: list[int]
@@ -349,7 +349,9 @@ class TranslationPipeline:
             return_tensors: include "translation_token_ids", the list of token ids.
 
         Returns:
-            A list with a dictionary for each text; with several texts and `num_return_sequences` > 1, a list of lists.
+            A list of dictionaries, one for each translation of a single text, or one for each text of a list. With a
+            list of
+            texts and `num_return_sequences` > 1, a list of such lists.
 
         Raises:
             TransduceError: an option is out of range.
@@ -376,7 +378,7 @@ class TranslationPipeline:
         return override_with_warnings(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """Translate texts; if `max_length` makes a translation empty, search again with transformers' ranking.
+        """Translate texts; if `max_length` leads to an empty translation, search again with transformers' ranking.
 
         Search here prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score
         alone.

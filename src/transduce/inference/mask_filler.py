@@ -42,7 +42,9 @@ class Filling(msgspec.Struct, frozen=True):
     text: str
     """The text with the most probable token at each mask."""
     masks: tuple[tuple[Candidate, ...], ...]
-    """The most probable tokens for each mask, best first; each mask is predicted independently of the others."""
+    """For each mask, a tuple of its most probable tokens (`Candidate`s), best first; each mask is predicted
+    independently of the others.
+    """
 
 
 class Filler:
@@ -72,7 +74,7 @@ class Filler:
 
     @property
     def text_tokens(self) -> list[int]:
-        """The ids of the tokens that may replace a mask: those that stand for text, without special tokens."""
+        """A list of the ids of tokens that may replace a mask: those that stand for text, without special tokens."""
         ids: list[int] = self._ordinary.tolist()
         return ids
 
@@ -80,7 +82,7 @@ class Filler:
         return summary("Filler", self.model, f"{self.length} tokens at most")
 
     def __call__(self, text: str, *, candidates: int = 5) -> Filling:
-        """Fill the masks of a text with the most probable tokens, and return it with the best candidates for each mask.
+        """Fill the masks of a text with the most probable tokens; return a `Filling`: the text and candidates.
 
         Args:
             text: a text with at least one mask; each mask stands for one token.

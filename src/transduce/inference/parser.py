@@ -34,7 +34,7 @@ _SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
-    """The constituency tree that a parser found for a sentence."""
+    """A parser's result for a sentence: the constituency tree, with its probability."""
 
     words: tuple[str, ...]
     """The words of the sentence."""
@@ -89,7 +89,7 @@ class Parser:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
-        """Parse a sentence, or each sentence of a list, in order.
+        """Parse a sentence of space-separated words, or a list of sentences; return a `Parse` for each, in order.
 
         Brackets may be escaped as in treebanks, such as `-LRB-`.
         """
@@ -98,7 +98,7 @@ class Parser:
         return parses[0] if isinstance(sentence, str) else parses
 
     def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
-        """Parse sentences that are lists of words, and return a `Parse` for each; its tree is None without words.
+        """Parse sentences that are lists of words; return a list of `Parse`s, whose tree is None without words.
 
         Raises:
             TransduceError: a sentence is not a list of words, or a word is empty or contains a space.
@@ -128,7 +128,7 @@ class Parser:
         return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
-        """Return the sentences (lists of words) that have words, tokenized; each knows its index in the input."""
+        """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
@@ -169,14 +169,14 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _words_with_spaces(words: Sequence[str]) -> list[str]:
-    """Return the words of a sentence in plain spelling, all but the first with a space before it, as inside a line."""
+    """Return a list of a sentence's words in plain spelling, all but the first with a space before it, as in a line."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
 def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
-    """Return, for each token of tree symbols, how many constituents it opens and closes, and how many words it tags.
+    """Return a dict from the ids of tree-symbol tokens to the constituents they open and close and the words they tag.
 
-    The result is by token id; other tokens are not in it.
+    Each value is a `BracketToken` of three counts; other tokens are not in the dict.
 
     Raises:
         TransduceError: the vocabulary has no tree symbols.
@@ -194,7 +194,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 
 
 def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
-    """Return how many brackets a token's tree symbols close and open, and how many words they tag."""
+    """Return the counts of brackets that a token's tree symbols close and open, and of words that they tag."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

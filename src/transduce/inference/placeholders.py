@@ -47,15 +47,16 @@ _SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”
 
 
 class ProtectedRun(NamedTuple):
-    """A run of protected spans (text that is copied, not translated) with only spaces between them.
+    """A run: consecutive protected spans (text that is copied, not translated) with only spaces between them.
 
-    One placeholder token replaces it, or it is left out of the source that the model translates.
+    One placeholder token replaces the run, or it is left out of the source that the model translates.
     """
 
     source: Span
-    """The character span of the run, with directly enclosing brackets, in the text of its sentence."""
+    """The character span of the run in the text of its sentence, with a pair of brackets or quotes directly around it.
+    """
     spans: tuple[Span, ...]
-    """The protected character spans of the run, in the text of its sentence."""
+    """The character spans of the protected texts that form the run, in the text of its sentence."""
     placeholder: str
     """The text that stands for the run: a placeholder token, or the run itself if a forced prefix of the translation
     contains it; empty if the run is left out.
@@ -70,7 +71,7 @@ class MaskedPart(NamedTuple):
     masked: Part
     """The sentence as the model translates it, with placeholders or without the spans."""
     runs: tuple[ProtectedRun, ...]
-    """The runs of protected spans that were replaced or left out, in order."""
+    """The replaced or left-out runs (protected spans with only spaces between them), in order."""
 
     @property
     def is_copied(self) -> bool:
@@ -88,7 +89,7 @@ class MaskedPart(NamedTuple):
 
 
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the character spans of a text that the vocabulary can represent only as bytes or as unknown.
+    """Return a list of the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
     Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
@@ -122,22 +123,19 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether all characters of a text belong to scripts without spaces that the vocabulary covers otherwise.
-
-    The vocabulary covers a script if any of its tokens has a letter of the script.
-    """
+    """Return whether a text consists of characters of unspaced scripts that the vocabulary has other letters of."""
     return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 
 @lru_cache(maxsize=16)
 def _scripts(vocabulary: Vocabulary) -> frozenset[str]:
-    """Return the scripts (such as "CJK" or "LATIN") of the letters in a vocabulary's tokens."""
+    """Return the set of the scripts (such as "CJK" or "LATIN") of the letters in a vocabulary's tokens; cached."""
     characters = set("".join(map(vocabulary.token, range(vocabulary.size))))
     return frozenset(map(_script, filter(str.isalpha, characters)))
 
 
 def _script(character: str) -> str:
-    """Return the script of a character, as the first word of its Unicode name, such as "CJK", "THAI" or "LATIN"."""
+    """Return the script of a character, the first word of its Unicode name, such as "CJK"; "" without a name."""
     return unicodedata.name(character, "").partition(" ")[0]
 
 
@@ -151,7 +149,7 @@ def _fallback_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
-    """Return the protected spans of a part's text, including runs of characters that the vocabulary lacks."""
+    """Return a list of the spans of a part to copy untranslated: protected ones, and ones that the vocabulary lacks."""
     if _fallback_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
@@ -164,7 +162,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the parts of the character span `run` that are outside of `spans`, which are in order and disjoint."""
+    """Yield the stretches of the character span `run` that are outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]
@@ -180,12 +178,12 @@ def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part with its protected spans replaced by placeholders or left out; None if it has no protected spans.
+    """Return a sentence with its protected spans replaced by placeholders or left out; None if it has no such spans.
 
-    The translation's prefix gets the same placeholders, and required phrases that are such spans are dropped.
+    The translation's prefix gets the same placeholders, and required phrases that equal a protected span are dropped.
 
     Args:
-        part: a part of a text.
+        part: a sentence of a text, or part of one.
         tokenizer: the model's tokenizer.
         tokens: placeholder tokens, one for each run of spans; further runs are left out. Empty: all are left out.
     """
@@ -239,7 +237,7 @@ def _begins_unspaced(text: str) -> bool:
 def _join(before: str, after: str) -> str:
     """Join the texts before and after a left-out span with at most one space, and with none at the start of a text.
 
-    A space is added between two words.
+    A space is added between two words that would otherwise touch.
     """
     if not before or before.endswith(" "):
         return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
@@ -254,13 +252,15 @@ class MaskedPair(NamedTuple):
     source: str
     target: str
     protected: tuple[tuple[Span, Span], ...]
-    """The character spans of each copied span in the original source and in the given translation, in order."""
+    """For each copied span, in order, a pair of its character spans in the original source and in the given
+    translation.
+    """
 
 
 def mask_pair(
     source: str, target: str, tokenizer: Tokenizer, tokens: Sequence[str], patterns: Iterable[str] = ()
 ) -> MaskedPair | None:
-    """Return a pair whose protected spans are masked on both sides as in a search; None if the target copies none.
+    """Return a source and target whose protected spans are masked as in a search; None if the target copies no span.
 
     A span that the given translation lacks stays in the source.
 
@@ -291,7 +291,10 @@ def mask_pair(
 
 
 def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Span, Span]]:
-    """Return the spans of a source that a translation copies, each with its copy; equal ones keep their order."""
+    """Return a list of pairs: a character span of a source, and that of its copy in a translation.
+
+    Spans without a copy are left out. Spans of equal text are paired with copies in the same order.
+    """
     pairs, position = list[tuple[Span, Span]](), dict[str, int]()
     for span in spans:
         literal = source[slice(*span)]
@@ -305,8 +308,8 @@ def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Sp
 def _without_copies(text: str, copies: Mapping[Span, str]) -> str:
     """Return a translation in which copies of protected spans, with brackets around them, are replaced by placeholders.
 
-    `copies` has the placeholder of each copy. If it is empty, the copy is left out, and so is the space before a mark
-    that ends a sentence or clause.
+    `copies` maps each copy's character span to its placeholder. If that is empty, the copy is left out, and so is the
+    space before a mark that ends a sentence or clause.
     """
     written, position = "", 0
     for span in sorted(copies):
@@ -322,7 +325,7 @@ def _without_copies(text: str, copies: Mapping[Span, str]) -> str:
 
 
 class _InsertedRun(NamedTuple):
-    """A run of adjacent protected spans, with the character offset in a translation at which it is to be inserted."""
+    """A run of adjacent protected spans, with the character offset in a translation at which to insert the run."""
 
     offset: int
     run: ProtectedRun
@@ -333,7 +336,8 @@ class _Plain(NamedTuple):
 
     text: str
     placed: list[_InsertedRun]
-    """The runs whose placeholders the translation had, with the offsets where they were."""
+    """The runs whose placeholders the translation had, with the offsets of the placeholders in the text without them.
+    """
     missing: list[ProtectedRun]
     """The runs without a placeholder in the translation, whose offsets are found by alignment."""
 
@@ -342,15 +346,17 @@ class SpanModel(NamedTuple):
     """The functions of a translation model that are needed to translate texts with protected spans."""
 
     search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
-    """Translates parts, and returns the translations by part key; parts that an observer stopped are missing."""
+    """Translates parts (sentences); returns a dict by part key, without parts that an observer stopped."""
     score: Scoring
-    """Scores pairs of source and translation, to find where spans without a placeholder belong."""
+    """Scores lists of sources and translations, to find where spans without a placeholder belong."""
     can_score: Callable[[str, str], bool]
     """Returns whether a source and its translation are short enough for `score`."""
 
 
 Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], list[list[Span]]]
-"""A function that finds the words of translations that correspond to marked spans of their sources."""
+"""A function from translations, and lists of character spans marked in each source, to lists of the corresponding spans
+in the translations.
+"""
 
 
 class Placeholders:
@@ -359,7 +365,7 @@ class Placeholders:
     def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
         """Create a translator of sentences with protected spans; `sampled` keeps all alternatives that become equal.
 
-        Other searches keep only one of these.
+        Other searches keep only the first of alternatives with equal text.
         """
         self._tokenizer = tokenizer
         self._sampled = sampled
@@ -371,11 +377,11 @@ class Placeholders:
         return bool(_spans_of(part, self._tokenizer))
 
     def translate(self, parts: Iterable[Part], model: "SpanModel") -> dict[tuple[int, int], Translation]:
-        """Return the translations of the parts (sentences) that have protected spans, by the parts' keys.
+        """Return a dict of translations by part key, for the parts (sentences) that have protected spans.
 
-        Each part is translated without its spans and, if the vocabulary has placeholder tokens, with these; the better
-        result is used. A part without a letter outside its spans is copied. Parts that were not decoded, because an
-        observer stopped them, are missing.
+        Each such part is translated without its spans and, if the vocabulary has placeholder tokens, also with
+        placeholders; the better result is used. A part without a letter outside its spans is copied. Parts that an
+        observer stopped before they were decoded are missing.
         """
         left_out = [each for each in (mask_part(part, self._tokenizer, ()) for part in parts) if each is not None]
         translations = {each.original.key: each.copy() for each in left_out if each.is_copied}
@@ -399,7 +405,7 @@ class Placeholders:
         translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
         locate: Locate,
     ) -> dict[tuple[int, int], Translation]:
-        """Return translations of parts (sentences), by part key, with pairs of tags around the words that they enclose.
+        """Translate parts (sentences) with pairs of tags around the words that they enclose; return a dict by part key.
 
         Args:
             parts: the parts.
@@ -427,10 +433,10 @@ class Placeholders:
     def _restore(
         self, masked: Sequence[MaskedPart], model: "SpanModel"
     ) -> dict[tuple[int, int], tuple[Translation, tuple[int, float]]]:
-        """Translate masked parts; return translations with each protected span once, and their ranks, by key.
+        """Translate masked parts; return a dict from part keys to a translation with its protected spans, and its rank.
 
-        The rank, by which the better of two translations is chosen, is the number of missing or excess placeholders,
-        negated, and then the mean log-probability per token.
+        The rank, by which the better of two translations is chosen, is a pair: minus the number of missing or excess
+        placeholders, and the mean log-probability per token.
         """
         found = model.search([each.masked for each in masked])
         plain = [
@@ -461,7 +467,7 @@ class Placeholders:
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
-        """Return a translation without the placeholder tokens that the model wrote although its source has none."""
+        """Return a translation without placeholder tokens that the model wrote though the source has none of them."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
@@ -470,7 +476,11 @@ class Placeholders:
     def _with_texts(
         self, translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
     ) -> Translation:
-        """Return a translation with this source, and with another text (and its spans) for each alternative."""
+        """Return a translation with this source, and with another text for each alternative.
+
+        `texts` has for each alternative a pair: its text, and pairs of spans copied from source to text. Unless
+        sampled, of alternatives with equal text only the first is kept.
+        """
         alternatives: dict[tuple[str, int], Alternative] = {}
         for number, (alternative, (text, _)) in enumerate(zip(translation.alternatives, texts, strict=True)):
             key = text, number if self._sampled else 0
@@ -482,10 +492,9 @@ class Placeholders:
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return the text of a translation with protected spans inserted, and the position of each span.
+        """Return a translation's text with protected spans inserted, and pairs of the spans in source and text.
 
-        A position is a pair of character spans, in the source and in the text. `placed` are the spans with their
-        offsets in `text`, the translation without spans.
+        `placed` are the runs of spans to insert, with their offsets in `text`, the translation without spans.
         """
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
@@ -508,8 +517,8 @@ class Placeholders:
     def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
         """Return the character offset at which to insert a run of protected spans without splitting a word.
 
-        Spans inside a word such as "don't" move to its end. They stay where they are if they touch a word or a mark in
-        the source, or if the text there is of a script without spaces.
+        A run inside a word such as "don't" moves to the word's end. It stays where it is if it touches a word or a mark
+        in the source, or if the text there is of a script without spaces.
         """
         offset, run = inserted
         touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
@@ -527,7 +536,7 @@ class Placeholders:
         return literal[0].translate(_SPACED_BRACKETS) + literal[1:-1] + literal[-1].translate(_SPACED_BRACKETS)
 
     def _spaces(self, source: str, span: Span, beside: tuple[str, str], *, has_space: bool) -> tuple[str, str]:
-        """Return the texts (a space or nothing) to write before and after a run of protected spans in a translation.
+        """Return a pair of texts (a space or nothing) to write before and after a run of protected spans.
 
         Args:
             source: the source text.
@@ -549,7 +558,7 @@ class Placeholders:
     def _has_space(self, side: "_Side") -> bool:
         """Return whether a space is written on one side of a protected span that stands for a word, as in the source.
 
-        There is none at an end of the translation, beside a bracket or punctuation that takes none, or between
+        No space is written at an end of the translation, beside a bracket or punctuation that takes none, or between
         characters of scripts without spaces.
         """
         if not side.target:
@@ -565,10 +574,10 @@ class Placeholders:
         return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
-        """Return whether spaces are written before and after a protected inline tag: as in the source.
+        """Return a list of two booleans: whether spaces are written before and after an inline tag, as in the source.
 
-        If the source has none but the translation has a space here, it goes before an opening tag or after a closing
-        one.
+        If the source has no space but the translation has one here, it goes before an opening tag or after a closing
+        tag.
         """
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
@@ -583,7 +592,7 @@ _SENTENCE_MARKS = frozenset(".!?,;:。！？，；：…")
 
 
 class _Side(NamedTuple):
-    """The neighbors of a protected span on its left or right side, in the source and in the translation."""
+    """One side (left or right) of a protected span: the neighboring characters in the source and in the translation."""
 
     target: str
     """The neighboring character in the translation; empty at the start or end of the translation."""
@@ -611,7 +620,7 @@ def _is_unspaced_script(character: str) -> bool:
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without its placeholders, and where they were; repeated ones count once."""
+    """Return a translation without its placeholders, and where they were; a repeated placeholder counts once."""
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
     bare = _remove_placeholders(text, tuple(runs))
     placed: dict[ProtectedRun, _InsertedRun] = {}
@@ -638,7 +647,7 @@ class _Bare(NamedTuple):
 
     text: str
     found: list[tuple[str, int]]
-    """Each placeholder token, and its character offset in the text without placeholders."""
+    """Pairs of each placeholder token found, and its character offset in the text without placeholders."""
 
 
 def remove_placeholders(text: str) -> str:
@@ -661,7 +670,7 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return runs of protected spans with their offsets, changed so that tags without a partner keep their order."""
+    """Return a list of runs of protected spans with offsets, moved right to keep tags without a partner in order."""
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)
@@ -678,7 +687,7 @@ def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_In
 
 
 def _without_pairs(part: Part, tokenizer: Tokenizer) -> BareText | None:
-    """Return a part's text without pairs of tags; None without such pairs, or if a forced prefix contains one's tag."""
+    """Return a part's text without its pairs of tags; None without any, or if a prefix contains a protected span."""
     bare = without_tag_pairs(part.text, part.protected)
     prefix = tokenizer.target.decode(part.prefix) if bare is not None and part.prefix else ""
     return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
@@ -694,7 +703,7 @@ def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
 
 
 def _one_by_one(translation: Translation) -> Iterator[Translation]:
-    """Yield, for each alternative, a translation that has only this one, with the protected spans found in its text."""
+    """Yield a translation for each alternative, with only that alternative and the protected spans in its text."""
     for number, alternative in enumerate(translation.alternatives):
         own = translation.protected
         if number:
@@ -711,13 +720,13 @@ class _Request(NamedTuple):
     source: str
     """The source text without its runs of protected spans."""
     offset: int
-    """The character offset in that text at which the run was."""
+    """The character offset in `source` (the text without protected spans) at which the run was."""
     text: str
     """The translation, also without protected spans."""
 
 
 def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
-    """Return, for each run of protected spans, the source without such runs, and the run's character offset in it."""
+    """Return a dict from each run of protected spans to a pair: the source without runs, and the run's offset in it."""
     text, written, position = masked.original.text, "", 0
     offsets = []
     for run in masked.runs:
@@ -749,7 +758,7 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the character spans of a text's words; in a script without spaces, those of its tokens."""
+    """Return a list of the character spans of a text's words; in a script without spaces, of its tokens."""
     spans: list[Span] = []
     for start, end in encode_with_spans(vocabulary, text)[1]:
         if not any(map(is_word_character, text[start:end])):

@@ -48,7 +48,7 @@ _BRANCHES = re.compile(r"\W?\{[^{},]*,\s*(?:plural|select|selectordinal|choice)\
 
 
 def missing_placeholders(source: str, target: str) -> list[str]:
-    """Return the placeholders, tags and URLs of a source that its translation lacks, or has less often.
+    """Return a list of the placeholders, tags and URLs of a source that its translation lacks, or has less often.
 
     Left out are ICU messages with branches, which are translated, and ordinary words after a sign, such as `@Anna`.
     """
@@ -127,7 +127,7 @@ def find_quality_warnings(
     unknown_characters: str = "",
     glossary: Glossary | None = None,
 ) -> tuple[QualityWarning, ...]:
-    """Return the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
+    """Return a tuple of the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
 
     Args:
         translation: the output of a translator, or a given text with the model's scores.
@@ -138,7 +138,7 @@ def find_quality_warnings(
         glossary: terms that must be translated as specified; None: no terms.
 
     Returns:
-        The warnings; those about the sentences of a text are joined to one of each kind.
+        The warnings, at most one of each kind: those about several sentences of a text are joined.
     """
     if not has_composed_texts(translation):
         translation = ComposedTranslation.of(translation).translation
@@ -192,7 +192,10 @@ def _unprotected(translation: Translation) -> Translation:
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
-    """Return one quality warning of each kind, in the order of `WARNING_KINDS`, which joins the evidence of all."""
+    """Return a tuple with one quality warning of each kind found, in the order of `WARNING_KINDS`.
+
+    Each warning joins the evidence of all warnings of its kind, separated by commas.
+    """
     evidence: dict[WarningKind, list[str]] = {}
     for warning in found:
         evidence.setdefault(warning.kind, []).append(warning.found)
@@ -228,9 +231,9 @@ def without_protected(text: str) -> str:
 
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
-    """Return "looks English, not Chinese" for a source that is clearly not in its language; otherwise None.
+    """Return why a source is clearly not in its language, such as "looks English, not Chinese"; otherwise None.
 
-    None, too, if `source_language` is None (unknown).
+    The result is None, too, if `source_language` is None (unknown).
     """
     other = None if source_language is None else detect_other_language(source, source_language)
     if source_language is not None and other is not None:  # names of placeholders are in no language
@@ -248,7 +251,7 @@ _PLURALS = {"looks": "look", "is": "are"}
 
 
 def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
-    """Issue one `WrongLanguageWarning` if texts are clearly not in the source language; it shows the first of them.
+    """Issue one `WrongLanguageWarning` if texts are clearly not in the source language; it shows the first such text.
 
     Only the first 100 texts are checked. If the language is None (unknown), there is no warning.
     """
@@ -264,13 +267,16 @@ def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> No
 
 
 def plural(reason: str) -> str:
-    """Return a description from `describe_wrong_language` with its verb in the plural: "look English, not Chinese"."""
+    """Return a description from `describe_wrong_language` with its verb in the plural: "look English, not Chinese".
+
+    The message of a warning about several texts needs the plural.
+    """
     verb, rest = reason.split(" ", 1)
     return f"{_PLURALS[verb]} {rest}"
 
 
 def describe_lost_sentences(source: str, text: str, languages: tuple[str | None, str | None]) -> str | None:
-    """Return "1 sentence of 2" if a translation surely has fewer sentences than its source; else None."""
+    """Return text such as "1 sentence of 2" if a translation surely has fewer sentences than its source; else None."""
     lost = find_lost_sentences(source, text, languages)
     return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
 
@@ -300,9 +306,10 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether a translation with terms repeats an n-gram more often than `plain`, the one without, does.
+    """Return whether a translation with terms repeats any n-gram of the one without terms more often than that does.
 
-    Both are lists of words or, in scripts without spaces, characters. N-grams have 3 words or 6 characters.
+    `plain` (without terms) and `text` are lists of words or, in scripts without spaces, characters. N-grams have 3
+    words or 6 characters.
     """
     size = _MIN_AGAIN[any(map(is_unspaced_character, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
@@ -314,7 +321,7 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return the longest run of words that a translation repeats too often in a row, with its count, as evidence.
+    """Return evidence such as "4 × no" for the longest run of words that a translation repeats too often in a row.
 
     The result is None if nothing is repeated more often than the limit and than any run of the source.
     """
@@ -332,9 +339,10 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return runs of words that occur several times in a row, with their counts: of each length the most frequent.
+    """Return a list of pairs, count and run of words, for runs that occur several times in a row in a text.
 
-    `least` is the lowest count returned; None: a limit that depends on the run.
+    For each length of up to 20 words the most frequent run is considered. `least` is the lowest count returned; None: a
+    limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):
@@ -356,7 +364,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Return the lower-case words of a text or, in scripts without spaces, its characters, to look for repetitions."""
+    """Return a list of a text's lower-case words or, in scripts without spaces, characters, to look for repetitions."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced_character(character):
@@ -378,7 +386,7 @@ def _copied(translation: Translation) -> str | None:
 def _untranslated(translation: Translation, target_script: str) -> str | None:
     """Return the letters of a translation that are in the source's script, if the target language has another one.
 
-    The result is None without such letters, or if the source's script is Latin or unknown.
+    The letters are joined to one text. The result is None without any, or if the source's script is Latin or unknown.
     """
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
@@ -418,14 +426,14 @@ def least_likely_nats(translation: Translation, glossary: Glossary | None = None
 
 
 def _forms(translation: Translation, glossary: Glossary | None) -> list[str]:
-    """Return the permitted translations of all glossary terms in the source of a translation."""
+    """Return a list of the permitted translations of all glossary terms in a translation's source; [] without any."""
     return [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the indices of the tokens that spell any of `texts`, and of the token that follows each of these.
+    """Return the set of the indices of the tokens that spell any of `texts`, and of the token after each.
 
-    The next token counts too, because it is often improbable after a forced one.
+    The token after a text counts too, because it is often improbable after a forced one.
     """
     joined, owners = "", list[int]()
     for position, token in enumerate(tokens):
@@ -439,7 +447,7 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
 
 
 def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
-    """Return, for each kind of quality warning, how many translations have it; kinds without warnings are left out.
+    """Return a dict from each kind of quality warning to the number of translations with it, if any has it.
 
     `warnings` has the warnings of each translation.
     """

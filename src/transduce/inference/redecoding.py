@@ -27,7 +27,7 @@ _FORBIDDEN_NGRAMS = (3, 2)
 def estimate_quality(
     translator: Translator, translations: Iterable[Translation], *, glossary: GlossaryLike = None
 ) -> list[tuple[QualityWarning, ...]]:
-    """Return the quality warnings about each translation; most translations have none.
+    """Return a list with a tuple of quality warnings for each translation; most translations have none.
 
     Checks for copied or untranslated text and for numbers run only if the translator knows its two languages and they
     differ.
@@ -119,7 +119,7 @@ def redecode(
 
 
 class _Unit(NamedTuple):
-    """A sentence to check and perhaps decode again: a whole text, or one sentence of a text."""
+    """A sentence whose translation is checked and perhaps decoded again: a whole text, or one sentence of a text."""
 
     text: int
     """Index of the text that the sentence belongs to."""
@@ -181,7 +181,7 @@ def _redecode_units(
 def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
-    """Insert missing glossary terms where their position in a translation is clear, and return all translations."""
+    """Insert missing glossary terms where their position in a translation is clear; return all translations."""
     source = translator.tokenizer.source
     parts = [
         Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
@@ -193,7 +193,7 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return a glossary with these numbers as further terms, each translated by itself, so that they stay unchanged.
+    """Return a glossary in which these numbers are further terms that stay unchanged, so that they are not lost again.
 
     Without numbers, the glossary (which may be None) is returned unchanged.
     """
@@ -218,7 +218,10 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 
 
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
-    """Return the settings of the second search: one wide beam, in which n-grams of this length may not repeat."""
+    """Return the settings of the second search: a beam of at least 8, in which n-grams of this length may not repeat.
+
+    Length 0 keeps the limit on n-grams. Beam groups are not used, and at least one token is required.
+    """
     wide = max(_WIDTH, search.beam_size)
     changes = {
         "beam_size": wide,
@@ -233,9 +236,9 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, found_warnings: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
-    """Return the numbers missing from a translation that re-decoding can insert as if they were glossary terms.
+    """Return a list of numbers missing from a translation that re-decoding can insert as if they were glossary terms.
 
-    The result is empty without a warning about numbers, or if a maximum length is set. Excluded are forbidden numbers,
+    The list is empty without a warning about numbers, or if a maximum length is set. Excluded are forbidden numbers,
     numbers that the model cannot write, and small numbers, dates and times, which a translation may write in another
     form.
     """
@@ -254,14 +257,14 @@ def _numbers(
 def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
 ) -> tuple[Alternative, tuple[QualityWarning, ...]]:
-    """Return a translation's first alternative with the least severe quality warnings, and these warnings."""
+    """Return a translation's first alternative with the least severe quality warnings, and a tuple of its warnings."""
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
     found_warnings = estimate_quality(translator, variants, glossary=glossary)
     return min(zip(translation.alternatives, found_warnings, strict=True), key=lambda one: _severity(one[1]))
 
 
 def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
-    """Return a sort key of quality warnings: the number of those that are not "unlikely", and the number of all.
+    """Return a sort key of quality warnings, a pair: the number that are not "unlikely", and the number of all.
 
     An "unlikely" translation has a low probability. Warnings about characters of the source that the model cannot read
     do not count, because re-decoding cannot help.

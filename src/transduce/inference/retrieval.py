@@ -45,7 +45,7 @@ _MAX_DIFFERENCE = 0.1  # relative norm of the difference between states computed
 
 
 class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Metadata of a datastore file: its size and the parameters of interpolation."""
+    """Metadata of a datastore file: its size, and the parameters with which retrieval is mixed with the model."""
 
     format_version: int = FORMAT_VERSION
     pairs: int
@@ -66,7 +66,7 @@ class DatastoreTensors(NamedTuple):
     states: Tensor
     """Output of the last decoder layer before each of the N target tokens of all pairs, float16, (N, D)."""
     labels: Tensor
-    """The N target tokens of all pairs, including end symbols, int32, (N,)."""
+    """Ids of the N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
     """Offset of the first target token of each of P pairs, and the total N, int64, (P + 1,)."""
     sources: Tensor
@@ -74,12 +74,13 @@ class DatastoreTensors(NamedTuple):
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
-    """Source token ids of the first pair, after those of its document context, int32.
-
-    They are used to check that the datastore belongs to a model.
+    """Source token ids of the first pair, preceded by those of its document context, int32. They are used to check that
+    the datastore belongs to a model.
     """
     first_target: Tensor
-    """Target token ids of the first pair, after those of its document context, int32; for the same check."""
+    """Target token ids of the first pair, preceded by those of its document context, int32; they are used to check that
+    the datastore belongs to a model.
+    """
 
 
 class RetrievalCandidates(NamedTuple):
@@ -88,9 +89,9 @@ class RetrievalCandidates(NamedTuple):
     states: Tensor
     """Decoder states at the M target positions of the selected pairs, float32, (M, D)."""
     norms: Tensor
-    """Squared norms of these M decoder states, (M,), to compute distances."""
+    """Squared norms of the M decoder states of the selected pairs, (M,), to compute distances."""
     labels: Tensor
-    """The target token that follows each of the M states, int64, (M,)."""
+    """The id of the target token that follows each of the M decoder states, int64, (M,)."""
 
 
 class Retriever:
@@ -130,10 +131,10 @@ class Retriever:
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
-        """Return the indices of the K nearest candidates, (W, K), for negative distances (W, M); fewer if M < K.
+        """Return the indices of the K nearest candidates, (W, K), for negative distances (W, M); min(K, M) of them.
 
-        Candidates as far as the last one, up to rounding errors, are chosen by index, so that the choice does not
-        depend on the batch.
+        Candidates as far as the last chosen one, up to rounding errors, are chosen by index, so that the choice does
+        not depend on the batch.
         """
         count, margin = min(NEAREST_STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
         last = nearness.topk(count, dim=-1).values[:, -1:]
@@ -142,10 +143,10 @@ class Retriever:
         return ranks.topk(count, dim=-1).indices
 
     def interpolate(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
-        """Interpolate the log-probabilities (B, W, V) of a model with votes of neighbors, in place; return them.
+        """Mix a model's log-probabilities (B, W, V) with the votes of nearest neighbors, in place; return them.
 
         The nearest neighbors of the decoder states, `states` (B, W, D), vote for their next tokens, by a softmax over
-        distances.
+        distances. The datastore's interpolation weight decides how much the votes count.
         """
         weight = self._card.weight
         labels, negative_distances = self.nearest(states)
@@ -158,7 +159,7 @@ class Retriever:
 
 
 class NeighborIndex:
-    """A datastore of sentence pairs for one model, which finds stored decoder states near given ones."""
+    """A datastore of sentence pairs for one model, which finds stored decoder states near given decoder states."""
 
     def __init__(self, tensors: DatastoreTensors, card: DatastoreCard) -> None:
         self.tensors, self.card = tensors, card
@@ -178,8 +179,8 @@ class NeighborIndex:
     def check_languages(self, source: str | None, target: str | None, vocabulary: Vocabulary) -> None:
         """Raise an error if the datastore has pairs of other languages than those of a translator.
 
-        Unknown languages are not compared. A datastore without languages has its target language from the token at the
-        start of the first source, if the model translates to several languages.
+        Unknown languages are not compared. For a datastore without languages, the target language is read from the
+        token at the start of the first source, if the model translates to several languages.
 
         Args:
             source: the translator's source language; None: unknown.
@@ -237,7 +238,7 @@ class NeighborIndex:
         return Retriever(candidates, self.card)
 
     def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
-        """Select the most similar pairs for each source sentence, and return the neighbor search of the batch."""
+        """Return the neighbor search of a batch, a `Retriever` over the pairs most similar to each source sentence."""
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
@@ -266,7 +267,8 @@ class RetrievalScorer(Scorer):
 def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
     """Return an embedding of each source, float32 on the CPU, (B, D), to find similar sources.
 
-    It is the normalized sum of its token embeddings, each weighted by its token's entry in `rarities` (V,).
+    An embedding is the normalized sum of the source's token embeddings, each weighted by the token's entry in
+    `rarities` (V,).
     """
     weight = model.source_weight.detach()
     embeddings = torch.zeros(len(source_ids), weight.shape[1])
@@ -311,6 +313,6 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
 
 
 def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
-    """Return the integers of half-open ranges, one range after the other, as one int64 tensor."""
+    """Return the integers of half-open ranges from `starts` to `ends`, one after the other, as one int64 tensor."""
     counts = ends - starts
     return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)

@@ -25,7 +25,7 @@ from transduce.text.vocabulary import Vocabulary
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp; without them on this processor, it uses PyTorch.
+    """Make search use compiled kernels for top-k and log-sum-exp, if this processor supports them; otherwise PyTorch.
 
     Later calls do nothing.
     """
@@ -38,7 +38,8 @@ def _step_to_logits(
 ) -> tuple[Tensor, Tensor]:
     """Run a decoding step for tokens (B, W); return the last layer's output, (B, W, D), and the logits, (B, W, V).
 
-    `project` maps outputs to logits; it is not used if a kernel computes both.
+    `project` maps outputs to logits; it is not used if a compiled step computes the logits, too. `trace` records
+    attention.
     """
     if isinstance(state, LogitsState):
         return state.step_to_logits(tokens)
@@ -122,7 +123,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 class DecoderOnlyScorer(Scorer):
     """A scorer of next tokens for a batch of prompts, of at least one token each, with a decoder-only model.
 
-    If a text has filled the model's context, the newest half of it is read again.
+    If a text fills the model's context, the newest half of all texts is read again.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class DecoderOnlyScorer(Scorer):
     def _read(self) -> DecodingState:
         """Encode all texts (prompts and what was generated) anew, and return the decoding state.
 
-        If one is longer than the context, all are cut to their last tokens, half as many as the context has.
+        If any text is longer than the context, all are cut to their last tokens, half as many as the context has.
         """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
@@ -221,8 +222,8 @@ def batch_invariant_scorer(
 ) -> "EncoderDecoderScorer | BatchInvariantScorer":
     """Return a scorer whose results for a sentence do not depend on the batch, for source token ids (B, S).
 
-    S must be a multiple of 16. The scorer is an `EncoderDecoderScorer`, made with these arguments, if it runs on
-    compiled steps, which are batch-invariant; otherwise one wrapped in a `BatchInvariantScorer`.
+    S must be a multiple of 16. The scorer is an `EncoderDecoderScorer`, made with these arguments, if compiled steps,
+    which are batch-invariant, support the model; otherwise a `BatchInvariantScorer` around one.
     """
     inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
@@ -262,18 +263,21 @@ class BatchInvariantScorer(Scorer, AttentiveScorer):
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences at these batch indices, and add copies of the first one for at least 16 hypotheses."""
+        """Keep the sentences at these batch indices, and add copies of the first one up to at least 16 hypotheses.
+
+        Matrix multiplications of at least 16 rows give a sentence the same result in every batch.
+        """
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return `values`, (B, W), followed by copies of its first row, one for each sentence that fills the batch."""
+        """Return `values`, (B, W), followed by copies of its first row for the copied sentences that fill the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def padded_length(length: int) -> int:
-    """Return the next multiple of 16, the length to which a source of this many tokens is padded if batch-invariant."""
+    """Return `length` rounded up to a multiple of 16, as sources are padded in a batch-invariant search."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
@@ -294,7 +298,7 @@ class BatchInvarianceCheck:
     def check(self, search: SearchSettings) -> None:
         """Search for the same random sentences in batches of different sizes, and compare all results bit by bit.
 
-        Searches that differ only in lengths, forbidden texts and repeated n-grams are checked once.
+        Settings that differ only in lengths, forbidden texts and repeated n-grams are checked once.
 
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.
@@ -327,9 +331,9 @@ class BatchInvarianceCheck:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return a batch of random sources (token ids with the end symbol), each padded to `bucket_length` in a search.
+    """Return 64 random sources (token ids with the end symbol), all of which are padded to `bucket_length` in a search.
 
-    The sources take turns in having each length that is padded so.
+    The sources have, in turn, each of the 16 lengths that are padded to `bucket_length`.
     """
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
@@ -342,7 +346,7 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
 
 
 def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
-    """Return the length in tokens to which all sources of a batch-invariant batch are padded.
+    """Return the one length in tokens to which all sources of a batch-invariant batch are padded.
 
     Raises:
         ValueError: the sources have different padded lengths.

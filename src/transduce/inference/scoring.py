@@ -31,7 +31,7 @@ _CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
-    """An error about a text with too many tokens to be scored, with the side and number of the text."""
+    """An error about a text with too many tokens to be scored: its `side` ("source" or "target") and its `number`."""
 
     def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
         """Create the error for text `number`, counted from 1, of the sources or the targets."""
@@ -62,7 +62,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 def as_translation(score: Score) -> Translation:
-    """Return the score of a given translation as a `Translation`, for code that takes results of a search."""
+    """Return the score of a given translation as a `Translation` with one alternative, like a result of a search."""
     alternative = Alternative(score.target, score.tokens, score.token_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
@@ -92,7 +92,7 @@ def score_translations(
         histories: document context of each pair, which the models read and which is not scored; None: no context.
 
     Returns:
-        A score for each pair.
+        A list with a `Score` for each pair.
 
     Raises:
         TransduceError: the numbers of sources and targets differ, or a model is in training mode.
@@ -134,7 +134,7 @@ def score_translations(
 
 
 def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return sources and targets as lists of the same length.
+    """Return sources and targets as a pair of lists, which have the same length.
 
     Raises:
         TransduceError: the numbers differ, or an item is not a text.
@@ -148,7 +148,10 @@ def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str],
 
 
 def _forced_tokens(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
-    """Return the token ids that transformers' `generate` forces at the start of every translation; none without it."""
+    """Return a tuple of the token ids that transformers' `generate` forces at the start of every translation.
+
+    Without `generate`, the tuple is empty.
+    """
     if generate is None:
         return ()
     first = () if generate.forced_first_id is None else (generate.forced_first_id,)
@@ -203,9 +206,10 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged.
+    """Return a list with the log-probabilities in nats of each target's tokens, averaged over models, as tuples.
 
-    `generate` decides which tokens are left out of the normalization; None: padding and the start symbol.
+    The probabilities of several models are averaged. `generate` decides which tokens are left out of the normalization;
+    None: padding and the start symbol.
     """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = excluded_tokens(models[0].config, generate)
@@ -219,9 +223,10 @@ def _score_batch(
 
 
 def excluded_tokens(config: ModelConfig, generate: GenerateSettings | None) -> list[int]:
-    """Return the token ids that have probability zero in search, while the others are normalized without them.
+    """Return a list of token ids that have probability zero in search; the others are normalized without them.
 
-    Without `generate`, these are padding and the start symbol. Its search excludes tokens only if it renormalizes.
+    Without `generate`, padding and the start symbol are excluded. The search of `generate` excludes its forbidden
+    tokens only if it renormalizes.
     """
     if generate is None:
         return config.forbidden_tokens
@@ -231,7 +236,7 @@ def excluded_tokens(config: ModelConfig, generate: GenerateSettings | None) -> l
 def target_states(
     model: EncoderDecoder, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return the output of the last decoder layer before each target token of all pairs, (N, D)."""
+    """Return the last decoder layer's output before each of the N target tokens of all pairs in turn, (N, D)."""
     config, device = model.config, model.source_weight.device
     source = pad(source_ids, config.pad_id, device)
     inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)

@@ -24,7 +24,9 @@ class Sentence(NamedTuple):
     text: str
     """The text of the sentence, without the spaces, emoji and layout around it."""
     offsets: Sequence[int]
-    """The character offset in the source text of each character of the sentence, and of the sentence's end."""
+    """The character offset in the source text of each character of the sentence, and of the sentence's end: one more
+    than characters.
+    """
     protected: tuple[Span, ...] = ()
     """Character spans of the sentence that translation must not change, in order and disjoint."""
 
@@ -56,12 +58,12 @@ class SegmentedText(NamedTuple):
     original: str = ""
     """The source as the caller passed it, before composition (NFC)."""
     origin: NormalizedText | None = None
-    """The origin of the source's characters in `original`; None: both are equal."""
+    """The mapping from characters of the source, which is composed, to those of `original`; None: both are equal."""
 
     def protected_in_gap(self, number: int) -> list[Span]:
-        """Return the protected spans in the layout with this number, as character offsets in the text of the layout.
+        """Return a list of the protected spans in the layout with this number, as offsets in the layout's text.
 
-        There are none in the space between two sentences of a line.
+        The list is empty for the space between two sentences of a line.
         """
         gap = self.gaps[number]
         end = gap.start + len(gap.text)
@@ -94,7 +96,7 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return `text`, a further text of the translation of a sentence, as it is to be written; empty for empty text.
+        """Return `text`, a further text of a sentence's translation, as it is to be written; empty for empty text.
 
         The first text of a sentence is preceded by the space between it and the sentence before it.
         """
@@ -265,7 +267,7 @@ class _Line(NamedTuple):
 
 
 def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_Line]:
-    """Yield the lines of a text without their line ends, which `end` matches; one in a protected span ends no line."""
+    """Yield the lines of a text without line ends, which match `end`; one in a protected span does not end a line."""
     start = 0
     for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
@@ -276,7 +278,7 @@ def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterat
 
 
 def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
-    """Yield paragraphs joined from consecutive lines, each as one line; a list mark begins a new paragraph.
+    """Yield paragraphs, each joined to one line from consecutive lines of wrapped text; a list mark begins a new one.
 
     An empty line ends a paragraph, and is not yielded.
     """
@@ -304,7 +306,10 @@ def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
 
 
 def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the paragraphs of wrapped text, each as one line; empty lines stay, and list marks begin a new line."""
+    """Yield the paragraphs of wrapped text, each as one line; a list mark begins a new line.
+
+    Blank lines end a paragraph and are yielded unchanged.
+    """
     paragraph: list[_Line] = []
     for line in lines:
         is_blank = not line.strip()
@@ -332,13 +337,16 @@ def _list_mark(line: str) -> int:
 
 
 def _item_number(sentence: str) -> int:
-    """Return the number of characters in the list number at the start of a sentence within a line; 0 without one."""
+    """Return the number of characters in a list number such as "2) " at the start of a sentence; 0 without one.
+
+    An ordinal number of a date, such as "5. Mai", does not count, nor does a number with nothing after it.
+    """
     match = _ITEM_NUMBER.match(sentence)
     return 0 if match is None or _ORDINAL.match(sentence) or match.end() == len(sentence) else match.end()
 
 
 def _stripped(text: str, span: Span, protected: Sequence[Span]) -> Span:
-    """Return a character span of a text without the spaces at its ends, unless these belong to a protected span."""
+    """Return a character span of a text without the spaces at its ends, except those that a protected span has."""
     inner = text[slice(*span)]
     start = span.start + len(inner) - len(inner.lstrip())
     return _widened(Span(start, max(start, span.start + len(inner.rstrip()))), span, protected)
@@ -378,7 +386,10 @@ def _has_letter(text: str, protected: Sequence[Span]) -> bool:
 
 
 def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """Return those of some character spans, in order and disjoint, that lie completely between two offsets."""
+    """Return a list of those of some character spans that lie completely between two offsets.
+
+    `spans` are in order and disjoint.
+    """
     first = bisect_left(spans, (start, start))
     found = []
     for index in range(first, len(spans)):
@@ -389,7 +400,7 @@ def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
-    """Return those of some spans, in order and disjoint, that overlap a given span.
+    """Return a list of those of some spans, in order and disjoint, that overlap a given span.
 
     An empty span is overlapped by a span that contains its offset.
     """
@@ -405,13 +416,13 @@ def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
 
 
 def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
-    """Return the spans that lie completely within bounds, as offsets from the start of the bounds."""
+    """Return a list of the spans that lie completely within `bounds`, as offsets from the start of `bounds`."""
     inside = spans_between(spans, *bounds)
     return [Span(start - bounds.start, end - bounds.start) for start, end in inside] if inside else []
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
-    """Return the spans of a source text that lie completely in a line, as character offsets in the line.
+    """Return a list of the spans of a source text that lie completely in a line, as character offsets in the line.
 
     `offsets` are those of the line's characters, and of its end, in the source text.
     """
@@ -464,17 +475,18 @@ class _Collector:
     def skip_wordless(self, *, takes_no_space: bool = False) -> None:
         """Record that text without a letter (emoji, numbers, list marks) is here, which is copied, not translated.
 
-        With `takes_no_space`, no space is added between this text and the sentence after it, as for "2、".
+        A space may be needed beside the copied text. With `takes_no_space`, none is added between the text and the
+        sentence after it, as for "2、".
         """
         self._is_wordless_after = self._is_wordless_after or not self._is_new_cell
         self._is_wordless_before = not takes_no_space
 
     def end_cell(self) -> None:
-        """Record the end of a line or of a column, where no space is added beside copied text."""
+        """Record the end of a line or of a column of a table, where no space is added beside copied text."""
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
-        """Return the source text between two sentences as a gap, with the target language's spaces where needed."""
+        """Return the source text between two sentences as a `Gap`, with the target language's spaces where needed."""
         text, start = between, self._end
         is_wordless = self._is_wordless_after or self._is_wordless_before
         if self._separator and is_wordless and _LINE_END.search(between) is None:
@@ -486,7 +498,7 @@ class _Collector:
         return Gap(text, start)
 
     def _with_narrow_marks(self, start: int, end: int) -> str:
-        """Return the source text between two offsets with full-width 。！？ made narrow, except in protected spans."""
+        """Return the source text from `start` to `end`, its full-width 。！？ made narrow except in protected spans."""
         spans = spans_between(self.protected, start, end)
         edges = [start, *(edge for span in spans for edge in span), end]
         parts = [self._source[slice(*edge)] for edge in pairwise(edges)]

@@ -26,7 +26,8 @@ from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_
 _WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
-"""A function from sources and translations, two lists, to the score of each pair by a model."""
+"""A function from two lists of equal length, sources and translations, to a list with a model's `Score` of each pair.
+"""
 
 
 class OcclusionRequest(NamedTuple):
@@ -51,8 +52,8 @@ def word_losses(
         score: scores pairs with the model.
 
     Yields:
-        For each request and each of its parts, one value for each word of `word_spans`: the decrease of the word's
-        log-probability without the part.
+        For each request, a list with one list for each removed part: for each word of `word_spans`, the decrease of the
+        word's log-probability without the part.
     """
     pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
@@ -62,15 +63,15 @@ def word_losses(
 
 
 def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
-    """Return the scores of pairs of sources and translations; an empty list for no pairs."""
+    """Return a list with the score of each pair of source and translation; an empty list for no pairs."""
     return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
 
 
 def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
-    """Return the character spans of a text's words, without punctuation.
+    """Return a list of the character spans of a text's words, without punctuation.
 
-    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word, except for those at the
-    offsets `continued`, which belong to the word before them.
+    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word, except for characters at
+    the offsets `continued`, which belong to the word before them.
     """
     within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
     spans: list[Span] = []
@@ -88,11 +89,10 @@ def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
 
 
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """Return the log-probability in nats that each word of a translation loses if a part of the source is removed.
+    """Return a list of the log-probability in nats that each word of a translation loses without a part of the source.
 
-    The words are character spans; the scores are of the full source and of that without the part. A word's loss is the
-    sum over its tokens. If a token covers several words, as in scripts without spaces, each of these words gets the
-    token's whole loss.
+    `words` are character spans of the words; `full_score` has the full source, and `without` the source without the
+    part. A word's loss is the sum over its tokens. A token that covers several words gives each of them its whole loss.
     """
     ids, spans = encode_with_spans(vocabulary, text)
     pairs = zip(full_score.token_log_probabilities, without.token_log_probabilities, strict=True)
@@ -129,11 +129,13 @@ class MarkedSentence(NamedTuple):
     is_scored: bool = True
     """True if source and translation are short enough for the model to score; False: positions are estimated."""
     ties: Sequence[tuple[Span, Span]] = ()
-    """Pairs of a character span of the source and one of the translation that are known to correspond."""
+    """Pairs of a character span of the source and one of the translation that are known to correspond, such as glossary
+    terms.
+    """
 
 
 def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
-    """Return, for each sentence, the character span of the translation for each marked span, nested as in the source.
+    """Return for each sentence a list: the span of the translation for each marked span, nested as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
     words becomes an empty span between words. In scripts without spaces, no token of the vocabulary is cut, unless a
@@ -174,7 +176,10 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
 
 
 def _within_tokens(text: str, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the offsets of a text's characters that are not the first ones of a token, in scripts without spaces."""
+    """Return a set of the offsets of a text's characters that continue a token, in scripts without spaces.
+
+    The set is empty for a text without such a script.
+    """
     if not any(map(is_unspaced_character, text)):
         return frozenset()
     _, spans = encode_with_spans(vocabulary, text)
@@ -189,14 +194,14 @@ def _has_words(each: MarkedSentence, span: Span) -> bool:
 
 
 def _is_all(each: MarkedSentence, span: Span) -> bool:
-    """Return whether a marked span contains all words of its source."""
+    """Return whether a marked span contains all words of its source sentence."""
     return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
 
 
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield, for each sentence, a list with the losses of translated words without each marked span, by `word_losses`.
+    """Yield, for each request, a list with the losses of translated words without each marked span, from `word_losses`.
 
     The list is empty for a sentence without spans to score.
     """
@@ -219,10 +224,12 @@ class _Aligner:
         self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, known, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
-        """The indices of the translated words that are assigned to each aligned span, by the index of the span."""
+        """A dict from the index of each aligned span to the range of indices of the translated words that are assigned
+        to it.
+        """
 
     def _of_words(self, losses: Sequence[float]) -> list[float]:
-        """Return the loss of each translated word, the highest one of its characters; none if these are unknown."""
+        """Return a list of each translated word's loss, the highest of its characters; empty without `losses`."""
         starts = [word.start for word in self.words]
         found = [0.0 for _ in self.words] if losses else []
         for character, loss in zip(word_spans(self.marked.text) if losses else (), losses, strict=True):
@@ -231,7 +238,7 @@ class _Aligner:
         return found
 
     def positions(self) -> list[Span]:
-        """Return the character span of the translation that each marked span of the source corresponds to, in order."""
+        """Return a list: for each marked span of the source, in order, the character span of the translation."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -242,7 +249,8 @@ class _Aligner:
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
         """Return the losses of translated words without a span, in nats, with fixed values for words of glossary terms.
 
-        A word of a term inside the span gets a high loss, and one of another term at most 0.
+        A word of a term inside the span gets a high loss, and a word of another term at most 0. No losses stay an empty
+        list.
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
@@ -253,7 +261,10 @@ class _Aligner:
         return adjusted
 
     def _encloses(self, outer: int, inner: int) -> bool:
-        """Return whether the marked span `outer` contains `inner`; the first of two equal spans contains the second."""
+        """Return whether the marked span with index `outer` contains that with index `inner`.
+
+        Of two equal spans, the first contains the second.
+        """
         one, other = self.marked.spans[outer], self.marked.spans[inner]
         is_around = one.start <= other.start and other.end <= one.end
         return outer != inner and is_around and (one != other or outer < inner)
@@ -283,13 +294,13 @@ class _Aligner:
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the indices of the translated words that a marked span may get.
+        """Return a list of the indices of the translated words that a marked span may get.
 
         Free words are inside the span's bounds, and not taken by a marked span that is disjoint from it.
 
         Args:
             parents: the indices of the marked spans that enclose the one to align.
-            bounds: the character span of the translation that encloses it.
+            bounds: the character span of the translation that encloses the one to find.
         """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
@@ -298,8 +309,8 @@ class _Aligner:
     def _run(self, number: int, free: Sequence[int]) -> range:
         """Return the range of indices of target words that a marked span corresponds to; empty if it has no words.
 
-        It is the run of free words with the highest sum of losses above a threshold, or the word at the same relative
-        position if no word depends on the span.
+        The range is the run of free words with the highest sum of losses above a threshold, or the word at the same
+        relative position if no word depends on the span.
         """
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
@@ -328,11 +339,11 @@ class _Aligner:
         return range(first, last + 1)
 
     def _is_contraction(self, word: int) -> bool:
-        """Return whether only an apostrophe separates a target word from the next one, as in a contraction."""
+        """Return whether only an apostrophe separates the target word with this index from the next, as in "don't"."""
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
-        """Return the range of the one free target word that is nearest to the relative position of the source span."""
+        """Return a range with the index of the free target word nearest to the source span's relative position."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -341,7 +352,11 @@ class _Aligner:
         return range(nearest, nearest + 1)
 
     def _between(self, span: Span, free: Sequence[int], bounds: Span) -> Span:
-        """Return an empty character span between target words, at the relative position of the source span."""
+        """Return an empty character span between target words, at the relative position of the source span.
+
+        The span is at an end of `bounds` if the source span is before the first or after the last word, or no word is
+        free.
+        """
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         if before == 0 or not free:
@@ -428,7 +443,7 @@ def align_spans(
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
 ) -> list[list[Span]]:
-    """Return, for each translation, the character span of its text that corresponds to each marked span of its source.
+    """Return for each translation a list: the span of its text that corresponds to each marked span of its source.
 
     Spans of a glossary's terms, as found in source and translation, are known to correspond; None: no terms.
 
@@ -452,7 +467,7 @@ def _align_spans(
     spans: Sequence[Sequence[Span]],
     glossary: Glossary | None,
 ) -> list[list[Span]]:
-    """Return the spans of `align_spans` for texts in the form that the model reads, and for spans that are checked."""
+    """Return the result of `align_spans` for texts in the form that the model reads, and for spans that are checked."""
     parts: list[MarkedSentence] = []
     owners: list[tuple[int, int, list[int], _Stripped]] = []
     for number, (each, checked) in enumerate(zip(translations, spans, strict=True)):
@@ -492,9 +507,10 @@ def _align_spans(
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
-    """Return the pairs of source and target character spans whose text was copied to the translation unchanged.
+    """Return a list of the pairs of source and target character spans whose text was copied to the translation.
 
-    The stored spans refer to the best alternative; in another alternative, some pairs may be missing.
+    The stored spans refer to the best alternative; in another alternative, some texts may differ, whose pairs are left
+    out.
     """
     return [
         (source, target)
@@ -504,10 +520,10 @@ def _copied(each: Translation) -> list[tuple[Span, Span]]:
 
 
 def _with_copies(each: Translation, source: Span, target: Span) -> Span:
-    """Return the target span of a source span, extended by the copies of the protected spans that lie in the latter.
+    """Return a target span that is extended by the copies of the protected spans inside its source span.
 
-    Copies of other protected spans at its edges are cut off. The copies alone are the span if nothing else in the
-    source span is a word.
+    Copies of other protected spans at the edges of the target span are cut off. If nothing else in the source span is a
+    word, the result covers only the copies.
     """
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
@@ -523,7 +539,10 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Return a target span without copies of protected spans before its first and after its last other word."""
+    """Return a target span without the given copies before its first and after its last other word.
+
+    The span is unchanged if it contains no copy, or no other word.
+    """
     inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
@@ -557,7 +576,7 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 def _parts(each: Translation) -> Iterator[_Part]:
     """Yield the pairs of spans, in source and translation, of the sentences of a text that were translated separately.
 
-    Without such a record (`positions`), one pair covers the whole text.
+    If the translation has no `positions`, which record the pairs, one pair covers the whole text.
     """
     if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
@@ -577,10 +596,10 @@ def _parts(each: Translation) -> Iterator[_Part]:
 
 
 def _found_parts(each: Translation) -> Iterator[_Part]:
-    """Yield pairs of source and target spans of sentences in a translation whose text is not its joined sentences.
+    """Yield pairs of source and target spans of sentences for a translation whose text is not its joined sentences.
 
-    The text may be another alternative, or was edited. Sentences are searched for in it in order; consecutive ones that
-    are not found form one pair.
+    The text may be another alternative, or was edited. The sentences' translations are searched for in order;
+    consecutive ones that are not found form one pair.
     """
     position = 0
     start: int | None = None
@@ -599,24 +618,24 @@ def _found_parts(each: Translation) -> Iterator[_Part]:
 
 
 class _Stripped(NamedTuple):
-    """A text from which protected (copied) spans were removed, as they do not show how other words correspond."""
+    """A text from which protected (copied) spans were removed, because they do not show how other words correspond."""
 
     text: str
     offsets: Sequence[int]
-    """The character offset of each character in the full text, and the length of the full text."""
+    """The offset in the full text of each character of the stripped text; then the length of the full text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span in `text`, which lacks the protected spans, of a span of the full text."""
+        """Convert a character span of the full text to a span of the stripped `text`, and return it."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span in the full text of a span of `text`, which lacks the protected spans."""
+        """Convert a character span of the stripped `text` to a span of the full text, and return it."""
         return span_in_full_text(self.offsets, span)
 
 
 def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
-    """Return source and translation of a part of a text without the spans that were copied between them."""
+    """Return a part's source and translation, each as a `_Stripped` text without the spans copied between them."""
     pairs = _copied(each)
     sides = ([source for source, _ in pairs], [target for _, target in pairs])
     stripped = [
@@ -642,7 +661,7 @@ def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return what of a character span lies in one part of a text, as offsets from the start of that part."""
+    """Return the stretch of a character span that lies in one part of a text, as offsets from the part's start."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 
@@ -655,9 +674,9 @@ def can_score(translator: PairScorer, source: str, text: str) -> bool:
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of character spans: a glossary term in the source, and a form of it in the translation.
+    """Return a list of pairs of character spans: a glossary term in the source, and a form of it in the translation.
 
-    There are none without a glossary, or if normalization would change a text. A term without a form is left out.
+    The list is empty without a glossary, or if normalization would change a text. A term without a form is left out.
     """
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []

@@ -39,7 +39,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Share of the greatest loss of log-probability from which on neighboring characters count as one token."""
+"""Fraction of the greatest loss of log-probability: adjacent characters that lose more than it count as one token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 # A further form of a term replaces the first one only if it makes the translation this much more likely. Words that are
@@ -71,7 +71,7 @@ class Draft(NamedTuple):
     part: Part
     """The sentence, or part of a long one, that was translated."""
     alternative: Alternative
-    """One of the alternative translations of the sentence, which lacks terms."""
+    """An alternative translation of the sentence, from which glossary terms are missing."""
 
 
 class _Position(NamedTuple):
@@ -95,8 +95,8 @@ def insert_terms(
 ) -> dict[tuple[int, int], Translation]:
     """Insert missing glossary terms into the alternatives of translations where the positions of the terms are clear.
 
-    Sentences with a prefix or required phrases, and alternatives that are truncated or too long to score, stay. If
-    repeated n-grams are forbidden, nothing is inserted.
+    Sentences with a prefix or required phrases, and alternatives that are truncated or too long to score, stay
+    unchanged. If repeated n-grams are forbidden, nothing is inserted.
 
     Args:
         parts: parts of sentences.
@@ -104,12 +104,12 @@ def insert_terms(
         glossary: the glossary.
         search: the search settings; length limits and forbidden texts apply to the results, too.
         model: the model that made the translations.
-        min_loss: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less
-            than half as much.
+        min_loss: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less than
+            half as much.
 
     Returns:
-        Changed translations by key: the alternatives that have their terms, in the order of the search. This order is
-        kept because the cost of a term says nothing about the rest.
+        A dict of the changed translations by key, each with the alternatives that have their terms, in the order of the
+        search. This order is kept because the cost of a term says nothing about the rest.
     """
     if search.no_repeated_ngrams:  # a term may occur twice
         return {}
@@ -161,7 +161,7 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 def substitute(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float = MIN_LOSS_NATS
 ) -> list[Score | None]:
-    """Return each translation with its missing terms inserted, scored; None where a position of a term is unclear.
+    """Return a list: the `Score` of each translation with its missing terms inserted, or None if a position is unclear.
 
     Args:
         pairs: sources and their translations.
@@ -195,7 +195,7 @@ def _preference(score: Score, num_further: int) -> tuple[float, str]:
 def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
-    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear.
+    """Yield, for each translation, a list of the positions of its missing terms, left to right; None if one is unclear.
 
     A position is unclear if no word stands out by its loss without the term, or if positions overlap.
     """
@@ -239,7 +239,7 @@ def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
 
 
 def _trim_to_words(text: str) -> str:
-    """Return a text without punctuation and spaces at its edges."""
+    """Return a text without punctuation and spaces at its edges; empty if the text has no words."""
     words = word_spans(text)
     return text[words[0].start : words[-1].end] if words else ""
 
@@ -283,7 +283,7 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the span in a text of a term's usual translation, the first one that overlaps `around`; None without one.
+    """Return the character span in a text of a term's usual translation, the first that overlaps `around`; else None.
 
     The usual translation is the model's translation of the term alone.
     """
@@ -300,9 +300,9 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
 
 
 def _variants(text: str, positions: Sequence[_Position], language: str | None) -> Iterator[tuple[str, int]]:
-    """Yield texts with all terms inserted, each of which varies the span or form of one of the terms.
+    """Yield texts of a translation with all terms inserted, each of which varies the span or form of one of the terms.
 
-    Each text comes with the number of insertions that are not the first form of their term.
+    Each text comes in a pair with the number of insertions that are not the first form of their term.
     """
     is_english = short_code(language or "") == "en"
     ways_of = [_ways(text, position, is_english=is_english) for position in positions]
@@ -316,7 +316,10 @@ def _variants(text: str, positions: Sequence[_Position], language: str | None) -
 
 
 def _ways(text: str, position: _Position, *, is_english: bool) -> list[list[tuple[Span, str]]]:
-    """Return the ways to insert a term, the preferred first; each is a list of character spans and their new texts."""
+    """Return a list of ways to insert a term, the preferred first: each is a list of pairs of a span and a new text.
+
+    The first pair of a way replaces the term's own position, and others its repeated occurrences.
+    """
     forms: Sequence[str] = position.term.targets[:_MAX_FORMS]
     if is_english:
         forms = _forms_like(text[slice(*position.spans[0])], forms)
@@ -330,7 +333,7 @@ _PLURALS_WITHOUT_S = {"children", "feet", "geese", "men", "mice", "people", "tee
 
 
 def _forms_like(replaced: str, forms: Sequence[str]) -> Sequence[str]:
-    """Return the English forms of a term that have the ending -s, or lack it, like the words that they replace.
+    """Return the English forms of a term that end with -s, or those that do not, like the words that they replace.
 
     A plural replaces a plural this way, although the model may find the singular of a rare word more probable. If no
     form is like the replaced words, all are returned.

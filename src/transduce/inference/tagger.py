@@ -36,7 +36,10 @@ class Tagging(msgspec.Struct, frozen=True):
 
     @property
     def spans(self) -> list[Span]:
-        """The spans that tags such as B-PER and I-PER describe: kind, first word, and the word after the last."""
+        """A list of the spans that tags such as B-PER and I-PER describe: kind, first word, word after the last.
+
+        The words are given by their indices.
+        """
         return spans_of(self.tags)
 
     def __str__(self) -> str:
@@ -77,12 +80,12 @@ class Tagger:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Tagging]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Tagging | list[Tagging]:
-        """Tag the words of a sentence, or of each sentence in a list, in order; spaces separate words."""
+        """Tag the words of a sentence, or of a list of sentences in order; spaces separate words. Return `Tagging`s."""
         taggings = self.tag([text.split() for text in as_texts(sentence)])
         return taggings[0] if isinstance(sentence, str) else taggings
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[Tagging]:
-        """Tag the words of sentences that are lists of words, and return a `Tagging` for each, in order.
+        """Tag the words of sentences that are lists of words, and return a list with a `Tagging` for each, in order.
 
         Raises:
             TransduceError: a sentence is not a list of texts.
@@ -109,16 +112,16 @@ class Tagger:
 
     @torch.inference_mode()
     def _probabilities(self, states: Tensor) -> Tensor:
-        """Return the probability of each tag at each token, (B, S, D) to (B, S, C), float32 on the CPU."""
+        """Return the probability of each tag at each token, from states (B, S, D): (B, S, C), float32 on the CPU."""
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
 
 
 def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:
-    """Return the token ids of sentences, each word tokenized alone, in sequences (rows) of at most `length` tokens.
+    """Tokenize each word of sentences alone; return a list of `WordTokens`, sequences of at most `length` token ids.
 
-    Special tokens count. A sentence with more tokens is cut between words into several rows, and an empty one has none.
-    Of a word that alone exceeds a row, only the first tokens remain. A word without any token, such as one of control
-    characters, is the unknown token.
+    Special tokens count. A sentence with more tokens is cut between words into several sequences, and an empty one has
+    none. Of a word that alone exceeds a sequence, only the first tokens remain. A word without any token, such as one
+    of control characters, is the unknown token.
     """
     marks, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))
@@ -141,10 +144,9 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
 
 
 def _word_prefix(vocabulary: Vocabulary) -> str:
-    """Return the space, or empty text, to put before a word that is tokenized alone.
+    """Return a space, or empty text: what to put before a word to tokenize it alone as it would be inside a sentence.
 
-    With this prefix, the word's tokens are those inside a sentence. Some vocabularies add a space to a text by
-    themselves; those of characters and of RoBERTa do not.
+    Some vocabularies add a space to a text by themselves; those of characters and of RoBERTa do not.
     """
     both = vocabulary.encode("x x")
     return next(

@@ -28,7 +28,7 @@ class GrowingText:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, line_feeds: bool = True) -> None:
-        """Create an empty text; unless `line_feeds` is True (as in the source), spaces replace line feeds."""
+        """Create an empty text; unless `line_feeds` is True (if the source has some), spaces replace line feeds."""
         self.vocabulary = vocabulary
         self.shown = ""
         self._line_feeds = line_feeds
@@ -54,15 +54,18 @@ class GrowingText:
 
 
 def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
-    """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds."""
+    """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds.
+
+    Line feeds are kept only for a source that has some.
+    """
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
 
 
 def without_incomplete_character(text: str) -> str:
-    """Return the text of the first tokens of a translation without a last character that lacks some of its bytes.
+    """Return the text of a translation so far without a last character that lacks some of its bytes.
 
-    Byte tokens that are no complete UTF-8 character yet are decoded as replacement characters.
+    Byte tokens that are no complete UTF-8 character yet are decoded as replacement characters, which are removed.
     """
     return text.rstrip("\ufffd")
 
@@ -105,17 +108,19 @@ class Translation(msgspec.Struct, frozen=True):
     least 1.
     """
     joined: tuple[tuple[str, str], ...] = ()
-    """The source and translated text of each part (see `parts`), if there are several; else empty."""
+    """A pair of source and translated text for each part (see `parts`), if there are several; else empty."""
     stopped: bool = msgspec.field(default=False, name="given_up")
     """True if an observer stopped decoding, so that the text is incomplete and may be empty."""
     sentences: tuple["Translation", ...] = ()
     """The translation of each part (see `parts`), with its alternatives, if there are several; else empty."""
     positions: tuple[tuple[Span, Span], ...] = ()
-    """The character spans of each part in the source and in the best alternative; empty if the only part is the whole
-    text.
+    """For each part (see `parts`), a pair of its character spans in the source and in the best alternative; empty if
+    the only part is the whole text.
     """
     protected: tuple[tuple[Span, Span], ...] = ()
-    """The character spans that were copied unchanged, in the source and in the best alternative, in source order."""
+    """For each text that was copied unchanged, a pair of its character spans in the source and in the best alternative,
+    in source order.
+    """
 
     given_up = renamed_attribute("given_up", "stopped")
 
@@ -147,7 +152,7 @@ class Translation(msgspec.Struct, frozen=True):
 
 
 class ComposedTranslation(NamedTuple):
-    """A translation whose source and best text are in canonical composition (NFC), with the origin of both texts."""
+    """A translation whose source and best text are in canonical composition (NFC), and mappings to the originals."""
 
     translation: Translation
     source: NormalizedText
@@ -155,7 +160,7 @@ class ComposedTranslation(NamedTuple):
 
     @classmethod
     def of(cls, translation: Translation) -> "ComposedTranslation":
-        """Compose the source and the best text of a translation."""
+        """Compose the source and the best text of a translation (NFC), and move its spans; other alternatives stay."""
         source, target = (normalized_text(text, compose) for text in (translation.source, translation.text))
 
         def moved(pairs: Sequence[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
@@ -185,7 +190,7 @@ def empty_alternative(*, ended: bool = True) -> Alternative:
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
     """Return the translation of a sentence from the hypotheses of a search, best first.
 
-    Without hypotheses, because decoding was stopped, it is an empty translation that has not ended.
+    Without hypotheses, because decoding was stopped, the translation is empty and has not ended.
     """
     alternatives = tuple(
         Alternative(
@@ -201,7 +206,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
 
 
 def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best: int, sampled: bool) -> Translation:
-    """Join the translations of the sentences of a text, and return the translation of the text with its layout.
+    """Join the translations of the sentences of a text, and return one translation of the text with its layout.
 
     The alternatives are the combinations of the sentences' alternatives with the highest sums of scores. Samples are
     joined in the order of sampling; a sentence that is copied instead of translated is the same in all of them.
@@ -248,7 +253,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
 def _with_own_source(segmented: SegmentedText, number: int, part: Translation, span: Span) -> Translation:
     """Return the translation of a sentence with its source as the caller wrote it, instead of as the model reads it.
 
-    Joined lines stay joined.
+    The translation of a sentence that was joined from several lines is returned unchanged.
 
     Args:
         segmented: the text.
@@ -270,12 +275,15 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 
 
 def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:
-    """Return as many alternatives as before with `best` in front: it replaces the first sample, or its equals."""
+    """Return a tuple of at most as many alternatives as `former` has, with `best` in front.
+
+    The new best alternative replaces the first sample, or alternatives of equal text; the last one may be dropped.
+    """
     return (best, *(former[1:] if sampled else (each for each in former if each.text != best.text)))[: len(former)]
 
 
 def with_sentences(translation: Translation, sentences: Sequence[Translation], *, sampled: bool = False) -> Translation:
-    """Return the translation of a text with other translations of its sentences, whose best alternatives are used.
+    """Return the translation of a text with other translations of its sentences, whose best alternatives are joined.
 
     Args:
         translation: the translation of a text with several sentences.
@@ -315,17 +323,18 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation], *
 
 
 def _combine_samples(parts: Sequence[Translation], count: int) -> list[list[int]]:
-    """Return `count` combinations of samples, one index for each part: all first samples, all second ones, and so on.
+    """Return `count` combinations of samples, lists of one index for each part: all first ones, all second ones, ….
 
-    A part with fewer, such as one that is copied instead of translated, repeats its last one.
+    A part with fewer samples, such as one that is copied instead of translated, repeats its last one.
     """
     return [[min(index, len(part.alternatives) - 1) for part in parts] for index in range(count)]
 
 
 def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:
-    """Return the best combinations of alternatives, at most `n_best`, one index for each part.
+    """Return a list of the best combinations of alternatives, at most `n_best`, each a list of one index for each part.
 
-    Those with the fewest truncated alternatives come first, then those with the highest scores.
+    Combinations with the fewest truncated alternatives come first, then those with the highest scores. A single part,
+    which has at most `n_best`, keeps the order of its alternatives.
     """
     if n_best == 1:
         return [[0] * len(parts)]
@@ -344,16 +353,19 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return the cost of each alternative of a part: how much lower its score is than that of the best one.
+    """Return a list of each alternative's cost: how much lower its score is than that of the part's best alternative.
 
-    Costs are never lower than those of earlier alternatives.
+    No cost is lower than that of an earlier alternative, so that the order of alternatives is kept.
     """
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
 
 
 def _unlinked(chain: object) -> list[int]:
-    """Return the indices of alternatives in the order of the parts, from a linked list with the last part first."""
+    """Return a list of alternatives' indices in the order of the parts, from a linked list with the last part first.
+
+    The linked list consists of pairs (earlier parts, index), and None at its end.
+    """
     indices: list[int] = []
     while isinstance(chain, tuple):
         chain, index = chain
@@ -389,7 +401,7 @@ def _join(
 
 
 def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
-    """Return an alternative with the given text, and with the tokens and the sum of the scores of its sentences."""
+    """Return an alternative with the given text, and with all tokens and the sum of the scores of its sentences."""
     return Alternative(
         text=text,
         tokens=tuple(token for part in chosen for token in part.tokens),

@@ -78,11 +78,11 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
-"""A function that searches for the translations of parts (sentences), and returns them by part key."""
+"""A function that searches for the translations of parts (sentences), and returns a dict of them by part key."""
 
 
 class TranslateOptions(TypedDict, total=False):
-    """Types of the keyword arguments of a call of `Translator`, whose docstring explains them."""
+    """Types of the keyword arguments of a call of `Translator`, whose `__call__` explains them."""
 
     beam_size: int | None
     length_penalty: float | None
@@ -103,7 +103,7 @@ class TranslateOptions(TypedDict, total=False):
 class Translator:
     """A translation model, or an ensemble, with its tokenizer and search settings.
 
-    Call it with a sentence or a list of sentences.
+    Call it with a sentence or a list of sentences, which gives a `Translation` or a list of them.
     """
 
     @renamed_arguments(examples="datastore")
@@ -266,8 +266,8 @@ class Translator:
                 `beam_size` 1, it only changes the reported scores.
             n_best: number of alternatives returned for each text, best first.
             max_length: maximum number of new tokens in the translation of each sentence.
-            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
-                0: no sampling, but greedy search.
+            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely. 0:
+                no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
                 With `top_k` it is their share of what `top_k` leaves.
@@ -280,9 +280,8 @@ class Translator:
             document: whether the texts are consecutive parts of one document, which a model with `data.context_before`
                 reads as context; an empty text ends a document. The sentences of one text always are a document.
 
-        Warns:
-            WrongLanguageWarning: a text seems not to be in the source language.
-            IdleSettingWarning: the arguments leave other search settings without effect, or change them.
+        Warns: WrongLanguageWarning: a text seems not to be in the source language. IdleSettingWarning: the arguments
+        leave other search settings without effect, or change them.
 
         Raises:
             TransduceError: an option is out of range.
@@ -377,7 +376,7 @@ class Translator:
     def _translate_parts(
         self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
     ) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts (sentences), by part key, with their protected spans and glossary terms.
+        """Return a dict of translations of parts (sentences) by part key, with protected spans and glossary terms.
 
         Parts that an observer stopped may be missing.
         """
@@ -408,7 +407,7 @@ class Translator:
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """Search for the translations of parts (sentences), batched by length, and return them by the parts' keys.
+        """Search for the translations of parts (sentences), batched by length; return a dict of them by part key.
 
         Protected spans and glossary terms are not treated here.
         """
@@ -492,7 +491,7 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: SentenceBatch, search: SearchSettings) -> Iterator[str]:
-        """Yield the translation of one sentence while it is generated, in parts of text that are final."""
+        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:
@@ -554,7 +553,7 @@ class Translator:
         )
 
     def histories(self, sources: Sequence[str], targets: Sequence[str]) -> list[History] | None:
-        """Return the context that the model reads before each of these pairs; None if the model reads no context.
+        """Return a list of the context that the model reads before each pair; None if the model reads no context.
 
         Args:
             sources: consecutive sentences of documents; an empty one ends a document.
@@ -579,7 +578,7 @@ class Translator:
         *,
         glossary: GlossaryLike = None,
     ) -> list[list[Span]]:
-        """Return the character spans of translations that correspond to marked character spans of their sources.
+        """Return for each translation a list of the character spans that correspond to marked spans of its source.
 
         Args:
             translations: this translator's translations, of which the best alternatives are used, or pairs of a source
@@ -596,7 +595,7 @@ class Translator:
     def term_model(self, search: SearchSettings) -> TermModel:
         """Return the functions of the model (score, translate) that the insertion of glossary terms needs.
 
-        They score and translate as a search with these settings does, each text as one sentence.
+        The functions score and translate as a search with these settings does, each text as one sentence.
         """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(
@@ -631,7 +630,7 @@ class Translator:
         observer: Observer | None = None,
         histories: Sequence[History] = (),
     ) -> list[list[Hypothesis]]:
-        """Search one batch of token ids and return the hypotheses of each sentence, best first.
+        """Search one batch of token ids; return a list of the hypotheses of each sentence, best first.
 
         Args:
             source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
@@ -642,8 +641,8 @@ class Translator:
             indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
                 0.
             observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
-            histories: the earlier sentences that the model reads before each one, which starts its `source_ids`, and
-                their translations, which the hypotheses do not contain; empty: none.
+            histories: the earlier sentences that the model reads before each one, with which its `source_ids` start,
+                and their translations, which the hypotheses do not contain; empty: none.
         """
         if not source_ids:
             return []
@@ -665,8 +664,8 @@ class Translator:
     ) -> list[SegmentedText]:
         """Divide texts into sentences and layout; sentences that are too long for the model are cut into parts.
 
-        The measured lines of training decide whether `auto` splits a text into sentences. The protected spans of a text
-        are found if `protected`, or its entry, is None.
+        The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
+        entry in it, is None, the text's protected spans are searched for.
         """
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
@@ -712,7 +711,7 @@ class Translator:
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
     ) -> list[Part]:
-        """Return the tokenized sentences of texts, or parts of long ones, with the required phrases.
+        """Return a list of the tokenized sentences of texts, or parts of long ones, with the required phrases.
 
         The prefix is attached to the first part of each text. Prefix and glossary are checked first.
         """
@@ -725,7 +724,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> DocumentHistories:
-        """Return the document context of texts to translate, starting with the sentences before the first text.
+        """Return the provider of document context for texts to translate, which starts with the texts before them.
 
         The context is empty if the model reads none. Without `documents`, each text is a document.
 
@@ -747,14 +746,14 @@ class Translator:
         return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts (sentences), by part key, from a search without observer and glossary."""
+        """Return a dict of translations of parts (sentences), by part key, searched without observer and glossary."""
         search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
-        """Yield batches of parts (sentences) of similar length, with the same beam width.
+        """Yield batches, lists of parts (sentences) of similar length that have the same beam width.
 
-        Batch-invariant batches also have one padded source length, and searches as in `generate` one target context
+        Batch-invariant batches also have one padded source length, and batches for `generate` one target context
         length.
         """
 
@@ -768,7 +767,10 @@ class Translator:
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """The token ids that no translation contains: the separator if the model reads translations as context."""
+        """A tuple of token ids that no translation contains: the separator, if the model reads translations.
+
+        The separator divides the sentences of a document's context.
+        """
         is_separated = self.context is not None and self.context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()
 
@@ -778,7 +780,7 @@ class Translator:
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Search for translations of one batch of token ids, without the check of batch invariance."""
+        """Search one batch of token ids, without the check of batch invariance; return each sentence's hypotheses."""
         batch = SentenceBatch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run_search(self._begin(batch, search))

@@ -438,7 +438,7 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Learn a vocabulary of the most frequent whole words for source and target, or one for each.
+    """Learn a vocabulary of the most frequent whole words, one for source and target together or one for each.
 
     Args:
         sides: the texts of both sides together, or those of source and target.

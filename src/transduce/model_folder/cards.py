@@ -40,12 +40,12 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """True if an embedding model divides each vector by its Euclidean norm."""
 
     def text(self) -> str:
-        """Return this card as indented JSON text, the content of task.json."""
+        """Return this card as indented JSON text, which is the content of task.json."""
         return json_bytes(self).decode()
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the class names in the task card among a model folder's text files; empty if there is no card.
+    """Return a tuple of the class names in the task card among a model folder's text files; empty if there is no card.
 
     `documents` maps the files' names to their texts.
     """
@@ -54,7 +54,7 @@ def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def kept_documents(folder: Path) -> dict[str, str]:
-    """Return the text files of a model folder, by name, that writing its model and tokenizer again would lose.
+    """Return a dict from names to contents of a folder's text files that writing its model again would lose.
 
     The files are the task card, the measurements of training lines (which decide how texts are split into sentences),
     and the profiles of languages. Without a task card in the folder, the card follows from the model's heads, if it
@@ -144,7 +144,7 @@ _TEXT_CHANGING_SETTINGS = (
 
 
 def _setting(folder: Path, file: str, setting: str) -> Any:
-    """Return a setting from a JSON file of a model folder; None if the file is missing, or the value false or empty."""
+    """Return a setting of a JSON file in a model folder; None without it or the file, or if it is false or empty."""
     return (read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}).get(setting) or None
 
 
@@ -165,7 +165,7 @@ def refuse_parsers(folders: Sequence[Path]) -> None:
 
 
 def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
-    """Return the task card of a folder whose model must have been trained for the task `kind`.
+    """Return the task card of a folder, after checking that its model was trained for the task `kind`.
 
     Args:
         folder: the model folder.
@@ -192,7 +192,10 @@ def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
 
 
 def _unused_head(folder: Path) -> str | None:
-    """Return what the head of an encoder without a task card does, as a predicate; None if it has none."""
+    """Return what the head of an encoder without a task card does, such as "predicts a number"; None if it has none.
+
+    The text completes an error message that says why no task here can use the head.
+    """
     if is_hugging_face_folder(folder):
         return unused_head(folder)
     ours = (
@@ -218,11 +221,15 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     horizon: int
     """Number of points that the model was trained to forecast at once."""
     season: int
-    """Season length in points, detected in the training data, which may be more than the model reads; 1: no season."""
+    """Season length in points, detected in the training data, which may exceed `past`, the points that the model reads;
+    1: no season.
+    """
     scale: SeriesScale
     """Mean and standard deviation by which each series is normalized."""
     learned: tuple[LearnedPoints, ...] = ()
-    """The stretches of the training part, by which their points are recognized; empty in older folders."""
+    """The stretches of each series that the model was trained on, by which a later evaluation recognizes their points;
+    empty in older folders.
+    """
 
     def __post_init__(self) -> None:
         if len(self.columns) != len(self.scale.means) or not self.columns:
@@ -237,12 +244,12 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
     def text(self) -> str:
-        """Return this card as indented JSON text, the content of series.json."""
+        """Return this card as indented JSON text, which is the content of series.json."""
         return json_bytes(self).decode()
 
 
 def read_series_card(folder: Path) -> SeriesCard:
-    """Read series.json, the description of a forecaster's time series, from a model folder.
+    """Read series.json from a model folder, and return the `SeriesCard`, the description of a forecaster's series.
 
     Raises:
         TransduceError: the card is missing, cannot be read, or is inconsistent.

@@ -43,9 +43,9 @@ class HuggingFaceFolder(NamedTuple):
     model: ImportedModel
     tokenizer: ImportedTokenizer
     languages: tuple[str | None, str | None]
-    """Source and target language codes; None for one that the folder does not name."""
+    """A pair of the source and target language codes; None for one that the folder does not name."""
     files: Sequence[MappedTensors]
-    """The mapped files with the weights, whose memory can be released."""
+    """The mapped files with the weights, whose memory the reader can release."""
 
 
 def is_hugging_face_folder(folder: Path) -> bool:
@@ -72,7 +72,7 @@ def hugging_face_kind(folder: Path) -> Kind:
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
-    """Read a Hugging Face folder as a transduce model with its tokenizer.
+    """Read a Hugging Face folder as a transduce model with its tokenizer, languages and mapped files.
 
     Weights are read on access, in float32.
 
@@ -122,7 +122,7 @@ class HuggingFaceHeads(NamedTuple):
     labels: tuple[str, ...]
     """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
     length: int
-    """Maximum number of tokens of a text, from the position table."""
+    """Maximum number of tokens of a text, which is the number of the encoder's learned positions."""
     labels_tokens: bool = False
     """True if the labels are predicted for each token, False if for the whole text."""
 
@@ -145,7 +145,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Return the fields of `ModelConfig`, by name, that a checked `config.json` of Hugging Face corresponds to."""
+    """Return a dict of the fields of `ModelConfig` that a checked `config.json` of Hugging Face corresponds to."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
@@ -158,10 +158,10 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names that `id2label` in a configuration gives to `classes` classes, all different.
+    """Return a tuple of `classes` different names: those of `id2label` in a configuration, or "LABEL_" with a number.
 
-    A class without a name, or with the name of another class, is "LABEL_" with its number, as unnamed ones are in
-    transformers.
+    A class without a name, or with the name of another class, gets a number, as transformers names unnamed ones. If the
+    names still are not all different, every class gets one.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
@@ -172,7 +172,9 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def hugging_face_notes(folder: Path) -> tuple[str, ...]:
-    """Return sentences about what differs in the import of a Hugging Face encoder: unused heads and changed labels.
+    """Return a tuple of notes on the import of a Hugging Face encoder: an unused head, and changed labels.
+
+    The tuple is empty for other models.
 
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
@@ -199,7 +201,7 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
 
 
 def unused_head(folder: Path) -> str | None:
-    """Return what the head of a Hugging Face encoder does if no task here uses it, as a predicate; None otherwise.
+    """Return what the head of a Hugging Face encoder does if no task uses it, such as "predicts a number"; else None.
 
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
@@ -218,6 +220,8 @@ def unused_head(folder: Path) -> str | None:
 
 def hugging_face_context(folder: Path) -> int | None:
     """Return the maximum number of positions (tokens) that a folder's config.json states; None if it states none.
+
+    A number below 2 counts as none.
 
     Raises:
         TransduceError: the configuration cannot be read.
@@ -289,7 +293,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
     if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
-        ends = _ends(generation) or ends
+        # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
+        ends = tuple(id for id in _ends(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,
@@ -303,9 +308,9 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the token ids that `eos_token_id` lists in a configuration, in its order and without duplicates.
+    """Return a tuple of the token ids that `eos_token_id` lists in a configuration, in its order, without duplicates.
 
-    Without the setting, there are none.
+    The setting may be one id; without the setting, the tuple is empty.
     """
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
@@ -331,7 +336,7 @@ def _text(value: Any) -> str | None:
 
 
 def _mapped_files(folder: Path) -> list[MappedTensors]:
-    """Map a folder's model.safetensors, or all files that its index lists, and return the mapped files.
+    """Map a folder's model.safetensors, or all files that its index lists; return a list of the mapped files.
 
     Raises:
         TransduceError: the folder has neither, or a file is damaged.

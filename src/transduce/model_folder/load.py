@@ -37,7 +37,7 @@ _Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(precision: str) -> None:
-    """Raise an error unless a precision is one of those that a model can be loaded at.
+    """Raise an error if a precision is not one of those that a model can be loaded at.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
@@ -59,8 +59,8 @@ def convert_to_precision(
 ) -> _Model:
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
-    The model is converted in place, except for "int8", which makes a new model. `files` are those that the model's
-    weights are mapped from.
+    The model is converted in place, except for "int8", which makes a new model and leaves the old one unusable. `files`
+    are those that the model's weights are mapped from; their memory is released meanwhile.
 
     Raises:
         TransduceError: the model or the device does not support the precision.
@@ -84,7 +84,7 @@ def convert_to_precision(
 
 
 def _refuse_too_large_for_gpu(model: Model, dtype: torch.dtype, device: str) -> None:
-    """Refuse a model that does not fit in the free memory of a GPU, before a part of it is moved there.
+    """Raise an error if a model does not fit in the free memory of a GPU, before a part of it is moved there.
 
     Raises:
         TransduceError: the memory does not suffice.
@@ -167,7 +167,7 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    `packed` is a precision whose prepacked weights it takes from the folder's cache, if there are any.
+    Its argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
     """
 
     def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
@@ -190,6 +190,9 @@ def load_model_at(
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
+    Returns:
+        The folder's content: the model with its tokenizer and manifest.
+
     Raises:
         TransduceError: the folder cannot be read, or an option is invalid.
     """
@@ -202,7 +205,7 @@ def load_model_at(
 def load_task_model(
     read: ReadFolder[_Model], folder: str | Path, task: str, *, use: str, **options: Unpack[LoadOptions]
 ) -> tuple[TaskCard, ModelFolder[_Model]]:
-    """Load a model folder whose model must have been trained for a task; return its task card and the content.
+    """Load a model folder whose model must have been trained for a task; return a pair, its task card and its content.
 
     Args:
         read: a reader, such as `read_encoder_folder`.
@@ -271,7 +274,7 @@ def read_at_precision(
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a model folder, set to translate from the language `source` to the language `target`.
 
-    None keeps the model's default. The content of a model with a fixed language pair is returned as it is.
+    None keeps the model's default. The content of a model with a fixed language pair is returned unchanged.
 
     Raises:
         TransduceError: the model has other languages and no language tags, or lacks a tag for a language; or it has
@@ -316,7 +319,10 @@ def has_language_tags(folder: Path) -> bool:
 
 
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
-    """Return the content of a folder of a multilingual model, set to translate between the languages chosen by them.
+    """Return the content of a multilingual model's folder, set to translate from `source` to `target`.
+
+    `choose_direction` chooses languages that are None. A warning is issued for a pair that the model was not trained
+    for.
 
     Raises:
         TransduceError: `choose_direction` refuses the languages.
@@ -330,7 +336,7 @@ def _with_direction(content: ModelFolder[_Model], source: str | None, target: st
 def choose_direction(
     directions: Sequence[tuple[str, str]], source: str | None, target: str | None
 ) -> tuple[str | None, str]:
-    """Return the pair of languages that a multilingual model is to translate, with the model's own codes.
+    """Return the pair of source and target language that a multilingual model is to translate, in the model's codes.
 
     The pair may be new if the model knows the source language and the target language from other pairs.
 
@@ -402,7 +408,7 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
 
     Args:
         folders: the models' folders, for messages.
-        contents: what was read from them.
+        contents: the contents that were read from the folders.
 
     Raises:
         TransduceError: the vocabularies or the start tokens differ.

@@ -70,7 +70,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     target_language: str | None
     """Code of the target language; None if unknown."""
     sha256: dict[str, list[str]]
-    """The SHA-256 digests of each file by name; while the weights are being replaced, the old and the new one."""
+    """A dict from each file's name to its SHA-256 digest, in a list; for weights that are being replaced, the list has
+    the old and the new digest.
+    """
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
@@ -82,7 +84,9 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     directions: tuple[tuple[str, str], ...] = ()
     """The pairs of source and target language that a model of several language pairs was trained for; else empty."""
     source: str = ""
-    """A SHA-256 digest of the weights and the configuration; empty for a folder without a manifest."""
+    """A SHA-256 digest of the weights and the configuration, by which cached weights are checked; empty for a folder
+    without a manifest.
+    """
     files: tuple[MappedTensors, ...] = ()
     """The files whose tensors the model has mapped into memory, so that their pages can be released."""
     prepacked: MappedTensors | None = None
@@ -96,12 +100,14 @@ class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
-    """Return pairs of source and target language as the JSON text of directions.json."""
+    """Return pairs of source and target language as JSON text, the content of directions.json."""
     return json_bytes(_Directions(list(directions))).decode()
 
 
 def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of source and target language that a model folder lists; empty if the model has one pair.
+    """Return a tuple of the pairs of source and target language that a model folder lists; empty without a list.
+
+    Only models of several language pairs have a list.
 
     Raises:
         TransduceError: the file is damaged.
@@ -110,7 +116,7 @@ def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def read_run_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that the run in a folder stored, as nested tables with their current names.
+    """Return the settings that the run in a folder stored, as nested dicts with their current names.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -148,7 +154,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return how a model reads earlier sentences as the JSON text of context.json."""
+    """Return how a model reads earlier sentences as JSON text, the content of context.json."""
     return json_bytes(record).decode()
 
 
@@ -222,6 +228,8 @@ def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
     """Read a model folder whose model must be of one of the classes `kinds`; messages call such a model `needed`.
 
+    With `packed`, a precision, prepacked weights are taken from the folder's cache if it has them.
+
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
@@ -287,7 +295,7 @@ def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFo
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
-    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder.
+    """Return whether a folder's config.json shows that transformers saved a transduce model again.
 
     The result is False for a folder without a config.json.
     """
@@ -382,10 +390,10 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model with prepacked layers from the folder's cache; return None if the cache lacks these layers.
+    """Read a model whose prepacked layers are in the folder's cache; None if the cache or the model has no such layers.
 
     Returns:
-        The model, the file with its other weights, and the file with its prepacked layers.
+        A triple: the model, the file with its other weights, and the file with its prepacked layers.
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
@@ -409,10 +417,10 @@ def _read_model(
     *,
     bytes_per_weight: int = _LEAST_BYTES,
 ) -> tuple[Built, MappedTensors]:
-    """Read the model of a folder in float32; return the model in evaluation mode, and the mapped file of its weights.
+    """Read the model of a folder in float32; return a pair, the model in evaluation mode and its mapped weights file.
 
     `verified` records that the weights are finite, so that large files are not read again; None: they are checked now.
-    A weight will take `bytes_per_weight` at the precision that the model is used at.
+    A weight will take `bytes_per_weight` at the precision that the model is used at, for a check of the memory.
     """
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
@@ -433,9 +441,10 @@ _SMALL = 1 << 28  # bytes, for which free memory is not looked up
 
 
 def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_weight: int = _LEAST_BYTES) -> None:
-    """Refuse to read weights that need more memory than is free.
+    """Raise an error if the weights in mapped files need more memory than is free, before they are read.
 
-    Mapped float32 weights count as what the model is then converted to; others become float32 when they are read.
+    Mapped float32 weights count as `bytes_per_weight`, what the model is then converted to; others become float32 when
+    they are read.
 
     Raises:
         TransduceError: the memory does not suffice.
@@ -456,7 +465,7 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_we
 
 
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
-    """Map the weights file of a folder into memory; its header is checked.
+    """Map the weights file of a folder into memory, and return it; its header is checked.
 
     `outline` holds the model's parameters and stored buffers without data; only those that are not floating-point may
     be integers in the file.
@@ -478,8 +487,8 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
 def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
     """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
-    Returned are the content and the weights by name. Reading a weight releases the memory of the weights that were read
-    before.
+    The result is a pair: the folder's content, and a mapping of the weights by name. Reading a weight releases the
+    memory of the weights that were read before.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -578,7 +587,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manifest, str]:
-    """Read the manifest, check every file against its digest, and return the manifest and the weights' digest.
+    """Read the manifest, check every file against its digest, and return a pair: manifest and the weights' digest.
 
     If a check fails but the manifest has changed meanwhile, as during training, the new one is checked.
 
@@ -597,7 +606,7 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
 
 
 def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str]) -> dict[str, str]:
-    """Check every file that the manifest lists against its digests there, and return the digests found by file name.
+    """Check every file that the manifest lists against its digests there; return a dict of digests by file name.
 
     Args:
         folder: the model folder.
@@ -625,7 +634,7 @@ def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str
 def _read_weights(
     file: MappedTensors, outline: Mapping[str, Tensor], config: ModelConfig, names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Return parameters and buffers of a model, mapped from a file that must hold exactly the model's weights.
+    """Return a dict of a model's parameters and buffers, mapped from a file that must hold exactly the model's weights.
 
     Args:
         file: the file.
@@ -653,7 +662,8 @@ def _read_weights(
 def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:
     """Return a parameter or buffer of the model, joined from the tensors that store its parts in a file.
 
-    Floating-point numbers become float32; others, such as a buffer of indices, get the model's `dtype`.
+    Floating-point numbers become float32; others, such as a buffer of indices, get the model's `dtype`. Parts that are
+    adjacent rows in the file are joined without a copy.
     """
     dtype = torch.float32 if dtype.is_floating_point else dtype
     if location.layout == "rows" and (whole := file.rows(location.names)) is not None:

@@ -103,7 +103,7 @@ def read_bounded(folder: Path, name: str, max_bytes: int) -> bytes:
 
 
 def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
-    """Decode a JSON file of an untrusted folder, of at most 4 MiB, to a type.
+    """Decode a JSON file of an untrusted folder, of at most 4 MiB, to the given type, and return it.
 
     `purpose` is added to error messages after "cannot be read".
 
@@ -144,7 +144,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class TensorHeader(NamedTuple):
-    """The checked header of a safetensors file."""
+    """The checked header of a safetensors file: its tensors' entries, its texts, and its bytes."""
 
     entries: dict[str, TensorEntry]
     """The entry of each tensor, by the tensor's name."""
@@ -195,12 +195,12 @@ def _decode_header(path: Path, header: bytes) -> tuple[dict[str, TensorEntry], d
 def _check_layout(
     path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str] | None
 ) -> None:
-    """Check that tensors follow one another without gaps, have allowed types and the sizes of their shapes.
+    """Check that the tensors of a safetensors file follow one another without gaps, with allowed types and right sizes.
 
-    Together they must fill `data_bytes` bytes.
+    Together the tensors must fill `data_bytes` bytes.
 
     Raises:
-        TransduceError: one of these does not hold.
+        TransduceError: a tensor, or the number of bytes, is wrong.
     """
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):

@@ -33,10 +33,10 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The data types that the tensors of a model's safetensors file may have, by the format's names."""
+"""PyTorch's data types for the tensors of a model's safetensors file, by the names that the format uses."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ALIGNMENT = 64
-"""The data section starts at a multiple of this many bytes, the size of a vector register."""
+"""The data section of a file starts at a multiple of this many bytes, the size of a vector register."""
 
 
 class FileVersion(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class MappedTensors:
     def rows(self, names: Iterable[str]) -> Tensor | None:
         """Return one mapped tensor that joins the tensors with these names along their rows, without a copy.
 
-        The result is None if they are not adjacent in the file, or differ in dtype or in the shape of a row.
+        The result is None if the tensors are not adjacent in the file, or differ in dtype or in the shape of a row.
         """
         first, *others = (self.entries[name] for name in names)
         end, rows = first.data_offsets[1], first.shape[0] if first.shape else 0
@@ -114,7 +114,7 @@ class MappedTensors:
     def release(self) -> None:
         """Give back to the system the memory of the file's pages, which are read again when they are needed.
 
-        No mapped tensor may have been written to, because that would be undone.
+        No mapped tensor may have been written to, because the change would be undone.
         """
         release_mapped_pages(self._bytes.data_ptr(), self.version.size)
 
@@ -140,8 +140,9 @@ def write_tensors(
 
     Args:
         path: the file, which must not be in use: write under another name and rename.
-        outline: tensors on any device, the meta device too, with the shape and dtype of each tensor.
-        tensors: names and tensors, in the order of `outline`.
+        outline: a mapping from names to tensors on any device, such as the meta device, with the shape and dtype of
+            each.
+        tensors: pairs of a name and a tensor, in the order of `outline`.
         metadata: texts by name for the file's header.
 
     Raises:
@@ -164,7 +165,7 @@ def write_tensors(
 
 
 def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file, beginning with its length, padded so that the data after it are aligned.
+    """Return the header of a safetensors file as bytes, beginning with its length, padded to align the data after it.
 
     `outline` gives names, shapes and dtypes of the tensors, whose data follow in its order.
     """

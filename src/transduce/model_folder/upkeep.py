@@ -37,9 +37,9 @@ class VerifyReport(msgspec.Struct, frozen=True):
     tensors: int
     """Number of tensors in the weights file, all of whose values are finite."""
     cached: tuple[str, ...]
-    """The paths of the files with quantized weights that are undamaged."""
+    """The paths of the undamaged files with quantized weights in the folder's cache."""
     removed: tuple[str, ...]
-    """The paths of files with quantized weights that were damaged and removed; the next use creates them again."""
+    """The paths of the files with quantized weights that were damaged and removed; the next use creates them again."""
 
     def __str__(self) -> str:
         size = f"{self.files} files of {self.megabytes:,.1f} MB"

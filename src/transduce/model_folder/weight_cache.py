@@ -39,7 +39,7 @@ _SPARE_BYTES = 1 << 30  # left free on the disk
 
 
 def cache_folders(folder: Path) -> list[Path]:
-    """Return the folders that may hold a model folder's cache, the preferred one first.
+    """Return a list of the folders that may hold a model folder's cache, the preferred one first.
 
     A model folder that can be written to has its cache inside; others have it in the user's cache folder too. The list
     is empty if $TRANSDUCE_CACHE is empty, which disables caching.
@@ -74,9 +74,9 @@ def _is_of_another_user(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _partial_file(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the path of an empty file beside `path`, a file in a model folder's cache; it is removed unless renamed.
+    """Yield the path of a new empty file beside `path` in a cache, to write and rename; it is removed if not renamed.
 
-    The cache folder is created if it is missing.
+    `folder` is the model folder, whose access rights the file gets. A missing cache folder is created.
     """
     location = path.parent
     location.mkdir(mode=0o755 if location.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     """True if all weights in the file are known to be finite numbers."""
 
     def holds_for(self, version: FileVersion) -> bool:
-        """Return whether a file with this size, these times and this inode certainly has the recorded content.
+        """Return whether a file whose version (size, times, inode) is now `version` certainly has the recorded content.
 
         A file that changed less than two seconds before it was read could have changed again at the same time.
         """
@@ -116,7 +116,7 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
 class VerifiedFiles:
     """The cached digests of a model folder's files, so that large files need not be read whenever the folder is opened.
 
-    A file of at least 32 MiB is read again only when its size, times or inode changed; smaller ones always.
+    A file of at least 32 MiB is read again only when its size, times or inode changed; a smaller file always.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -124,7 +124,7 @@ class VerifiedFiles:
 
     @cached_property
     def _records(self) -> dict[str, _VerifiedFile]:
-        """The latest record of each verified file, by the file's name; records that cannot be read are ignored."""
+        """A dict by file name of the latest record of each verified file; records that cannot be read are ignored."""
         records: dict[str, _VerifiedFile] = {}
         for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
@@ -203,7 +203,7 @@ _FORMAT = "transduce prepacked weights 1"
 
 
 class PrepackedCache:
-    """The prepacked (quantized) weights of a model folder, in one file for each layout in memory that kernels read."""
+    """The cache of a model folder's prepacked (quantized) weights: one file for each layout that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
         """Describe the cached weights of a model folder at a precision, without reading them.
@@ -218,7 +218,7 @@ class PrepackedCache:
         self._source = source
 
     def has_files(self) -> bool:
-        """Return whether the cache has a file of prepacked weights at the precision, be it current or not."""
+        """Return whether the cache has a file of prepacked weights at the precision, whether current or not."""
         return any(
             next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
         )
@@ -243,7 +243,8 @@ class PrepackedCache:
     def _map(self, location: Path, packed: PackedLayers) -> MappedTensors | None:
         """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model.
 
-        The whole file is verified unless that was done since it last changed.
+        `packed` is the model with prepacked weights, without data. The whole file is verified unless that was done
+        since it last changed.
         """
         name, outline = self._name(packed), packed.tensors()
         if not (location / name).is_file():
@@ -257,7 +258,7 @@ class PrepackedCache:
         return file if whole else None
 
     def _metadata(self, data: str) -> dict[str, str]:
-        """Return the metadata in the header of a cache file; `data` is the digest of the file's tensor data."""
+        """Return a dict of the metadata in a cache file's header; `data` is the digest of the file's tensor data."""
         return {"format": _FORMAT, "source": self._source, "data": data}
 
     def store(self, packed: PackedLayers, *, always: bool = False) -> Path | None:
@@ -375,7 +376,7 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether the measurement suffices to use the 8-bit weights by default.
+        """True if the measurement suffices to use the 8-bit weights by default.
 
         It needs at least 100 sentences and, for each kind of search, 99 % equal translations and BLEU within 0.1
         points.
@@ -384,7 +385,7 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
     @property
     def unmet(self) -> tuple[str, ...]:
-        """The conditions that the measurement does not meet, each with its figure; empty if it suffices."""
+        """The conditions for 8-bit weights that the measurement misses, as texts with figures; empty if it suffices."""
         needed, found = math.ceil(_MIN_EQUAL * self.sentences - 1e-9), []
         if self.sentences < _MIN_SENTENCES:
             found.append(f"it needs at least {_MIN_SENTENCES} sentences, but has {self.sentences}")
@@ -413,9 +414,9 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
 
 def has_proofs(folder: Path) -> bool:
-    """Return whether the cache of a model folder has a measurement of 8-bit weights (`Int8Proof`), even of other ones.
+    """Return whether the cache of a model folder has any measurement of 8-bit weights (`Int8Proof`).
 
-    It may be of older weights or for another processor; `read_proof` checks that.
+    The measurement may be of older weights or for another processor; `read_proof` checks that.
     """
     return any(next(location.glob(f"*{_PROOF_SUFFIX}"), None) for location in cache_folders(folder))
 
@@ -423,7 +424,7 @@ def has_proofs(folder: Path) -> bool:
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
     """Return the measurement of how often the 8-bit weights in a file translate as float32 does.
 
-    The result is None if there is none, or if it is of other weights or another version of this package.
+    The result is None if there is no measurement, or if it is of other weights or another version of this package.
     """
     path = prepacked.path.with_suffix(_PROOF_SUFFIX)
     with contextlib.suppress(TransduceError, OSError):
@@ -450,7 +451,7 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 
 
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
-    """Return what a measurement of 8-bit weights holds for: digests of these and of the original weights, a version.
+    """Return a triple that a measurement of 8-bit weights is for: their digest, the original weights', and a version.
 
     The version is this package's. The instruction set is part of the file's name instead.
     """

@@ -60,7 +60,7 @@ def has_original_tokenizer(folder: Path) -> bool:
 
 
 def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
-    """Read the tokenizer files of a Hugging Face folder, and its generation_config.json, as bytes by name.
+    """Read the tokenizer files of a Hugging Face folder, and generation_config.json; return a dict of bytes by name.
 
     Args:
         folder: the folder with the files.
@@ -71,8 +71,13 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
-    if (folder / _TOKENIZER_SETTINGS).is_file():
-        settings = read_json(folder, _TOKENIZER_SETTINGS, dict[str, Any])
+    settings, config = (
+        read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
+        for name in (_TOKENIZER_SETTINGS, "config.json")
+    )
+    # Earlier versions of transformers name the class in config.json, which is not kept.
+    settings |= {name: config[name] for name in ("tokenizer_class",) if config.get(name) and not settings.get(name)}
+    if settings:
         settings.pop("auto_map", None)  # names custom code, which is never run
         for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
             if side in settings and language is not None:
@@ -82,9 +87,10 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
 
 def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) -> dict[str, bytes]:
-    """Return the files of a Hugging Face tokenizer with the symbols that a tokenizer has more, such as user symbols.
+    """Return a dict of a Hugging Face tokenizer's files, with the symbols added that `tokenizer` has in addition.
 
-    They are appended to the added tokens of tokenizer.json; without this file, the files stay unchanged.
+    Such symbols, like those that a user defines, are appended to the added tokens of tokenizer.json; without this file,
+    the files stay unchanged.
 
     Args:
         files: the content of the files by name.
@@ -119,7 +125,7 @@ def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) 
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts of tokens: strings, or objects with a `content`, in lists or objects at any depth."""
+    """Yield the texts of tokens in decoded JSON: strings, or objects with a `content`, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and "content" in value:
@@ -268,7 +274,7 @@ def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelCon
 
 
 def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return tensors with the shapes and types of weights, which are not read for it."""
+    """Return a mapping of tensors that have the names, shapes and types of weights, without reading lazy weights."""
     return weights.outline if isinstance(weights, LazyTensors) else weights
 
 
@@ -328,9 +334,9 @@ def _write_tokenizer(
 
 
 def _known_digests(folder: Path) -> list[str]:
-    """Return all digests that the manifest of a folder lists for the weights; several if a write was interrupted.
+    """Return a list of all digests of the weights in a folder's manifest; several if a write was interrupted.
 
-    An empty list if there is no manifest or it cannot be read.
+    The list is empty if there is no manifest or it cannot be read.
     """
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])

@@ -37,18 +37,19 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The sum of attention that each source token has received in each hypothesis, from which a penalty follows."""
+    """The sums of attention that source tokens have received in each hypothesis, for the coverage penalty."""
 
     def __init__(
         self, scorer: AttentiveScorer, beta: float, contexts: Sequence[tuple[int, int]] = (), device: Any = None
     ) -> None:
-        """Start with no attention.
+        """Start the sums of a batch's hypotheses with no attention.
 
         Args:
             scorer: the model, which reports its attention.
             beta: the factor of the penalty.
-            contexts: the number of source tokens and of target tokens at the start of each sentence that are context.
-                Such source tokens need no translation, and attention counts after such target tokens. Empty: none.
+            contexts: for each sentence, how many source tokens and target tokens at its start are context. Source
+                tokens of context need no translation, and attention counts only after the target tokens of context.
+                Empty: none.
             device: the device of the attention weights.
         """
         self.scorer = scorer
@@ -59,7 +60,7 @@ class Coverage:
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
-        """Add the attention weights of the newest decoding step to the sums of each hypothesis."""
+        """Add the attention weights of the newest decoding step, from the scorer, to the sums of each hypothesis."""
         newest = self.scorer.attention()
         if self._contexts is not None:
             source, target = self._contexts.unbind(-1)  # (B, 1, 1) each
@@ -84,9 +85,9 @@ class Coverage:
             self._penalties = None
 
     def penalty(self, row: int, hypothesis: int) -> float:
-        """Return the coverage penalty in nats, at most 0, of a hypothesis of the sentence at batch index `row`.
+        """Return the coverage penalty in nats, at most 0, of one hypothesis of the sentence at batch index `row`.
 
-        Before the first step it is 0.
+        `hypothesis` is its index in the beam. Before the first step the penalty is 0.
         """
         if self.sums is None:
             return 0.0
@@ -98,7 +99,7 @@ class Coverage:
 _ROUNDING = 1e-3  # nats
 
 History = tuple[list[int], list[float]]
-"""The token ids of a hypothesis, and the log-probability of each in nats."""
+"""The history of a hypothesis, a pair: the list of its token ids, and the list of their log-probabilities in nats."""
 
 
 def beam_search(
@@ -144,10 +145,10 @@ class BeamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeamSearch:
-    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence."""
+    """A beam search in progress: the live hypotheses of a batch, and the best finished ones of each sentence."""
 
     ranking: Ranking = PAPER_RANKING
-    """The order of finished hypotheses, and the length penalty of their scores."""
+    """The order of finished hypotheses, and the length penalty that divides their scores."""
 
     def __init__(
         self,
@@ -211,9 +212,10 @@ class BeamSearch:
         self._drop_finished_sentences()
 
     def hypotheses(self) -> Tensor:
-        """Return the tokens of the live hypotheses, best first, and of the best finished one, (B, W + 1, t).
+        """Return the tokens of the W live hypotheses, best first, and then of the best finished one, (B, W + 1, t).
 
-        A sentence without a finished hypothesis repeats its best live one.
+        For a sentence without a finished hypothesis, the last row repeats the best live one. A shorter finished one is
+        padded with end symbols.
         """
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.tokens.gather(1, order)
@@ -230,11 +232,14 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def _divisor(self, row: int, length: int) -> float:
-        """Return the length penalty of a batch index's hypotheses of `length` tokens with context."""
+        """Return the length penalty, which divides scores, of hypotheses of the sentence at batch index `row`.
+
+        `length` counts tokens including document context, which is not counted in the penalty.
+        """
         return self.ranking.length_penalty(max(0, length - self.starts[row]), self.beam.alpha)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input; add their live hypotheses to the results, as not ended."""
+        """Stop decoding sentences, given by index in the input; their live hypotheses become results, as not ended."""
         staying = []
         for row, sentence in enumerate(self.sentences):
             if sentence in sentences:
@@ -244,7 +249,7 @@ class BeamSearch:
         self._keep_sentences(staying)
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence, best first; an empty list if it is still being decoded."""
+        """Return a list of the n best hypotheses of each sentence, best first; empty for one that is still decoded."""
         decoding = set(self.sentences)
         return [
             [] if sentence in decoding else self._best(sentence, self.beam.n_best)
@@ -252,9 +257,9 @@ class BeamSearch:
         ]
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return the `count` best finished hypotheses of a sentence without duplicates, taken from its groups in turn.
+        """Return a list of the `count` best finished hypotheses of a sentence, without duplicates, best first.
 
-        The group with the best hypothesis comes first.
+        Hypotheses are taken from the sentence's beam groups in turn, first from the group with the best hypothesis.
         """
         groups = sorted(filter(None, self.finished[sentence]), key=lambda group: self.ranking.key(group[0]))
         waiting = [iter(group) for group in groups]
@@ -269,7 +274,7 @@ class BeamSearch:
         return sorted(taken.values(), key=self.ranking.key)
 
     def _continue_with(self, live: Candidates) -> None:
-        """Replace the live hypotheses by the selected candidates, in the beam and in the scorer's caches."""
+        """Replace the live hypotheses by the selected candidates, in the search's tensors and the scorer's caches."""
         self.newest, self.scores = live.tokens, live.totals
         self.tokens = _extend(self.tokens, live.parents, live.tokens)
         self.log_probabilities = _extend(self.log_probabilities, live.parents, live.token_scores)
@@ -278,7 +283,7 @@ class BeamSearch:
             self.coverage.reorder(live.parents)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the candidates that end and may be among the results to the finished hypotheses of their groups."""
+        """Add the ended candidates that may be among the results to the finished hypotheses of their beam groups."""
         rows, numbers = self._may_be_returned(ended).nonzero().unbind(1)
         if not len(rows):
             return
@@ -295,17 +300,18 @@ class BeamSearch:
         self.thresholds = torch.tensor(thresholds, device=self.rows.device)
 
     def _threshold(self, finished: list[Hypothesis]) -> float:
-        """Return the score that a hypothesis must exceed to be among a group's results; minus infinity: any is.
+        """Return the score that a hypothesis must exceed to be among a beam group's results; -inf if any is enough.
 
-        A single group has n results, each of several groups as many as it has hypotheses.
+        A single group has `n_best` results, each of several groups as many as it has hypotheses.
         """
         needed = self.beam.n_best if self.beam.groups == 1 else self.beam.group_size
         return finished[needed - 1].score if len(finished) >= needed else IMPOSSIBLE
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
+        """Return a mask (B, n), True for ended candidates whose scores may be among a sentence's best results.
 
-        With a coverage penalty or several groups, all ended candidates may be.
+        With a coverage penalty or several groups, it is True for all candidates that exist. A small margin allows for
+        rounding.
         """
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
@@ -326,11 +332,14 @@ class BeamSearch:
                 self._finish(row, hypothesis, group, history, ended=False)
 
     def _max_cut(self, row: int, group: int) -> int:  # noqa: ARG002
-        """Return how many live hypotheses of a sentence's group may finish when the sentence is cut, the best first."""
+        """Return how many live hypotheses of a beam group, best first, become results when their sentence is cut.
+
+        Here that is the whole group; subclasses may allow fewer.
+        """
         return self.beam.group_size
 
     def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the `group_size` best."""
+        """Add a hypothesis to the finished ones of its beam group, of which only the `group_size` best are kept."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         finished.append(
@@ -347,19 +356,20 @@ class BeamSearch:
         del finished[self.beam.group_size :]
 
     def _undecided(self) -> list[list[bool]]:
-        """Return whether a live hypothesis can still be among the results of each sentence's groups, B lists of G.
+        """Return whether a live hypothesis can still become a result: for each of B sentences, a list of G booleans.
 
-        Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
-        its current sum divided by the largest length penalty it can reach.
+        There is one boolean for each beam group. Log-probabilities only fall, and coverage penalties are never
+        positive, so a live hypothesis ends with at most its current sum divided by the largest length penalty it can
+        reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
         return may_improve.tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length.
+        """Remove sentences from the batch whose n best results are certain, or that have reached their maximum length.
 
-        In the other sentences, groups whose results are certain lose their live hypotheses.
+        In the other sentences, beam groups whose results are certain lose their live hypotheses.
         """
         by_group, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
         if self.beam.groups > 1:
@@ -390,15 +400,15 @@ class BeamSearch:
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
-    """Return each hypothesis's history of tokens or log-probabilities, extended by its newest one.
+    """Return each hypothesis's tokens (or log-probabilities) so far: those of its parent, extended by its newest one.
 
     Args:
         history: the values of the hypotheses one step earlier, (B, W, t).
-        parents: the index of each hypothesis's parent among them, (B, W).
+        parents: the index in `history` of the hypothesis that each one continues, (B, W).
         newest: the newest value of each hypothesis, (B, W).
 
     Returns:
-        (B, W, t + 1).
+        The values of the hypotheses, (B, W, t + 1).
     """
     past = history.gather(1, parents[..., None].expand(-1, -1, history.shape[-1]))
     return torch.cat([past, newest[..., None]], dim=-1)
@@ -412,7 +422,7 @@ def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
 
 
 class LogProbabilities(Scorer):
-    """A scorer that converts another scorer's logits to log-probabilities over the whole vocabulary."""
+    """A scorer that converts another scorer's logits to log-probabilities, which `generate` and some penalties need."""
 
     def __init__(self, scorer: Scorer, *, with_normalizer: bool = False) -> None:
         """Wrap a scorer; `with_normalizer` keeps the log-sum-exp of the newest logits, (B, W, 1), in `normalizer`."""
@@ -451,7 +461,7 @@ class GenerateSearch(BeamSearch):
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Create a search as a `BeamSearch`, from a scorer whose `step` returns log-probabilities.
+        """Create a search like a `BeamSearch`, from a scorer whose `step` returns log-probabilities, not logits.
 
         `settings.stop` decides when a sentence is finished.
         """
@@ -465,7 +475,7 @@ class GenerateSearch(BeamSearch):
         super().abandon(sentences)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the candidates that end to the finished hypotheses of their groups, and note their number by group."""
+        """Add the ended candidates to the finished hypotheses of their beam groups, and store their number by group."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -480,14 +490,18 @@ class GenerateSearch(BeamSearch):
         return ended.totals > IMPOSSIBLE  # even one that is none of the n best decides when a group is full
 
     def _max_cut(self, row: int, group: int) -> int:
-        """Return how many live hypotheses compete with those that ended in the same step: only the W best of both."""
+        """Return how many live hypotheses of a beam group become results when their sentence is cut.
+
+        Only the W best of the group's live hypotheses and of those that ended in the same step count.
+        """
         return self.beam.group_size - self._ended_now[row][group]
 
     def _undecided(self) -> list[list[bool]]:
-        """Return whether a live hypothesis may still displace a finished one in each sentence's groups, B lists of G.
+        """Return whether a live hypothesis may displace a finished one: for each of B sentences, a list of G booleans.
 
-        The live hypothesis is scored as if it ended at its current length or, with `stop` = never, at the maximum
-        length. With `stop` = full, only groups without enough finished hypotheses count.
+        There is one boolean for each beam group. The best live hypothesis is scored as if it ended at its current
+        length or, with `stop` = never, at the maximum length. With `stop` = full, only groups without enough finished
+        hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = list[list[bool]]()
@@ -500,7 +514,7 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether a group with these finished hypotheses may still gain one whose score is at most `bound`."""
+        """Return whether a beam group with these finished hypotheses may gain one whose score is at most `bound`."""
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE
         return self.stop != "full" and bound > finished[-1].score

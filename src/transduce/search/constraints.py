@@ -25,13 +25,13 @@ from transduce.search.selection import (
 )
 
 Phrase = tuple[tuple[int, ...], ...]
-"""A phrase that a translation must contain, as alternative token sequences, any one of which suffices."""
+"""A phrase that a translation must contain: a tuple of alternative token sequences, any one of which suffices."""
 
 
 class WordContinuations(NamedTuple):
-    """The tokens that continue a word, and those after which a word may continue, in scripts with spaces.
+    """Sets of token ids in scripts with spaces: those that continue a word, and those after which it may continue.
 
-    Search uses them to know whether a phrase ends at the end of a word.
+    Search uses the sets to know whether a phrase ends at the end of a word.
     """
 
     continuing: frozenset[int] = frozenset()
@@ -41,14 +41,16 @@ class WordContinuations(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A hypothesis's progress through its sentence's required phrases: those it lacks, and the one it has begun."""
+    """A hypothesis's progress through its sentence's required phrases: those it lacks, and how far one is begun."""
 
     unmet: frozenset[int]
     """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
     tail: tuple[int, ...]
-    """The longest suffix of the hypothesis that is a prefix of an unmet phrase, or of one in `closing`."""
+    """The hypothesis's last tokens, as many as are the start of an unmet phrase, or of one in `closing`; else empty."""
     closing: frozenset[int] = frozenset()
-    """The indices of the phrases that count as met unless the next token continues their last word."""
+    """The indices of phrases that the hypothesis has just completed; they become unmet again if the next token
+    continues their last word.
+    """
 
 
 class PhraseMatcher:
@@ -62,7 +64,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return the progress through the required phrases of a hypothesis that is extended by `token`."""
+        """Return the `Progress` through the required phrases of a hypothesis that is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -92,9 +94,9 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the token ids that start a phrase which a hypothesis lacks, or continue a phrase that it has begun.
+        """Return the set of token ids that start a phrase which a hypothesis lacks, or continue a begun one.
 
-        Search tries these besides the most probable tokens.
+        Search tries these tokens besides the most probable ones.
         """
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
@@ -122,8 +124,8 @@ class _Option(NamedTuple):
 class ConstrainedSelection(Selection):
     """A selection for beam search with required phrases: the best hypotheses for each number of missing phrase tokens.
 
-    Sentences without phrases use `BestSelection`. The beam must have a slot for every number of missing tokens: one
-    more than a sentence's phrases have tokens.
+    Sentences without phrases use `BestSelection`. The beam needs at least one hypothesis for every number of missing
+    tokens: one more than a sentence's phrases have tokens.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class ConstrainedSelection(Selection):
     def select(self, step: Step) -> SelectedCandidates:
         """Select the continuations to keep: the best for each number of tokens that required phrases still lack.
 
-        Those that end are selected only if no phrase is missing. Sentences without phrases keep their best
+        Continuations that end are selected only if no phrase is missing. Sentences without phrases keep their best
         continuations.
         """
         selection = self.plain.select(step)
@@ -175,9 +177,9 @@ class ConstrainedSelection(Selection):
         return selection
 
     def _select(self, step: Step, sentence: int, selection: SelectedCandidates) -> None:
-        """Replace the candidates in one sentence's `selection` by those that constrained search selects.
+        """Replace one sentence's candidates in `selection`, in place, by those that constrained search selects.
 
-        The progress of the new live hypotheses is stored.
+        The progress through the phrases of each new live hypothesis is stored.
         """
         candidates = self._candidates(step, sentence, selection)
         options = list(self._options(candidates, sentence, step.tokens.shape[-1] + 1))
@@ -197,7 +199,7 @@ class ConstrainedSelection(Selection):
         _write(selection.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
-        """Return the candidates of one sentence, (1, n), from which constrained search chooses.
+        """Return the candidates of one sentence, tensors (1, n), from which constrained search chooses.
 
         Candidates are those that `selection` chose without constraints, each hypothesis's best token, and all tokens
         that advance a required phrase (the end symbol, if no phrase is left).
@@ -214,7 +216,7 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield those of a sentence's candidates that leave enough tokens for all missing phrases and the end symbol.
+        """Yield an `_Option` for each candidate that leaves enough tokens for all missing phrases and the end symbol.
 
         `length` is the number of tokens of a hypothesis including the candidate.
         """
@@ -230,14 +232,14 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses stay in the beam, by the number of phrase tokens that they lack (their stage).
+    """Return how many hypotheses stay in the beam: a dict by the number of phrase tokens they lack (their stage).
 
-    Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
-    does not fill go to other stages, those that lack least first.
+    Every stage gets an equal share of the beam, and the last one, which lacks no token, also the remainder. What a
+    stage does not need goes to other stages, those that lack least first.
 
     Args:
         sizes: the number of hypotheses by the number of tokens they lack.
-        slots: the number of slots in the beam.
+        slots: the number of hypotheses in the beam.
         stages: the maximum number of stages.
     """
     share = slots // stages
@@ -251,14 +253,14 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
-    """Return the selected candidates of the sentence at batch index `row` as views, which write into the selection."""
+    """Return one sentence's selected candidates, at batch index `row`, as views that write into `selection`."""
     return SelectedCandidates(*(Candidates(*(values[row : row + 1] for values in each)) for each in selection))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Overwrite one sentence's selected candidates, `to`, in place with those of `candidates` at `columns`.
+    """Overwrite one sentence's selected candidates, `to`, in place with those of `candidates` at the indices `columns`.
 
-    The remaining slots of `to` get a total of minus infinity, which marks them as unused.
+    The remaining entries of `to` get a total of minus infinity, which marks them as unused.
     """
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
@@ -274,10 +276,7 @@ _MAX_OPENED = 12
 
 
 class BracketToken(NamedTuple):
-    """The effect of a token of a linearized parse tree: the constituents it closes and opens, and the words it tags.
-
-    All three are numbers.
-    """
+    """The effect of a token of a linearized parse tree, as numbers: constituents closed and opened, words tagged."""
 
     closed: int = 0
     opened: int = 0
@@ -304,7 +303,7 @@ class BalancedBrackets(Rule):
         Args:
             meanings: the effects of the tokens of linearized trees, by id.
             sentences: the tokens of each word of each sentence.
-            vocabulary_size: V.
+            vocabulary_size: the number V of tokens in the vocabulary.
             eos_id: the id of the end symbol.
         """
         self.eos_id = eos_id
@@ -324,7 +323,10 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place."""
+        """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place.
+
+        Hypotheses that have ended are unchanged. The logits are returned.
+        """
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -353,7 +355,10 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: a word that is begun must be finished."""
+        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: a word once begun must be finished.
+
+        Where a word lacks tokens, only its next token stays allowed.
+        """
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
@@ -365,9 +370,9 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents each hypothesis has opened at its end, without a word since, (B, W).
+    """Return how many constituents each hypothesis has opened at its end, without a word since, as a tensor (B, W).
 
-    Counted are its last tokens, back to one that writes a word or opens no constituent.
+    The last tokens count, back to one that writes a word or opens no constituent.
     """
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

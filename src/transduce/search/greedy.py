@@ -36,7 +36,7 @@ def greedy_search(scorer: Scorer, *, start_id: int, eos_id: int, max_lengths: Te
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V)."""
+    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V); `rows` is ignored."""
     return argmax_token(logits)
 
 
@@ -54,7 +54,7 @@ class GreedySearch:
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
-        """Create a search with `width` hypotheses per sentence, whose next tokens the function `choose` selects.
+        """Create a search with `width` hypotheses per sentence, whose next tokens `choose` selects from logits.
 
         The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores.
         """
@@ -92,7 +92,10 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next tokens, chosen under the rules, and their log-probabilities before the rules, (B, W) each."""
+        """Return the ids of the next tokens, chosen under the rules, and their log-probabilities, both (B, W).
+
+        The log-probabilities are normalized before the rules; a forbidden token has minus infinity.
+        """
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
@@ -108,14 +111,14 @@ class GreedySearch:
         return self.tokens.masked_fill(ended, self.eos_id)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input, and count their unfinished hypotheses as results."""
+        """Stop decoding sentences, given by index in the input; their unfinished hypotheses become results."""
         if sentences:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each finished sentence, in the order in which they were started.
+        """Return a list of the hypotheses of each sentence, in the order in which they were started.
 
-        An unfinished sentence has none.
+        The list is empty for an unfinished sentence.
         """
         return self._results
 
@@ -125,7 +128,7 @@ class GreedySearch:
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
-        """Remove the sentences for which the mask `leaving`, (B,), is True from the batch, and store their results."""
+        """Store the results of the sentences where the mask `leaving` (B,) is True, and drop them from the batch."""
         if not bool(leaving.any()):
             return
         rows = leaving.nonzero().flatten()
@@ -141,9 +144,10 @@ class GreedySearch:
         self.ended = self.ended[staying]
 
     def _hypothesis(self, tokens: list[int], log_probabilities: list[float], start: int) -> Hypothesis:
-        """Return the hypothesis from `start` to its first end symbol inclusive, or up to a token that rules forbid.
+        """Return a `Hypothesis` of the tokens from `start` to the first end symbol, or up to a token that rules forbid.
 
-        A forbidden token is chosen if rules forbid all tokens.
+        A forbidden token is in the tokens only if rules forbade all tokens. It is left out, and the hypothesis is then
+        not marked as ended.
         """
         steps = enumerate(zip(tokens, log_probabilities, strict=True))
         last = next((n for n, (token, value) in steps if token == self.eos_id or value == -math.inf), None)
@@ -163,10 +167,10 @@ def make_hypothesis(
     divisor: LengthPenalty = length_penalty,
     start: int = 0,
 ) -> Hypothesis:
-    """Create a hypothesis from its tokens, including the end symbol if it ended, and their log-probabilities.
+    """Create a hypothesis from its tokens, including the end symbol if it ended, and the tokens' log-probabilities.
 
-    The first `start` tokens, its context, are left out. The score is the sum of the other log-probabilities divided by
-    the length penalty, plus `penalty`, in nats.
+    The first `start` tokens, its document context, are left out. The score is the sum of the other log-probabilities
+    divided by the length penalty, plus `penalty`, in nats.
     """
     tokens, log_probabilities = tokens[start:], log_probabilities[start:]
     return Hypothesis(
@@ -223,7 +227,8 @@ class Draw:
     def numbers(self, steps: int) -> Tensor:
         """Return the random numbers of the next steps, float32 (N, steps, W), for N sentences and W samples of each.
 
-        Drawing them leaves the generators as they are, so that the search may run in kernels instead.
+        The generators' states stay unchanged, so that compiled kernels can search first and PyTorch can still take
+        over.
         """
         generators = [generator.clone_state() for generator in self.generators]
         drawn = [torch.rand(steps * self.samples, generator=generator) for generator in generators]
@@ -231,7 +236,7 @@ class Draw:
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the random seed, 32 bits, of the sentence at an index of the input, from the seed of the settings."""
+    """Return a random seed below 2^32 for the sentence at an index of the input, from the seed of the settings."""
     return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 

@@ -16,7 +16,7 @@ from transduce.search.selection import IMPOSSIBLE, log_sum_exp
 
 
 class Rule(Protocol):
-    """An interface of objects that change the logits of a decoding step before tokens are selected."""
+    """An interface of rules that change the logits of a decoding step, such as forbidding tokens, before the choice."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return the logits of the next tokens as this rule changes them.
@@ -71,9 +71,9 @@ class ExtraEndTokens(Rule):
         self.summed = summed
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the others of them.
+        """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the other ones.
 
-        The logits (B, W, V) are changed in place.
+        The logits (B, W, V) are changed in place, and returned.
         """
         ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
         logits[..., self.more_ids] = IMPOSSIBLE
@@ -127,12 +127,16 @@ class RepetitionPenalty(Rule):
         self.frequency = frequency
         self.presence = presence
         self.normalizer: Callable[[], Tensor | None] | None = None
-        """Returns the log-sum-exp that was subtracted, (B, 1 or W, 1), if `apply` receives log-probabilities but logits
-        are to be penalized; None: scores are penalized as they are.
+        """A function that returns the log-sum-exp subtracted from the logits, (B, 1 or W, 1), to undo that before the
+        penalty. It is needed if `apply` gets log-probabilities, but the penalty applies to logits; None: scores are
+        penalized as they are.
         """
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Multiply or divide the scores of tokens that occurred by `repetition`, then subtract the other penalties."""
+        """Multiply or divide the scores of tokens that occurred by `repetition`, then subtract the other penalties.
+
+        The result is logits (B, W, V), which may be changed in place.
+        """
         offset = None if self.normalizer is None else self.normalizer()
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
@@ -161,9 +165,9 @@ class ForcedPrefix(Rule):
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Apply the wrapped rules, but within a prefix forbid every token except the prefix's next one.
+        """Apply the wrapped rules, but within a prefix forbid every token except the prefix's next token.
 
-        That token keeps the logit that it had before the wrapped rules.
+        That next token keeps the logit that it had before the wrapped rules.
         """
         position = tokens.shape[-1]
         forced = {}
@@ -180,9 +184,10 @@ class ForcedPrefix(Rule):
 
 
 class ForcedContext(Rule):
-    """A rule that starts each hypothesis with its sentence's context, with probability 1; other rules begin after it.
+    """A rule that starts each hypothesis with its sentence's document context, each token with probability 1.
 
-    The context is the translations of earlier sentences of a document. The wrapped rules see a hypothesis without it.
+    The context is the translations of earlier sentences of a document. The wrapped rules apply after it, and see a
+    hypothesis without it.
     """
 
     def __init__(self, contexts: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
@@ -217,21 +222,23 @@ class ForcedContext(Rule):
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings from `generation_config.json` that have no equivalent in `SearchSettings`."""
+    """Settings of Hugging Face's `generate`, in `generation_config.json`, without an equivalent in `SearchSettings`."""
 
     forced_first_id: int | None = None
     """The id of the first token of every translation, such as the tag of its language; None: any token."""
     forced_last_id: int | None = None
     """The id of the token at the maximum length of a translation, mostly the end symbol; None: any token."""
     forbidden_ids: tuple[int, ...] = ()
-    """The ids of tokens that are never written."""
+    """The ids of tokens that are never written in a translation."""
     stop: Literal["full", "likely", "never"] = "likely"
     """Condition for stopping the search for a sentence. `full`: `beam_size` hypotheses have ended. `likely`: in
     addition, no live hypothesis has a better score at its current length. `never`: in addition, no live hypothesis
     could have a better score at the maximum length.
     """
     renormalize: bool = False
-    """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""
+    """True if probabilities are renormalized over the tokens that rules permit: `renormalize_logits`, which OPUS models
+    set.
+    """
 
     def __post_init__(self) -> None:
         for name, id in _ids_of(self):
@@ -240,7 +247,7 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def ranking_of(generate: GenerateSettings | None) -> Ranking:
-    """Return how a search ranks hypotheses: as `generate` does for such settings, otherwise as in the paper."""
+    """Return the `Ranking` of hypotheses: that of Hugging Face's `generate` for such settings, the paper's for None."""
     return PAPER_RANKING if generate is None else GENERATE_RANKING
 
 
@@ -252,7 +259,7 @@ def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
 
 
 def check_ids(settings: GenerateSettings, size: int) -> None:
-    """Check that all ids in the settings belong to a vocabulary of this size.
+    """Raise an error if an id in the settings of `generate` does not belong to a vocabulary of `size` tokens.
 
     Raises:
         TransduceError: an id is too large.
@@ -273,9 +280,9 @@ class ForcedToken(Rule):
         self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return logits in which the forced token alone is possible if its position is the next one.
+        """Return logits in which the forced token alone is possible, for sentences whose next position is its position.
 
-        Its log-probability is then 0. At other positions the logits stay unchanged.
+        The token's log-probability is then 0. At other positions the logits stay unchanged.
         """
         position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
         is_here = position == tokens.shape[-1]  # (B,)
@@ -295,7 +302,7 @@ class Renormalize(Rule):
 
 
 def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """Return the rules of Hugging Face's `generate` that apply after all other rules, in their order.
+    """Return a list of the rules of Hugging Face's `generate` that apply after all other rules, in their order.
 
     Args:
         settings: forced and forbidden tokens.

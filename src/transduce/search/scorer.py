@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class Scorer(Protocol):
-    """An interface of a model that scores next tokens during the decoding of a batch; it owns the key/value cache."""
+    """An interface of a model that scores next tokens during the decoding of a batch, with its own key/value cache."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next token of each hypothesis.
@@ -28,19 +28,19 @@ class Scorer(Protocol):
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
+        """Reorder the cached states, so that hypothesis w of sentence b continues hypothesis parents[b, w], (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Remove all sentences from the batch except those at these ascending batch indices, (B',)."""
 
 
 class AttentiveScorer(Protocol):
-    """An interface of scorers that report attention to the source, by which coverage of the source is judged."""
+    """An interface of scorers that report attention to the source, from which a coverage penalty is computed."""
 
     def attention(self) -> Tensor:
         """Return the newest step's attention to each of S source tokens, float32 (B, W, S), for coverage penalties.
 
-        At padding and the end symbol, where there is nothing to translate, the attention is 1.
+        The attention is 1 at padding and the end symbol, so that these count as covered: there is nothing to translate.
         """
 
 
@@ -52,12 +52,12 @@ class Observer(Protocol):
 
         Args:
             rows: the indices of the sentences that are still decoded, (B,).
-            tokens: their hypotheses so far, the best live one first, (B, W, t). The last one of a beam is the best
-                finished one, if there is one, padded with end symbols. So the common prefix of all hypotheses is a
-                prefix of the result.
+            tokens: the hypotheses of these sentences so far, the best live one first, (B, W, t). In a beam search, the
+                last hypothesis is the best finished one, if there is one, padded with end symbols. So the common prefix
+                of all hypotheses is a prefix of the result.
 
         Returns:
-            The indices of sentences to abandon. They leave the batch at once with the hypotheses they have.
+            The indices of sentences to abandon, which then leave the batch at once with the hypotheses they have.
         """
 
 
@@ -76,7 +76,7 @@ class TextObserver(Observer, Protocol):
 
 
 class SequenceLimits(NamedTuple):
-    """The start and end symbol of hypotheses, and each hypothesis's maximum length."""
+    """The start and end symbol of a batch's hypotheses, and each sentence's maximum length and context."""
 
     start_id: int
     """The id of the start symbol, the first input of the decoder."""
@@ -90,7 +90,7 @@ class SequenceLimits(NamedTuple):
     """
 
     def starts(self) -> list[int]:
-        """Return the number of tokens before each sentence's own ones, (N,); 0 without context."""
+        """Return a list of the number of context tokens before each sentence's own tokens; zeros without context."""
         return list(self.context_lengths) or [0] * len(self.max_lengths)
 
 
@@ -118,13 +118,13 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
 
 LengthPenalty = Callable[[int, float], float]
-"""Maps a number of tokens and alpha to the divisor of a log-probability."""
+"""A function from a number of tokens and the exponent alpha to the divisor of a hypothesis's log-probability."""
 
 
 def length_penalty(length: int, alpha: float) -> float:
     """Return the length penalty ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14).
 
-    Log-probabilities are divided by it; |Y|, the number of tokens, counts the end symbol.
+    Search divides log-probabilities by the penalty; |Y|, the number of tokens, counts the end symbol.
     """
     return float(((5.0 + length) / 6.0) ** alpha)
 
@@ -135,7 +135,7 @@ def length_power(length: int, alpha: float) -> float:
 
 
 class Ranking(NamedTuple):
-    """A ranking of hypotheses by their log-probabilities over a length penalty."""
+    """A ranking of hypotheses by their log-probabilities divided by a length penalty."""
 
     length_penalty: LengthPenalty
     """The function of a length by which log-probabilities are divided."""
@@ -143,7 +143,7 @@ class Ranking(NamedTuple):
     """True if hypotheses that ended rank before all that were cut, whatever their scores."""
 
     def key(self, hypothesis: Hypothesis) -> tuple[bool, float]:
-        """Return the sort key of a hypothesis, with which the best hypothesis comes first."""
+        """Return a sort key of a hypothesis, a tuple that sorts the best hypothesis first."""
         return self.ended_first and not hypothesis.ended, -hypothesis.score
 
 
@@ -173,21 +173,21 @@ class Search(Protocol):
     def hypotheses(self) -> Tensor:
         """Return the token ids of the current hypotheses of each sentence still being decoded, best first, (B, W, t).
 
-        A beam's last one is the best finished hypothesis, if there is one, padded with end symbols.
+        In a beam search, the last hypothesis is the best finished one, if there is one, padded with end symbols.
         """
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input, and count their current hypotheses as their results.
+        """Stop decoding sentences, given by index in the input; their current hypotheses become their results.
 
         Indices of finished sentences are ignored.
         """
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence of the input, best first; none for sentences still being decoded."""
+        """Return a list of the hypotheses of each sentence of the input, best first; empty for one still decoded."""
 
 
 def run_search(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
-    """Run a search until all sentences are finished or abandoned, and return the hypotheses of each sentence.
+    """Run a search until all sentences are finished or abandoned, and return a list of the hypotheses of each.
 
     Args:
         search: a search at its first step or later.
@@ -229,7 +229,7 @@ class Ensemble(Scorer):
 
 
 class MeanAttention(AttentiveScorer):
-    """An attentive scorer of an ensemble, which averages the attention of its models."""
+    """An attentive scorer of an ensemble, which averages the attention of its models for the coverage penalty."""
 
     def __init__(self, scorers: Sequence[AttentiveScorer]) -> None:
         self.scorers = scorers

@@ -1,4 +1,4 @@
-"""Select the continuations that a beam keeps: the best ones, or the best of each of several groups.
+"""Select the continuations that a beam keeps: the best ones, or the best of each of several beam groups.
 
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t tokens so far.
 """
@@ -22,10 +22,10 @@ Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Reductions(Protocol):
-    """An interface of compiled kernels for top-k and log-sum-exp over logits (B, W, V)."""
+    """An interface of compiled kernels that find the greatest logits and the log-sum-exp of logits (B, W, V)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the compiled reductions support these logits."""
+        """Return whether the compiled kernels can reduce these logits: their type, device and layout."""
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's `count` greatest logits, best first, and their token ids, (B, W, count) each."""
@@ -34,9 +34,9 @@ class Reductions(Protocol):
         """Return the log-sum-exp of each hypothesis's logits, (B, W, 1)."""
 
     def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each hypothesis's `count` greatest logits, their token ids, and the log-sum-exp of its logits.
+        """Return each hypothesis's `count` greatest logits, the ids of their tokens, and the log-sum-exp of all logits.
 
-        Shapes are (B, W, count) twice and (B, W, 1).
+        The shapes are (B, W, count) twice and (B, W, 1).
         """
 
     def select(
@@ -44,28 +44,28 @@ class Reductions(Protocol):
     ) -> tuple[Quadruple, Quadruple]:
         """Return the live and the ended candidates of a beam as `BestSelection` chooses them, for logits (B, W, V).
 
-        Each result consists of parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
+        Each is four tensors: parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
         log-sum-exp of the logits is computed. V must be at least 2 × beam_size.
         """
 
 
 class _Kernels:
-    """A namespace for one process-wide variable: the compiled `Reductions` in use, or None if PyTorch computes them."""
+    """A namespace for one variable of the process: the compiled `Reductions` in use; None: PyTorch computes them."""
 
     reductions: Reductions | None = None
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use compiled reductions from now on in this process, for all logits that they support; None: PyTorch.
+    """Use compiled reductions from now on in this process, for all logits that they support; None: use PyTorch.
 
-    Return those that were in use before.
+    The reductions that were in use before are returned, so that a caller can restore them.
     """
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return the compiled reductions in use, to find the `count` greatest of these logits; None: PyTorch must do it."""
+    """Return the compiled reductions to use for the `count` greatest of these logits; None: PyTorch must find them."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -73,7 +73,10 @@ def kernels_for(logits: Tensor, count: int) -> Reductions | None:
 
 
 def top_tokens_and_log_sum_exp(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` greatest logits of each row (…, V), their indices, and the log-sum-exp of the row, (…, 1)."""
+    """Return the `count` greatest logits of each row, their indices, and the row's log-sum-exp.
+
+    The logits are (…, V), and the results (…, count) twice and (…, 1).
+    """
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens_and_log_sum_exp(logits, count)
     values, indices = top_tokens(logits, count)
@@ -90,7 +93,8 @@ def argmax_token(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` greatest logits of each row, best first, and their indices: (…, V) to two tensors (…, count).
 
-    Only the `count` blocks with the greatest maxima, and the logits after the last complete block, can hold them.
+    Without kernels, a long row is searched in blocks of 64: the greatest logits are in the `count` blocks with the
+    greatest maxima, or after the last complete block.
     """
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens(logits, count)
@@ -116,7 +120,10 @@ def _has_blocks(logits: Tensor, count: int) -> bool:
 
 
 def log_sum_exp(logits: Tensor, best: Tensor | None = None) -> Tensor:
-    """Return the log-sum-exp of each row, (…, V) to (…, 1); `best`, (…), is its greatest logit's index, if known."""
+    """Return the log-sum-exp of each row of logits, (…, V) to (…, 1).
+
+    `best`, (…, 1), are the indices of the rows' greatest logits, if known, which saves finding them; None: unknown.
+    """
     if (kernels := kernels_for(logits, 1)) is not None:
         return kernels.log_sum_exp(logits)
     if logits.device.type != "cpu":
@@ -134,7 +141,7 @@ IMPOSSIBLE = float("-inf")
 
 
 class Step:
-    """A decoding step: the hypotheses and the logits of their next tokens, from which a selection chooses."""
+    """The data of a decoding step from which a selection chooses: hypotheses, and the logits of their next tokens."""
 
     def __init__(
         self, logits: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor, normalizer: Tensor | None = None
@@ -170,7 +177,7 @@ class Step:
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, hypotheses: slice) -> "Step":
-        """Return the data of this step for the hypotheses in a slice of each sentence's, such as those of one group.
+        """Return the data of this step for some hypotheses of each sentence, given as a slice, such as one group.
 
         Logits, scores and normalizer are cut; the tokens stay those of all hypotheses.
         """
@@ -184,7 +191,7 @@ class Step:
 
 
 class Candidates(NamedTuple):
-    """Candidate continuations of the hypotheses of each of B sentences, n for each; each tensor is (B, n)."""
+    """Candidate continuations of the hypotheses of each of B sentences, n for each: four tensors (B, n)."""
 
     parents: Tensor
     """The index, in its sentence, of the hypothesis that is continued."""
@@ -206,7 +213,9 @@ class SelectedCandidates(NamedTuple):
     live: Candidates
     """Candidates that stay in the beam, (B, W)."""
     ended: Candidates
-    """Candidates that end with the end symbol, (B, n), with equally many slots for each group of the beam."""
+    """Candidates that end with the end symbol, (B, n), the same number for each group of the beam; those with a total
+    of minus infinity do not count.
+    """
 
 
 class Selection(Protocol):
@@ -236,7 +245,7 @@ class BestSelection(Selection):
 
 
 class DiverseSelection(Selection):
-    """A selection from groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
+    """A selection from beam groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
 
     A token costs `penalty` nats for each time that earlier groups chose it at the same position (Hamming diversity).
     The penalty affects only the selection; scores remain log-probabilities.
@@ -275,7 +284,7 @@ class DiverseSelection(Selection):
 
 
 def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Candidates:
-    """Return the best continuations of each sentence's hypotheses, best first.
+    """Return the best continuations of each sentence's hypotheses, as `Candidates` sorted best first.
 
     Args:
         step: the hypotheses and the logits of their next tokens.
@@ -299,7 +308,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
 
 
 def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
-    """Return candidates, with their log-probabilities, for parent hypotheses and appended tokens, (B, n) each."""
+    """Return `Candidates` with log-probabilities, for the given parent hypotheses and appended tokens, (B, n) each."""
     flat = parents * step.logits.shape[-1] + tokens
     logits = step.logits.flatten(1).gather(1, flat)
     token_scores = logits - step.normalizer[..., 0].gather(1, parents)
@@ -307,10 +316,10 @@ def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandidates:
-    """Split candidates, sorted best first, into those that end and the best `beam_size` others.
+    """Split candidates, sorted best first, into those that end with the end symbol and the best `beam_size` others.
 
-    Only the ended ones among the `beam_size` best candidates count. Slots without a candidate get a total of minus
-    infinity.
+    Of the ended candidates, only those among the `beam_size` best of all count. Unused entries of both results get a
+    total of minus infinity.
     """
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
@@ -322,7 +331,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandid
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """Return the candidates of each sentence, padded to `count` with ones that have a total of minus infinity."""
+    """Return candidates padded to `count` for each sentence; added ones have a total of minus infinity."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

@@ -31,14 +31,15 @@ _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
 _DIVERSITY_PENALTY = 1.0  # the default (docs/log/searching.md)
 EARLIER_DEFAULTS = (("diversity_penalty", 0.5),)
-"""Names and values of search settings that files of earlier versions may hold although nobody set them."""
+"""Pairs of the name and value of search settings that files of earlier versions may hold although nobody set them."""
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
-    """Raise an error if numeric fields of settings hold anything but numbers; convert NumPy numbers in place.
+    """Raise an error if numeric fields of settings hold anything but numbers.
 
-    They become Python's. A boolean is no number here; None is allowed in optional fields.
+    NumPy numbers are converted to Python's in place. A boolean does not count as a number; None is allowed in optional
+    fields.
     """
     for name, hint in _numbers_of(type(settings)).items():
         value, is_whole = getattr(settings, name), hint is not float
@@ -63,7 +64,7 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 def _check_beam(settings: "SearchSettings") -> None:
-    """Raise an error if a setting of a beam would have no effect, because there is none."""
+    """Raise an error if a setting of a beam or of its groups would have no effect, because search uses none."""
     if settings.coverage_penalty > 0.0 and settings.sampling is None and settings.beam_size == 1:
         raise TransduceError("`coverage_penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if settings.diverse_groups == 1 and settings.diversity_penalty != _DIVERSITY_PENALTY:
@@ -105,7 +106,7 @@ def _check_penalties(settings: "SearchSettings") -> None:
 
 @cache
 def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields of a struct that are numbers or optional whole numbers, by name, with their types."""
+    """Return a dict from the names to the types of a struct's fields that are numbers or optional whole numbers."""
     numbers = (int, int | None, float)
     return {field.name: field.type for field in msgspec.structs.fields(kind) if field.type in numbers}
 
@@ -175,9 +176,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token in the output so far, as in OpenAI's API."""
     coverage_penalty: float = 0.0
-    """Beta of the coverage penalty on hypotheses that leave source tokens untranslated (Wu et al. 2016)."""
+    """Beta of the coverage penalty on hypotheses that leave source tokens untranslated (Wu et al. 2016); 0: no penalty.
+    """
     diverse_groups: int = 1
-    """Number of groups of the beam, which avoid each other's choices (Vijayakumar et al. 2016)."""
+    """Number of groups of the beam, which avoid each other's choices (Vijayakumar et al. 2016); 1: plain beam search.
+    """
     diversity_penalty: float = _DIVERSITY_PENALTY
     """Cost in nats of a token for each earlier group that chose it at the same position."""
     forbidden: tuple[str, ...] = ()
@@ -231,7 +234,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def penalizes_repetition(self) -> bool:
-        """Return whether any penalty of repeated tokens is set."""
+        """True if any penalty of repeated tokens is set."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     def max_length_for(self, source_tokens: int) -> int:
@@ -242,7 +245,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def checked_search(search: object) -> SearchSettings:
-    """Return the argument, checked to be a `SearchSettings`.
+    """Return the argument unchanged if it is a `SearchSettings`; otherwise raise an error.
 
     Raises:
         TransduceError: the argument is something else.
@@ -257,13 +260,13 @@ def checked_search(search: object) -> SearchSettings:
 BEAM_SETTINGS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search settings that have no effect when translations are sampled."""
 BY_SOURCE = ("max_length_factor", "max_length_extra")
-"""Search settings that have no effect beside `max_length`."""
+"""Search settings that derive the maximum length from the source's, so that they have no effect beside `max_length`."""
 
 
 def override_search(
     search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None] | None = None
 ) -> SearchSettings:
-    """Return search settings with the options that are not None; any sampling option makes search sample.
+    """Return search settings changed by the options that are not None; any sampling option makes search sample.
 
     An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
     stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
@@ -333,7 +336,10 @@ def describe_overridden(
 def override_with_warnings(
     search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None] | None = None
 ) -> SearchSettings:
-    """Return `override_search(search, options, sampling)`, with warnings about what `describe_overridden` describes."""
+    """Return the result of `override_search`, with a warning for each stored setting that loses its effect.
+
+    The texts of the warnings come from `describe_overridden`.
+    """
     changed = override_search(search, options, sampling)
     named = {*(name for name, value in options.items() if value is not None), "sampling"}
     if (sampling or {}).get("temperature") == 0:
@@ -344,7 +350,9 @@ def override_with_warnings(
 
 
 def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored search settings without the penalties that have no effect, which earlier versions stored.
+    """Return a dict of stored search settings in which penalties that have no effect get their neutral values.
+
+    Earlier versions stored such penalties, which are refused now.
 
     Args:
         table: fields of `SearchSettings` by name, as a folder's file has them.
@@ -360,7 +368,7 @@ def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return new values, by name, for stored settings that changes leave without effect or contradict."""
+    """Return a dict of new values for stored settings that changes leave without effect or contradict, by name."""
     samples = changes.get("sampling", search.sampling) is not None
     beam_size = changes.get("beam_size", search.beam_size)
     neutral = dict[str, Any]()

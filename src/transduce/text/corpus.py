@@ -45,24 +45,26 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The files of a corpus of sentence pairs, line-aligned or with pairs on each line, and how they are read."""
 
     source: tuple[str, ...]
-    """Files of the source side, or files of pairs (TSV, JSON lines)."""
+    """Paths of the files of the source side, or of files of pairs (TSV, JSON lines)."""
     target: tuple[str, ...] = ()
-    """Files of the target side, as many as of the source side and in the same order; empty for files of pairs."""
+    """Paths of the files of the target side, as many as of the source side and in the same order; empty for files of
+    pairs.
+    """
     format: Format = "auto"
     """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
     languages: tuple[str, str] | None = None
-    """Source and target language code, also keys of JSON objects {"zh": …, "en": …}, alone or inside "translation";
-    None: unknown.
+    """The pair of source and target language code, which are also keys of JSON objects {"zh": …, "en": …}, alone or
+    inside "translation"; None: unknown.
     """
     strict: bool = False
     """True if a table line without exactly two columns is an error; otherwise such lines are skipped and counted."""
     back_translated: tuple[str, ...] = ()
-    """Those files of `source` whose texts were translated by a machine from human-written targets (back-
-    translation).
+    """Those files of `source` whose texts were translated by a machine from human-written targets
+    (back-translation).
     """
     directions: tuple[tuple[str, str], ...] = ()
-    """Source and target language of each file of `source`, for a corpus of several language pairs, in which the token
-    of the target language starts every source sentence. Empty: a single language pair.
+    """A pair of source and target language code for each file of `source`, for a corpus of several language pairs, in
+    which the token of the target language starts every source sentence. Empty: a single language pair.
     """
     line_feeds: bool = False
     """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; if false, these become
@@ -213,7 +215,7 @@ class PairReader:
         return LineBlocks(path, notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Add a block of `count` pairs, read or skipped, to the totals, and return the sum of `line` and `count`."""
+        """Add a block of `count` pairs, read or skipped, to the totals; return the line after it (`line` + `count`)."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -269,7 +271,7 @@ class PairReader:
         )
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
-        """Count the lines of a block of a table that are not pairs, in the notes for reports.
+        """Add the lines of a block of a table that are not pairs to the counts in the notes.
 
         Raises:
             TransduceError: more than half of the block's lines do not have exactly two columns.

@@ -739,8 +739,8 @@ def _kana(text: str) -> int:
 def _other_latin(words: list[str], expected: str) -> str | None:
     """Return the code of the language whose frequent words a list of words in Latin letters has, or None.
 
-    The result is None if it may be the expected language, or if there are no frequent words for that. Words that are
-    frequent in both languages do not count, and repeated words count once.
+    None means that the words may be in the expected language, or that there are no frequent words for that. Words that
+    are frequent in both languages do not count, and repeated words count once.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None
@@ -783,7 +783,7 @@ def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int,
 
 @cache
 def _common_log_probabilities() -> tuple[list[str], dict[str, tuple[float, ...]]]:
-    """Return a list of the common profiles' languages, and a dict from n-grams to their log-probabilities in these.
+    """Return a list of the common profiles' languages, and a dict from n-grams to a tuple of log-probabilities in them.
 
     The log-probabilities are relative to that of an unknown n-gram, so that unknown n-grams add nothing to a sum.
     """

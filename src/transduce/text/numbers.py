@@ -157,7 +157,10 @@ class _Number(NamedTuple):
         return self.kind == "clock" and ":" in self.plain
 
     def is_same(self, other: "_Number") -> bool:
-        """Return whether another number is equal, or the same date or time in another notation (2:30 and 14:30)."""
+        """Return whether another number is equal to this one, or the same date or time in another notation.
+
+        Examples are 1,000 and 1.000, or 2:30 and 14:30.
+        """
         if self.kind == other.kind == "date":
             (day, year), (other_day, other_year) = _day_and_year(self.parts), _day_and_year(other.parts)
             return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
@@ -340,9 +343,9 @@ _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
 
 @cache
 def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
-    """Return three tables of number words, built once.
+    """Return a dict from number words to numbers, a pattern of compound number words, and a pattern of a single one.
 
-    They are a dict from words to numbers, a pattern of compound words of these, and a pattern of a single one.
+    They are built once.
     """
     lines = (line.partition("=") for line in _WORDS.split("\n") if line)
     numbers = {word: int(number) for number, _, words in lines for word in words.split()}

@@ -31,7 +31,7 @@ _NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
 
 
 def _name_characters() -> str:
-    """Return class ranges of the characters of names: letters, marks, digits, joiners, `_`; not `_LATER_SCRIPTS`."""
+    """Return character-class ranges for letters, marks, digits, joiners and `_` of scripts not in `_LATER_SCRIPTS`."""
     is_later, ranges, start, last = re.compile(f"[{_LATER_SCRIPTS}]").match, list[str](), -1, -1
     for code in range(0x2E81):
         category = unicodedata.category(chr(code))
@@ -502,7 +502,7 @@ _SMALL = ("sub", "sup")
 class TagPair(NamedTuple):
     """A start tag and its end tag in a text, with the words between them, as spans.
 
-    If one of the tags is in another sentence, its span is empty and at the start or end of the text.
+    A tag that is in another sentence has an empty span at the start or end of the text.
     """
 
     opening: Span
@@ -704,8 +704,8 @@ def _nested_spans(
 ) -> list[Span]:
     """Return a list of the spans of a translation at which pairs of tags are written, nested as in the source.
 
-    The arguments are those of `BareText.written`, and the length of the source without tags. A pair without words in
-    the translation gets the word at about the same position.
+    `spans` are where each pair's words are in the translation `text`, `copies` its protected spans, `length` the
+    source's. A pair without words in the translation gets the word at about the same position.
     """
     parents, placed = _parents(pairs), dict[int, Span]()
 
@@ -732,7 +732,7 @@ def _nested_spans(
 
 
 def _without_marks(source: str, inner: Span, text: str, span: Span) -> Span:
-    """Return the span of a tag pair's words in a translation, without punctuation that the source has outside it."""
+    """Return the span of a tag pair's words in a translation, without punctuation that the source has outside tags."""
     start, end = span
     if source[inner.start].isalnum() and source[: inner.start].strip():
         while start < end and not text[start].isalnum():

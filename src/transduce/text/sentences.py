@@ -694,7 +694,7 @@ class _SentenceFinder:
 
 
 def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (offset, abbreviation) for each full stop in one like "z. B." or in a date; "" if none ends there.
+    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date; "" for inner ones.
 
     The abbreviation is in lower case, without spaces and last full stop. The last one of a date is not yielded, unless
     the text begins with the date.

@@ -66,7 +66,7 @@ _PLAIN = {
     "\u2026": "...",
     **{character: unicodedata.normalize("NFKC", character) for character in _COMPATIBLE},
 }
-"""A dict from characters that texts often have in place of others to those others, empty for characters to leave
+"""A dict from variants of characters, such as curly quotes, to the usual ones; "" stands for characters to leave
 out.
 """
 # Emoji consist of several characters, among them joiners.
@@ -103,7 +103,8 @@ def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict
 def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
     """Return whether the tokens of a vocabulary show that it was learned from composed text (Unicode NFC).
 
-    No token may change by composition. A vocabulary of characters also needs composed characters for its marks.
+    No token may change by composition. In a vocabulary of characters, no token may be a mark that composition would
+    join to another token.
     """
     tokens = list(tokens)
     if not all(token.isascii() or is_composed(token) for token in tokens):
@@ -312,7 +313,7 @@ class Vocabulary:
     piece = renamed_attribute("piece", "token")
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token such as [MASK], maybe under its own name for that."""
+        """Return whether the vocabulary has a special token such as [MASK], by this name or its own name for it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.token(self.id(name)) == name
 

@@ -46,18 +46,18 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The number of steps taken."""
     best_step: int | None
-    """The step of the best validation; None without one."""
+    """The step of the validation with the best score; None if no validation was run."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None without one."""
+    """The value of the selection metric at the best validation, greater is better; None if no validation was run."""
     reason: str
-    """"finished", why training stopped before its last step, or the name of a signal."""
+    """Why the run ended: "finished" after its last step, the reason of an earlier end, or the name of a signal."""
 
 
 class Callback:
     """A base class of objects that follow a run; a subclass overrides the methods of the events that it needs.
 
-    A method that returns True stops the run after the current step, as if the run had finished: it is saved and scored.
-    With several processes, only the first process calls the methods. An exception in a method ends the run.
+    A method that returns True stops the run after the current step, as if the run had finished: its model is saved and
+    scored. With several processes, only the first process calls the methods. An exception in a method ends the run.
     """
 
     def on_start(self, event: RunStart) -> bool | None:
@@ -93,7 +93,7 @@ class Tracker(Callback):
     """The name of the Python package that the tracker needs, such as "wandb"."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        """Create a tracker; `say` reports its failure, by default on standard error.
+        """Create a tracker; `say` receives a message if it fails later, which is printed on standard error by default.
 
         Raises:
             TransduceError: the tracker's package is missing.
@@ -103,7 +103,7 @@ class Tracker(Callback):
         self._module: Any = import_extra(self.package, "track", type(self).__name__)
 
     def on_start(self, event: RunStart) -> None:
-        """Start a run of the tracker with the settings as its parameters.
+        """Start a run in the experiment tracker, with the settings as the run's parameters.
 
         Raises:
             TransduceError: the tracker cannot start a run.
@@ -128,13 +128,13 @@ class Tracker(Callback):
         self._try(lambda: self.finish(event))
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run in the experiment tracker, whose imported package is `module`; a subclass implements it."""
+        """Start a run in the experiment tracker, whose imported Python package is `module`; subclasses implement it."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Log numbers by name, such as `train/loss`, to the experiment tracker; a subclass implements it.
 
-        `step` is the training step that they belong to.
+        `step` is the training step that the numbers belong to.
         """
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class WandbTracker(Tracker):
     def __init__(self, project: str = "transduce", say: Callable[[str], None] | None = None, **options: Any) -> None:
         """Create a tracker; `options` such as `name`, `mode` and `dir` are passed to `wandb.init`.
 
-        They override the defaults, such as the name of the run's folder.
+        The options override the defaults, such as the name, which is that of the run's folder.
         """
         super().__init__(say)
         self._options = {"project": project} | options
@@ -237,7 +237,10 @@ class MlflowTracker(Tracker):
 
 
 class TensorBoardTracker(Tracker):
-    """A tracker that links a run's TensorBoard files into a common folder; each run writes its own in any case."""
+    """A tracker that links the TensorBoard files of runs into a common folder, so that TensorBoard shows all runs.
+
+    Every run writes TensorBoard files into its own folder, even without a tracker.
+    """
 
     package = "transduce"
 
@@ -261,4 +264,4 @@ class TensorBoardTracker(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker, "trackio": TrackioTracker}
-"""The trackers that `--track` starts, by name."""
+"""The classes of the trackers that `--track` starts, by the name that the option takes."""

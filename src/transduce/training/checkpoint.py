@@ -30,15 +30,15 @@ from transduce.training.settings import BestBy, Kernels, ResolvedTraining
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """The range of rows of a complete tensor that one file or process holds, if a model is divided among processes."""
+    """A record of which rows of a complete tensor a file or process holds, if a model is divided among processes."""
 
     start: int
     whole: list[int]
-    """The shape of the complete tensor, of which the range is a part."""
+    """The shape of the complete tensor, of which a file or process holds some rows."""
 
 
 class Sliceable(Protocol):
-    """An interface of tensors in memory or in files whose rows can be read."""
+    """An interface of tensors, in memory or in files, of which ranges of rows can be read."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -75,7 +75,7 @@ class StoredTensor:
 
 
 def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return, by name, the tensors whose rows are spread over several files; no data are read yet.
+    """Return a dict from names to tensors whose rows are spread over several files; no data are read yet.
 
     Args:
         paths: all files of one kind of tensors, written by all processes.
@@ -99,7 +99,7 @@ def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The machine and library versions of a run, stored in every checkpoint.
 
-    If they differ on resume, results are no longer equal bit for bit.
+    If the environment differs on resume, a warning is due, since results are no longer equal bit for bit.
     """
 
     device: str
@@ -116,7 +116,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def differences(before: Environment, now: Environment) -> Iterator[str]:
-    """Yield the differences between the environments of two parts of a run, each as text "name old then, new now".
+    """Yield the differences between the environments of two stretches of a run, each as "NAME OLD then, NEW now".
 
     A property that the older checkpoint did not store is left out.
     """
@@ -141,37 +141,45 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     format_version: int = FORMAT_VERSION
     step: int
     updates: int
-    """Steps that changed the weights; fewer than `step` if some were skipped."""
+    """The number of steps that changed the weights; fewer than `step` if some were skipped."""
     steps: int | None
-    """The last step of the run; None until `minutes` has been converted into a number of steps."""
+    """The last step of the run; None in a run limited by `minutes` that has not been converted to a number of steps
+    yet.
+    """
     best_step: int | None
     best_value: float | None
     """The value of the selection metric at `best_step`, greater is better; None without a validation."""
     best_loss: float = 0.0
-    """The dev loss at `best_step`, which breaks ties; 0, the best possible, if the checkpoint lacks it."""
+    """The dev loss at `best_step`, which decides between equally good validations; 0, the best possible, if the
+    checkpoint lacks it.
+    """
     best_by: BestBy | None = None
     """The metric that `best_value` measures; None in checkpoints that did not store it."""
     validations_without_better: int
-    """The number of validations since the best one, at `best_step`; training stops when they reach the patience."""
+    """The number of validations since the best one; training stops when it reaches the patience."""
     perfect_validations: int = 0
-    """The number of most recent validations in a row in which every measure was perfect."""
+    """The number of latest validations in a row with a perfect result, which may stop training early."""
     best_highest: float | None = None
-    """The highest selection metric since its last significant improvement; None in checkpoints that did not store it.
+    """The highest selection metric since the best validation last improved by more than noise; None in checkpoints that
+    did not store it.
     """
     lowest_loss: float | None = None
     """The lowest dev loss so far; None in checkpoints that did not store it."""
     best_contributions: list[float] = []
-    """The contribution of each dev sentence to `best_value`, by which later differences are judged."""
+    """The contribution of each dev sentence to `best_value`, from which the noise of later differences is estimated."""
     elapsed_seconds: float
-    """Seconds of training by the wall clock, over all processes that have continued this run one after another."""
+    """Seconds of training by the wall clock, summed over all processes that have continued this run one after another.
+    """
     overhead_seconds: float = 0.0
-    """Seconds of preparations, which count against `training.minutes`, over the same processes."""
+    """Seconds of preparations, which count against `training.minutes`, summed over all processes that continued the
+    run.
+    """
     time_plan: list[tuple[int, int, int]] = []
-    """The decisions of the clock so far in a run with `training.minutes` (training/schedule.py)."""
+    """The steps that the clock has granted a run with `training.minutes` so far (training/schedule.py)."""
     validation_due: bool = False
-    """Whether a signal interrupted the validation of this step, which is then repeated first on resume."""
+    """True if a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
-    """Whether dropout has been disabled because it did harm (training/loop.py)."""
+    """True if dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums, such as of losses, over the steps since the last report, for the next report."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
@@ -187,13 +195,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     state: RunState
     tensors: dict[str, dict[str, Tensor]]
-    """Tensors by kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name.
-
-    Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
-    statistics as one more kind, by buffer name.
+    """Tensors by kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name. Empty if `parts` is
+    set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running statistics as one more
+    kind, by buffer name.
     """
     rows: dict[str, RowRange] | None = None
-    """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
+    """By parameter name, the rows that this process holds, if a model is divided among processes; None if tensors are
     complete.
     """
     parts: dict[str, dict[str, StoredTensor]] | None = None
@@ -201,12 +208,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     @property
     def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
-        """The checkpoint's tensors by kind and name, either in memory or read from files on demand."""
+        """The checkpoint's tensors, a mapping by kind and then name, in memory or read from files on demand."""
         return self.tensors if self.parts is None else self.parts
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the path inside a folder of the checkpoint of a step."""
+    """Return the path, inside `folder`, of the checkpoint of a step."""
     return folder / f"{_PREFIX}{step:09d}"
 
 
@@ -231,7 +238,7 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder` and return its path; earlier ones are removed, so that the newest `keep` stay.
+    """Write a checkpoint below `folder` and return its path; of earlier ones only the newest are kept, `keep` in all.
 
     Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
     steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
@@ -269,7 +276,7 @@ def save_checkpoint(
 def save_together(
     folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
 ) -> None:
-    """Save a checkpoint of several processes: the first writes all of it, or each its rows if the model is sharded.
+    """Save a checkpoint of several processes: the first writes all of it, or each its rows if the model is divided.
 
     The newest `keep` checkpoints stay, and those of the steps in `averaged`.
 
@@ -292,8 +299,8 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
     A failure in one process is raised in all, since the others would otherwise wait for a process that has left.
 
     Raises:
-        OSError: the action failed in this process or in another.
-        SafetensorError: the action failed in this process.
+        OSError: the function failed in this process or in another.
+        SafetensorError: the function failed in this process.
     """
     failure: OSError | SafetensorError | None = None
     if processes.is_first or not alone:
@@ -345,7 +352,10 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _finish(folder: Path, final: Path, state: RunState) -> None:
-    """Write a checkpoint's state and the SHA-256 of its files, flush all to disk, and rename `folder` to `final`."""
+    """Write a checkpoint's state and the SHA-256 of its files, flush all to disk, and rename `folder` to `final`.
+
+    An older checkpoint at `final`, which is damaged, is deleted.
+    """
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):
@@ -362,7 +372,7 @@ def _finish(folder: Path, final: Path, state: RunState) -> None:
 
 
 def checkpoints(folder: Path) -> Iterator[Path]:
-    """Yield the complete checkpoints below a folder, newest first."""
+    """Yield the paths of the complete checkpoints below a folder, newest first; none if there is no folder."""
     if folder.is_dir():
         yield from sorted((p for p in folder.iterdir() if p.name.startswith(_PREFIX)), reverse=True)
 
@@ -370,7 +380,8 @@ def checkpoints(folder: Path) -> Iterator[Path]:
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Load the newest undamaged checkpoint below a folder.
 
-    Returned are the checkpoint, or None if there is none, and an error message for each newer one that was skipped.
+    The result is a pair: the checkpoint, or None if there is none, and a list with an error message for each newer one
+    that was skipped because it is damaged.
     """
     refused: list[str] = []
     for path in checkpoints(folder):
@@ -384,7 +395,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def newest_state(folder: Path) -> RunState | None:
     """Return the state of the newest checkpoint below a folder whose state is readable, without loading tensors.
 
-    The result is None if there is none.
+    The result is None if no checkpoint has a readable state.
     """
     for path in checkpoints(folder):
         try:
@@ -446,7 +457,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verified_files(path: Path, kind: str | None = None) -> list[str]:
-    """Compare a checkpoint's files with the SHA-256 in its manifest, and return the names of the tensor files.
+    """Compare a checkpoint's files with the SHA-256 in its manifest; return a sorted list of the tensor files' names.
 
     Args:
         path: the checkpoint's folder.
@@ -464,7 +475,7 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the complete, verified weights of a checkpoint by name, without the optimizer's state."""
+    """Load the complete, verified weights of a checkpoint as a dict by name, without the optimizer's state."""
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:
         return load_file(path / names[0])
@@ -482,7 +493,9 @@ def average_weights(
         steps: the steps of the earlier checkpoints.
 
     Returns:
-        The mean, and an error message for each checkpoint that is damaged or missing, which the mean leaves out.
+        A pair: the mean weights by name, and a list with an error message for each checkpoint that is damaged or
+        missing,
+        which the mean leaves out.
     """
     sums, counts = {name: tensor.clone() for name, tensor in weights.items()}, dict.fromkeys(weights, 1)
     refused = []
@@ -542,18 +555,19 @@ class Best(msgspec.Struct, frozen=True):
     value: float | None = None
     """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
-    """The dev loss of the best validation, which decides between values that noise explains."""
+    """The dev loss of the best validation, which decides if the difference of two metrics may be noise."""
     validations_since: int = 0
     """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
     perfect: int = 0
-    """The number of most recent validations in a row in which every measure was perfect."""
+    """The number of latest validations in a row with a perfect result, which may stop training early."""
     highest: float = -_WORST
-    """The highest selection metric since its last significant improvement; the best validation's may be slightly lower.
+    """The highest selection metric since it last improved by more than noise; the best validation's may be slightly
+    lower.
     """
     lowest_loss: float = _WORST
     """The lowest dev loss so far."""
     contributions: list[float] = []
-    """The contribution of each dev sentence to the value (`ValidationEvent.contributions`)."""
+    """The contribution of each dev sentence to the best metric (`ValidationEvent.contributions`), to estimate noise."""
 
 
 class BestModelTracker:
@@ -586,7 +600,7 @@ class BestModelTracker:
         return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
 
     def record(self, event: ValidationEvent, *, kept: bool) -> None:
-        """Record the scores of a validation; `kept` tells whether the validated model was kept as the best."""
+        """Record the scores of a validation; `kept` is True if the validated model was kept as the best one."""
         value, loss = self._measured(event)
         best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
         lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss
@@ -615,7 +629,8 @@ class BestModelTracker:
     def _noise(self, event: ValidationEvent) -> float:
         """Return the standard error of the difference between the metric of an event and the best one.
 
-        It follows from the contributions of the same dev sentences to both; without them it is 0.
+        It is computed from the contributions of the same dev sentences to both metrics, and is at least 0.3 for BLEU
+        and chrF; without contributions it is 0.
         """
         count = len(event.contributions)
         if count < 2 or count != len(self.best.contributions):
@@ -626,9 +641,9 @@ class BestModelTracker:
         return max(error, _MIN_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """Return the selection metric (higher is better) and the loss of a validation.
+        """Return a pair: the selection metric (higher is better) and the loss of a validation.
 
-        One that is missing or not finite is replaced by the worst finite number.
+        A metric or loss that is missing or not finite is replaced by the worst finite number.
         """
         scores: dict[str, float | None] = {
             "loss": -event.loss,
@@ -645,7 +660,10 @@ class BestModelTracker:
         )
 
     def stop_reason(self) -> str | None:
-        """Return why training should stop before its last step; None if it should continue or has no patience."""
+        """Return why training should stop before its last step; None if it should continue or has no patience.
+
+        The reason is a clause for a message, such as "no improvement".
+        """
         if not self._patience:
             return None
         if self.best.perfect >= _PERFECT_VALIDATIONS:

@@ -45,7 +45,7 @@ class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a model, such as its layers and width, as in Table 3 of the paper."""
+    """The sizes of a model, such as its layers and width, with its dropout and order of normalization."""
 
     num_encoder_layers: int
     num_decoder_layers: int
@@ -104,6 +104,9 @@ def choose_preset(pairs: int, noun: str = "pair") -> Choice[str]:
     tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: small corpora train small models
     best. On Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu et al. 2021, "Good
     for Misconceived Reasons", Table 2).
+
+    Returns:
+        A `Choice`: the preset's name and the reason.
     """
     for limit, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
         if pairs < limit:
@@ -122,6 +125,9 @@ def choose_preset_in_time(
 
     A step computes 6 operations per token and parameter, forward and backward. The operations per second are a round
     number for the kind of machine, not a measurement, so that the same command always chooses the same model.
+
+    Returns:
+        A `Choice`: the preset's name and the reason. If no preset qualifies, the smallest is chosen.
     """
     read = {}
     for name in reversed(CHOSEN_PRESETS[: CHOSEN_PRESETS.index(suited.value) + 1]):
@@ -157,9 +163,12 @@ _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 400, 40_000
 def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     """Choose the vocabulary size: about 70 × pairs^0.4, between 400 and 40,000.
 
-    That is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper: 37,000), since tokens
+    The size is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper: 37,000), since tokens
     must be frequent enough to be learned (Gowda and May 2020, "Finding the Optimal Vocabulary Size"). Characters of
     scripts without spaces are added, since each is a token.
+
+    Returns:
+        A `Choice`: the size and the reason.
     """
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
@@ -178,6 +187,9 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
     A CPU takes few steps in acceptable time. In the same two epochs, half as many steps of twice the size gave 41.5
     BLEU instead of 42.8, and smaller steps leave threads idle (docs/results.md). If an epoch would have fewer than 50
     steps, a step has fewer tokens, but at least 512.
+
+    Returns:
+        A `Choice`: the number and the reason.
     """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
@@ -188,9 +200,12 @@ def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, dev
     """Choose the number of micro-batches per step: one on a GPU, several on a CPU to save memory.
 
     On a CPU each micro-batch has at most max(2,048, 2^20 / d_model) target tokens: activations kept for the backward
-    pass take half of the memory of a large step, and micro-batches are hardly slower (docs/results.md). In
-    bfloat16 a micro-batch has twice as many tokens, as each token takes less memory and the fixed cost per
-    micro-batch weighs more.
+    pass take half of the memory of a large step, and micro-batches are hardly slower (docs/results.md). In bfloat16 a
+    micro-batch has twice as many tokens, as each token takes less memory and the fixed cost per micro-batch weighs
+    more.
+
+    Returns:
+        A `Choice`: the number and the reason.
     """
     limit = max(_SMALLEST_MICRO_BATCH, _MICRO_BATCH_ELEMENTS // d_model) * (2 if precision == "bf16" else 1)
     if device.startswith("cuda") or batch_tokens <= limit:
@@ -202,6 +217,9 @@ def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice
     """Choose the tokens per step of a language model: 4,096 on a CPU, 25,000 on a GPU.
 
     If an epoch would have fewer than 50 steps, a step has fewer tokens, but at least 512.
+
+    Returns:
+        A `Choice`: the number and the reason.
     """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(4_096, "what a CPU takes in about a second"))
@@ -209,7 +227,7 @@ def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice
 
 
 def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
-    """Reduce the `usual` tokens per step such that an epoch has at least 50 steps, to no fewer than 512 tokens."""
+    """Reduce the `usual` tokens per step, a `Choice`, so that an epoch has at least 50 steps, to no fewer than 512."""
     limit = max(512, epoch_tokens // 50)
     if limit >= usual.value:
         return usual
@@ -219,20 +237,27 @@ def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[in
 def choose_epochs(pairs: int, noun: str = "pair") -> Choice[float]:
     """Choose the number of epochs: 100 × (30,000 / pairs)^0.6, between 5 and 150.
 
-    That is 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps of 8,192 tokens, about 150 epochs), 36
-    for 165,000, and 5 for 4.5 million (the paper's 100,000 steps of 25,000 tokens are about 17).
+    The number is 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps of 8,192 tokens, about 150 epochs),
+    36 for 165,000, and 5 for 4.5 million (the paper's 100,000 steps of 25,000 tokens are about 17).
+
+    Returns:
+        A `Choice`: the number and the reason.
     """
     epochs = 100.0 * (30_000 / pairs) ** 0.6
     return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {count_noun(pairs, noun)})^0.6, between 5 and 150")
 
 
 def at_least(least: int, steps: int, reason: str) -> Choice[int]:
-    """Return the choice of a number of steps for this reason, or of the least number, if that is greater."""
+    """Return a `Choice` of a number of steps, for the given reason, or of the number `least` if that is greater."""
     return Choice(steps, reason) if steps >= least else Choice(least, f"at least {least}; {reason} are {steps:,}")
 
 
 def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int, noun: str = "pair") -> Choice[int]:
-    """Choose the number of steps of the epochs that `choose_epochs` returns, but at least 300."""
+    """Choose the number of steps of the epochs that `choose_epochs` returns, but at least 300.
+
+    Returns:
+        A `Choice`: the number and the reason.
+    """
     epochs = choose_epochs(pairs, noun)
     steps = round(epochs.value * epoch_tokens / batch_tokens)
     if steps < MIN_STEPS:
@@ -244,6 +269,9 @@ def choose_language_model_preset(tokens: int) -> Choice[str]:
     """Choose the size of a language model from its training tokens, with about one parameter per one or two tokens.
 
     tiny below 5,000,000 tokens, small below 50,000,000, base below 1,000,000,000, else big.
+
+    Returns:
+        A `Choice`: the preset's name and the reason.
     """
     for limit, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
         if tokens < limit:
@@ -254,8 +282,11 @@ def choose_language_model_preset(tokens: int) -> Choice[str]:
 def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[int]:
     """Choose the steps of a language model: 20 × √(1,000,000 / tokens) epochs, between 1 and 40, at least 300 steps.
 
-    A text can be repeated about four times with almost the benefit of new text (Muennighoff et al. 2023); small
-    corpora must be repeated more often.
+    A text can be repeated about four times with almost the benefit of new text (Muennighoff et al. 2023); small corpora
+    must be repeated more often.
+
+    Returns:
+        A `Choice`: the number of steps and the reason.
     """
     epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
     steps = round(epochs * epoch_tokens / batch_tokens)
@@ -265,8 +296,11 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:
     """Choose the dropout probability: the preset's for 60 or more epochs, less for fewer.
 
-    For fewer epochs it is multiplied by √(epochs / 60) (docs/results.md), with a minimum of 0.1, which the paper
-    uses for 17 epochs. The paper's presets are not changed.
+    For fewer epochs it is multiplied by √(epochs / 60) (docs/results.md), with a minimum of 0.1, which the paper uses
+    for 17 epochs. The paper's presets are not changed.
+
+    Returns:
+        A `Choice`: the probability and the reason.
     """
     usual, lowest = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
@@ -281,8 +315,11 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
     """Choose the label smoothing of a task: its default value `smoothing`.
 
-    That is the paper's 0.1 (section 5.4) for tasks that generate one text from another: translation, denoising and
-    parsing. It is 0 for language models, masked or not, for classification, tagging and time series.
+    The default is the paper's 0.1 (section 5.4) for tasks that generate one text from another: translation, denoising
+    and parsing. It is 0 for language models, masked or not, for classification, tagging and time series.
+
+    Returns:
+        A `Choice`: the value and the reason.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
@@ -290,9 +327,12 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
 def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None) -> Choice[OptimizerName]:
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
-    Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models
-    with pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked
-    language model use Muon (docs/bert.md).
+    Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models with
+    pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked language
+    model use Muon (docs/bert.md).
+
+    Returns:
+        A `Choice`: the optimizer's name and the reason.
     """
     if model_kind == "recurrent":
         return Choice("adam", "recurrent cells have no Transformer layers for Muon")
@@ -312,10 +352,13 @@ def choose_learning_rate(
 ) -> Choice[float]:
     """Choose the peak learning rate: 0.5 / d_model for Adam and twice that for Muon.
 
-    Wider models need smaller steps. If a step has fewer than 4,096 tokens the rate is multiplied by √(tokens /
-    4,096), as Adam needs (Malladi et al. 2022); language models and time series are not scaled. The paper's schedule
-    uses equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher peak, at which a
-    post-norm model diverges.
+    Wider models need smaller steps. If a step has fewer than 4,096 tokens the rate is multiplied by √(tokens / 4,096),
+    as Adam needs (Malladi et al. 2022); language models and time series are not scaled. The paper's schedule uses
+    equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher peak, at which a post-norm
+    model diverges.
+
+    Returns:
+        A `Choice`: the rate and the reason.
     """
     if schedule == "inverse-sqrt":
         after = max(warmup_steps, _PAPER_WARMUP_STEPS)
@@ -338,10 +381,13 @@ def choose_weight_decay(
     """Choose the weight decay: 0 with Adam, as in the paper; with Muon it depends on the length of the run.
 
     Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
-    (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as
-    long as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model
-    and dataset size"). A base model that is trained at a lower rate than `fine_tuning_rate`, its default, decays in
+    (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as long
+    as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and
+    dataset size"). A base model that is trained at a lower rate than `fine_tuning_rate`, its default, decays in
     proportion to its rate, so that it keeps more of its weights.
+
+    Returns:
+        A `Choice`: the decay and the reason; the decay is None while the number of steps is not known.
     """
     if optimizer != "muon":
         return Choice(0.0, "the paper has none")
@@ -366,24 +412,34 @@ def choose_weight_decay(
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
     """Choose the peak learning rate for continuing the weights of a base model (`--init-from`): 0.05 / d_model.
 
-    That is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
+    The rate is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
     matrices count as random weights.
+
+    Returns:
+        A `Choice`: the rate and the reason.
     """
     return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): training continues the weights of a base model")
 
 
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
-    """Choose the paper's schedule for its post-norm model, otherwise a linear decay to zero at the last step."""
+    """Choose the paper's schedule for its post-norm model, otherwise a linear decay to zero at the last step.
+
+    Returns:
+        A `Choice`: the schedule's name and the reason.
+    """
     if norm_order == "post":
         return Choice("inverse-sqrt", "the paper's schedule, section 5.3")
     return Choice("linear", "falls to zero at the last step")
 
 
 def choose_warmup_steps(steps: int | None) -> Choice[int]:
-    """Choose the warm-up: the paper's 4,000 steps, but at most a tenth of the run.
+    """Choose the number of warm-up steps: the paper's 4,000, but at most a tenth of the run.
 
-    In a run of fewer than 500 steps, where a tenth is too short, it is 50 steps or half of the run. While the number
-    of steps is not known it is 500.
+    In a run of fewer than 500 steps, where a tenth is too short, it is 50 steps or half of the run. While the number of
+    steps is not known it is 500.
+
+    Returns:
+        A `Choice`: the number and the reason.
     """
     if steps is None:
         return Choice(500, "the number of steps is not known yet")
@@ -399,6 +455,9 @@ def choose_average_decay(steps: int | None, average_checkpoints: int = 0) -> Cho
 
     The average covers at least 10 and at most 5,000 steps, and 500 if the number of steps is not known. The paper
     averages its last checkpoints instead (section 6.1); with `training.average_checkpoints` the decay is 0.
+
+    Returns:
+        A `Choice`: the decay and the reason.
     """
     if average_checkpoints:
         return Choice(0.0, f"the last {average_checkpoints} checkpoints are averaged instead")
@@ -409,9 +468,12 @@ def choose_average_decay(steps: int | None, average_checkpoints: int = 0) -> Cho
 def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choice[Kernels]:
     """Choose our own kernels where the machine supports them, otherwise PyTorch's.
 
-    On a CPU they need llvmlite and a supported processor. On a GPU they need Triton with its prerequisites (a C
+    On a CPU our kernels need llvmlite and a supported processor. On a GPU they need Triton with its prerequisites (a C
     compiler and Python's headers) and an NVIDIA GPU of the Ampere generation or later. Layers compiled by
     `torch.compile` use their own kernels.
+
+    Returns:
+        "native" or "torch", and the reason.
     """
     if device != "cpu":
         if compiled:
@@ -430,6 +492,9 @@ def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]
 
     A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes do not record:
     they exchange gradients during the backward pass, which is faster over slow connections.
+
+    Returns:
+        A `Choice`: a boolean and the reason.
     """
     if device == "cpu":
         return Choice(value=False, reason="there is no GPU")
@@ -445,7 +510,11 @@ def choose_best_by(translated: int, words: float = math.inf) -> Choice[BestBy]:
 
     BLEU keeps rising after the smoothed loss has reached its minimum, since translations still improve. chrF counts
     characters and is used where references have fewer than four words on average, as BLEU counts 4-grams. The loss is
-    used if no dev sentence is translated. Classification uses accuracy, parsing bracket F1, time series skill.
+    used if no dev sentence is translated. Other tasks choose otherwise: classification uses accuracy, parsing bracket
+    F1, time series skill.
+
+    Returns:
+        A `Choice`: the metric's name and the reason.
     """
     if translated and words < BLEU_WORDS:
         return Choice("chrf", f"dev references have {words:.1f} words on average, and BLEU counts {BLEU_WORDS}-grams")
@@ -455,7 +524,11 @@ def choose_best_by(translated: int, words: float = math.inf) -> Choice[BestBy]:
 
 
 def choose_patience() -> Choice[int]:
-    """Choose the patience: half of a run's twelve validations, as the decay of the learning rate brings late gains."""
+    """Choose the patience: 6, half of a run's twelve validations, as the decay of the learning rate brings late gains.
+
+    Returns:
+        A `Choice`: the number of validations without a better one, and the reason.
+    """
     return Choice(6, "validations without a better one")
 
 
@@ -468,9 +541,9 @@ class LogEntry(msgspec.Struct, frozen=True):
     name: str
     """The setting's dotted name."""
     value: str
-    """Its value, as text."""
+    """The value of the setting, as text."""
     reason: str
-    """Why the value was chosen."""
+    """The reason why the value was chosen."""
 
 
 class ChoiceLog:
@@ -487,7 +560,10 @@ class ChoiceLog:
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
     def record(self, name: str, specified: T | None, choice: Choice[T] | None) -> T:
-        """Log a setting's value with its reason, and return the value: the specified one, or without it the choice."""
+        """Log a setting's value with its reason, and return the value: the specified one, or else that of `choice`.
+
+        `specified` is None if neither the user nor a preset set a value; the reason then comes from `choice`.
+        """
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)
             self.lines.append(LogEntry(name, _shown(specified), reason))
@@ -497,9 +573,9 @@ class ChoiceLog:
         return choice.value
 
     def amend(self, name: str, value: Any, reason: str) -> None:
-        """Replace the value and the reason of a setting in the log, because its value changed.
+        """Replace the value and the reason of a setting in the log, because its value changed after it was chosen.
 
-        "{}" in `reason` stands for the old value.
+        "{}" in `reason` stands for the old value. An equal value changes nothing.
         """
         for index, line in enumerate(self.lines):
             if line.name == name and line.value != _shown(value):

@@ -45,7 +45,7 @@ class _RobustStandardError(io.TextIOBase):
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """Return the file descriptor, from which rich takes the terminal's width."""
+        """Return the file descriptor of standard error, from which rich takes the terminal's width."""
         return self.stream.fileno()
 
     @property
@@ -74,9 +74,9 @@ class ProgressDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=_RobustStandardError(), highlight=False)  # type: ignore[arg-type]
         self.counted = "tokens"
-        """What the loss and the speed of training count, such as tokens or words."""
+        """The plural noun for what the loss and the speed of training count, such as "tokens" or "words"."""
         self.has_perplexity = True
-        """Whether the exponential of the loss is a perplexity, which it is not for forecasts of numbers."""
+        """True if the exponential of the loss is a perplexity, which it is not for forecasts of numbers."""
         self._bar: Progress | None = None
         self._reported = False
         self._task: TaskID | None = None
@@ -95,7 +95,7 @@ class ProgressDisplay:
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, loss: float = math.nan, tokens_per_second: float = 0.0) -> None:
-        """Advance the progress bar to `step` of `steps` (None: not known).
+        """Advance the progress bar, if there is one, to `step` of `steps` (None: not known).
 
         Until the first report, the bar shows the mean loss and the speed so far (NaN: no step has changed weights).
         """
@@ -138,7 +138,7 @@ class ProgressDisplay:
         self.show(localized(text))
 
     def show(self, text: str) -> None:
-        """Print a text above the progress bar as it is, without translating it to the user's language."""
+        """Print a text above the progress bar unchanged, without translating it to the user's language."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
@@ -148,7 +148,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def _text(self, loss: float, tokens_per_second: float, seconds_left: float | None = None) -> str:
-        """Return the loss, the speed and, if it is known, the remaining time as text."""
+        """Return the loss, the speed and, if it is known, the remaining time as text for one line."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         return f"loss {loss:.3f} · {tokens_per_second:,.0f} {self.counted}/s{left}"
 

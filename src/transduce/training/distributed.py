@@ -39,7 +39,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over all processes, in float64, equal in every process; all must call this."""
+        """Return a list of each value's sum over all processes, in float64, equal in all; each must call this."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -70,7 +70,7 @@ class Processes:
             source: the rank of the sender.
 
         Returns:
-            A handle to wait for; None if there is a single process.
+            A handle whose `wait` returns when the broadcast is complete; None if there is a single process.
         """
         return None if self.count == 1 else dist.broadcast(tensor, src=source, async_op=True)
 
@@ -87,7 +87,7 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Connect to the other processes that `torchrun` started; return a group of one process if there are none.
+    """Connect to the other processes that `torchrun` started; return the group, which has one process if none did.
 
     Args:
         device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
@@ -112,7 +112,7 @@ def current_processes() -> Processes:
 
 @contextmanager
 def explain_lost_processes() -> Iterator[None]:
-    """Replace errors of lost connections in the body of `with` by one message, in the first process.
+    """Replace errors of lost connections in the body of `with` by one message, which only the first process shows.
 
     A lost connection means that another process has ended. With a single process, errors pass unchanged.
 
@@ -143,7 +143,10 @@ _groups: list[dist.ProcessGroup] = []
 
 
 def _group_with_long_timeout() -> dist.ProcessGroup:
-    """Return a gloo process group with a timeout of seven days, since waiting in NCCL would keep the GPU busy."""
+    """Return a gloo process group with a timeout of seven days, since waiting in NCCL would keep the GPU busy.
+
+    The group is created at the first call.
+    """
     if not _groups:
         _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
     return _groups[0]

@@ -39,7 +39,7 @@ DTYPE_STRING = 7
 
 
 class TensorBoardWriter:
-    """A writer that appends values to a new event file; TensorBoard joins all such files of a folder into one run.
+    """A writer that appends values to a new event file of TensorBoard, which joins all files of a folder into one run.
 
     If `resumed_at_step` is set, TensorBoard drops values of this step and later ones from older files, since an
     interrupted run will write them again.
@@ -100,7 +100,11 @@ class TensorBoardWriter:
 
 
 def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
-    """Open a new event file whose name sorts after older ones, since TensorBoard reads files in order of names."""
+    """Open a new event file, named so that it sorts after older ones, since TensorBoard reads in that order.
+
+    Raises:
+        TransduceError: the folder is not writable.
+    """
     number = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +121,7 @@ def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
 
 
 def frame_record(data: bytes) -> bytes:
-    """Return data in the framing of a TFRecord: length, checksums and content."""
+    """Return data in the framing of a TFRecord, as TensorBoard reads it: length, its checksum, data, their checksum."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
@@ -149,7 +153,7 @@ _CRC32C_TABLE = tuple(_crc32c_of_byte(byte) for byte in range(256))
 
 
 def _event(wall_time: float, step: int, content: bytes) -> bytes:
-    """Encode TensorBoard's `Event` message: seconds since 1970, the training step, and one encoded content field."""
+    """Encode TensorBoard's `Event` message as bytes: seconds since 1970, the training step, and one encoded field."""
     return _field(EVENT_WALL_TIME, FIXED64) + struct.pack("<d", wall_time) + _integer(EVENT_STEP, step) + content
 
 
@@ -170,7 +174,7 @@ def _field(number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encode an integer in groups of seven bits, lowest first; the top bit marks that more groups follow."""
+    """Encode an integer as protobuf does, in bytes of seven bits, lowest first; the top bit marks that more follow."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -206,22 +210,22 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
+    """The durations in seconds of the phases of a run, which a probe measured or a forecast assumes."""
 
     first_step: float
-    """The seconds of the trial of the largest batches and of the first step, which compile kernels."""
+    """The seconds of trying the largest batches and of the first step, both of which compile kernels."""
     step: float
     """The mean seconds of a step after the first one."""
     validation: float
     """The seconds of a validation of a trained model; NaN if none was measured."""
     keep: float = 0.0
-    """The seconds of writing the model folder after a validation."""
+    """The seconds of writing the model folder after a validation whose model is kept."""
     save: float = 0.0
     """The seconds of writing a checkpoint."""
 
 
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
-    """A validation report: the scores on the dev set at a step, for the weights that would be kept."""
+    """A validation report: scores on the dev set at a step, for the weights that would be kept (often an average)."""
 
     step: int
     loss: float
@@ -233,9 +237,9 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     scores: dict[str, float] = {}
     """Further measures of the task by name; those that are better when greater can select the best model."""
     perfect: bool = False
-    """Whether a large enough dev set was entirely right, so that no better model could be recognized."""
+    """True if a large enough dev set was entirely right, so that no better model could be recognized."""
     samples: list[tuple[str, str, str]] = []
-    """Source, reference and translation of some dev sentences."""
+    """A tuple of source, reference and translation for some dev sentences."""
     validation_seconds: float = 0.0
     standard_error: float | None = None
     """Standard error, on the dev set, of the score that selects the best model; None if it is not known."""
@@ -254,9 +258,10 @@ _T = TypeVar("_T")
 
 
 def read_events(folder: Path, kind: type[_T]) -> list[_T]:
-    """Return the events that a run has logged in its folder, each as a struct or dictionary; empty without the file.
+    """Return a list of the events that a run has logged in its folder, each decoded as a `kind`; empty without a log.
 
-    An incomplete last line, which a run is writing or which it left when it was killed, is left out.
+    `kind` is a struct or dictionary type. An incomplete last line, which a run is writing or which it left when it was
+    killed, is left out.
 
     Raises:
         TransduceError: a line is damaged.
@@ -271,7 +276,7 @@ def read_events(folder: Path, kind: type[_T]) -> list[_T]:
 
 
 def event_numbers(event: Event) -> dict[str, float]:
-    """Return the numbers of an event except its step, by name: `train/…` of a report, `dev/…` of a validation."""
+    """Return a dict of an event's numbers except its step: `train/…` for a report, `dev/…` for a validation."""
     values = msgspec.to_builtins(event)
     values |= values.pop("scores", {})
     kind = "train" if isinstance(event, TrainEvent) else "dev"
@@ -286,7 +291,7 @@ class EventLog:
     """A log that appends a run's events to ``metrics.jsonl`` and to a TensorBoard file.
 
     On resume it first removes events of steps that will be repeated, so that each step occurs once. While the disk is
-    full events wait in memory, since a log is no reason to end a run.
+    full, events wait in memory, since a failing log should not end a run.
     """
 
     def __init__(self, folder: Path, *, resume_at: int, validate_again: bool = False) -> None:
@@ -307,7 +312,7 @@ class EventLog:
         )
 
     def write(self, event: Event) -> None:
-        """Append an event to metrics.jsonl, after those that still wait for space, and its numbers to TensorBoard's."""
+        """Append an event to metrics.jsonl, after events that wait for disk space, and its numbers to TensorBoard."""
         if isinstance(event, ValidationEvent):
             event = msgspec.structs.replace(event, contributions=[])
         self._waiting += msgspec.json.encode(event) + b"\n"
@@ -318,7 +323,11 @@ class EventLog:
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
-        """Write the bytes that wait in memory; if the disk is full, those not yet written stay in memory."""
+        """Write the bytes that wait in memory to metrics.jsonl; if the disk is full, the rest stays in memory.
+
+        Raises:
+            OSError: the disk is full or the file cannot be written.
+        """
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
@@ -332,7 +341,7 @@ class EventLog:
 
 
 class _NoLog:
-    """A log that discards all events, for every process but the first."""
+    """A log that discards all events, for every process of a run but the first."""
 
     def write(self, event: Event) -> None:
         """Discard an event."""
@@ -363,14 +372,14 @@ def last_logged_step(folder: Path) -> int:
 
 
 class _EventKey(msgspec.Struct, frozen=True):
-    """The kind of a logged event, "train" or "validation", and its step."""
+    """The kind of a logged event, "train" or "validation", and its step, which together identify the event."""
 
     event: str
     step: int
 
 
 def _event_key(line: bytes) -> _EventKey | None:
-    """Return the kind and step of a line of metrics.jsonl; None if a power cut left a broken line."""
+    """Return the kind and step of a line of metrics.jsonl; None for a line that a power cut left broken."""
     try:
         return msgspec.json.decode(line, type=_EventKey)
     except msgspec.MsgspecError:
@@ -388,7 +397,9 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: int = 0
     """The number of target tokens of all steps, including skipped ones."""
     learnt_tokens: float = 0
-    """Target tokens of the steps that changed the weights, each times the weight of its sentence."""
+    """Target tokens of the steps that changed the weights, each multiplied by the weight of its sentence; means divide
+    by it.
+    """
     total: float = 0.0
     """Summed loss, in nats with label smoothing, of the steps that changed the weights."""
     negative_log_likelihood: float = msgspec.field(default=0.0, name="likelihood")
@@ -401,9 +412,9 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The learning rate of the last step."""
 
     def add(self, sums: "StepTotals", norm: float, rate: float, seconds: float) -> None:
-        """Add the sums of a step, its gradient norm, learning rate and seconds.
+        """Add the sums of one step, its gradient norm, learning rate and seconds.
 
-        A skipped step (non-finite `norm`) counts as time but not in the means.
+        A skipped step (non-finite `norm`) counts in the time and the tokens, but not in the means of loss and norm.
         """
         self.steps += 1
         self.tokens += sums.tokens
@@ -419,16 +430,16 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def loss(self) -> float:
-        """The mean loss of the steps that changed the weights; NaN if there is none."""
+        """The mean loss per token of the steps that changed the weights; NaN if there is none."""
         return self.total / (self.learnt_tokens or math.nan)
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed of all steps."""
+        """The speed of all steps, including skipped ones, in target tokens per second."""
         return self.tokens / max(self.seconds, 1e-9)  # some clocks have a resolution of 16 ms
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        """Return a training report with the means over the steps since the last report; NaN if none changed weights."""
+        """Return a report with means over the steps since the last one; NaN if no step changed the weights."""
         return TrainEvent(
             step=step,
             epoch=round(epoch, 4),

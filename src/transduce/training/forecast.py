@@ -30,7 +30,8 @@ RECORDS = Path(__file__).with_name("recorded_runs.json")
 # Validations at these shares of a run are examples; later ones need no forecast.
 _SHARES = (0.06, 0.7)
 MIN_STEPS, MIN_SHARE = 150, 0.25
-"""The first step, and the least share of a run, from which a score is forecast; earlier forecasts were far off."""
+"""The first step, and the least fraction of a run, after which its score is forecast; earlier forecasts were far off.
+"""
 _FIRST_EXAMPLE = 90
 # How many examples, the nearest by BLEU so far and steps to come, determine the interval of a forecast.
 _NEIGHBORS = 20
@@ -60,7 +61,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     """Number of parameters of the model."""
     points: tuple[CurvePoint, ...]
-    """The validations, in their order."""
+    """The run's validations, in order of their steps."""
     bleu: float
     """BLEU of the best model on the whole dev set, with beam search."""
     held_out: bool = False
@@ -88,12 +89,14 @@ class _Example(NamedTuple):
     corpus: str
     features: NDArray[np.float64]
     gain: float
-    """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is forecast from."""
+    """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is forecast from: the
+    regression's target.
+    """
     position: NDArray[np.float64]
 
 
 def read_records() -> tuple[RecordedRun, ...]:
-    """Return the finished runs that are recorded in a JSON file, from which scores are forecast."""
+    """Return a tuple of the finished runs in the package's JSON file, from which scores are forecast."""
     return msgspec.json.decode(RECORDS.read_bytes(), type=tuple[RecordedRun, ...])
 
 
@@ -118,19 +121,22 @@ class LearningCurves:
             corpus: _fit([each for each in self.examples if each.corpus != corpus])
             for corpus in sorted({each.corpus for each in self.examples})
         }
-        """By corpus, the coefficients of a fit without its runs, by whose errors on these the interval is found."""
+        """A dict from each corpus to the coefficients of a fit without its runs, whose errors on these runs give the
+        interval.
+        """
 
     @staticmethod
     @cache
     def fitted() -> "LearningCurves":
-        """Return the regression on the recorded runs that come with the package, which is fitted once."""
+        """Return the regression on the recorded runs that come with the package; it is fitted at the first call."""
         return LearningCurves(read_records())
 
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
         """Return the forecast of a run's final BLEU with an interval, from two of its validations.
 
         The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). It covers
-        the forecasts of fits that each leave out one corpus, plus and minus their errors on that corpus.
+        the forecasts of fits that each leave out one corpus, plus and minus their errors on that corpus. It extends at
+        least 1.5 BLEU to either side.
         """
         features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
@@ -150,7 +156,7 @@ class LearningCurves:
 
 
 def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
-    """Return the validation before `step` that is nearest to `step` / 2 on a logarithmic scale; None without one."""
+    """Return the validation before `step` that is nearest to `step` / 2 on a logarithmic scale; None if none is."""
     before = [point for point in points if point.step < step]
     return min(before, key=lambda point: abs(math.log(2 * point.step / step)), default=None)
 
@@ -168,9 +174,9 @@ def _examples(run: RecordedRun) -> list[_Example]:
 
 
 def _features(earlier: CurvePoint, point: CurvePoint, steps: int) -> NDArray[np.float64]:
-    """Return the regression's features: 1, log2(steps / current step), and the rise of logit chrF per doubling so far.
+    """Return a vector of the regression's features: 1, log2(steps / current step), and the rise of logit chrF.
 
-    The rise is measured from `earlier` to `point`.
+    The rise, per doubling of the steps, is measured from the validation `earlier` to `point`.
     """
     doublings = math.log2(steps / point.step)
     rise = (_logit(point.chrf) - _logit(earlier.chrf)) / math.log2(point.step / earlier.step)
@@ -182,7 +188,7 @@ def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
-    """Return the coefficients of a ridge regression from examples' features to their gains in the logit of BLEU.
+    """Return a vector of coefficients: a ridge regression from examples' features to their gains in the logit of BLEU.
 
     Each corpus has the same weight, however many examples it has.
     """
@@ -237,8 +243,8 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Number of steps; in a run with a time budget, how many fit into it at the measured rate."""
     seconds: float
-    """The seconds that the whole command takes, from its start to its end: the sum of the parts below, or the time
-    budget.
+    """The seconds that the whole command takes, from its start to its end: the sum of its parts (preparation, steps,
+    validations, saving, evaluation), or the time budget.
     """
     preparation_seconds: float
     """The seconds before training, and those that the first steps take longer than others."""
@@ -247,7 +253,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     """The mean seconds of a step."""
     validations: int
-    """Number of validations to come."""
+    """Number of validations from now to the end of the run."""
     validation_seconds: float
     """The seconds of a validation of a trained model, whose translations are as long as the references."""
     saving_seconds: float
@@ -255,7 +261,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_seconds: float
     """The seconds of the evaluation of the best model at the end."""
     has_budget: bool = False
-    """True if `training.minutes` sets the time, which the parts then need not add up to."""
+    """True if `training.minutes` sets the time, so that the parts need not add up to it."""
     peak_memory: int | None
     """The largest resident memory of the process in bytes; None if the system does not report it."""
     peak_gpu_memory: int | None = None
@@ -341,7 +347,7 @@ def forecast_run(
 def _due(step: int, steps: int, every: int | None) -> int:
     """Return how many validations (or checkpoints), one `every` so many steps, follow `step` in a run of `steps` steps.
 
-    The last step always has one. None: the default interval.
+    The last step always has one. If `every` is None, the default interval is used.
     """
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every
@@ -350,8 +356,8 @@ def _due(step: int, steps: int, every: int | None) -> int:
 def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
     """Return a forecast of a run, with the final dev score added if two validations during the probe allow it.
 
-    The score stays None if the validations translated nothing, if the probe took too few steps, or if the target
-    language is written without spaces, as no such run was recorded.
+    The forecast is returned unchanged if the validations translated nothing, if the probe took too few steps, or if the
+    target language is written without spaces, as no such run was recorded.
     """
     points = [
         CurvePoint(event.step, event.loss, event.bleu, event.chrf)
@@ -381,7 +387,8 @@ def refuse_too_large_model(
 ) -> None:
     """Refuse a model whose training needs more memory than is free, before any of it is built.
 
-    The arguments and what is counted are those of `least_memory`.
+    The arguments, and the memory that is counted, are those of `least_memory`. Nothing is refused if the free memory is
+    not known.
 
     Raises:
         TransduceError: the memory does not suffice.
@@ -403,10 +410,10 @@ def least_memory(
     *,
     knows_vocabulary: bool = True,
 ) -> tuple[int, int]:
-    """Return the number of a model's parameters, and the bytes that its training needs at least.
+    """Return a pair: the number of a model's parameters, and the bytes that its training needs at least.
 
-    Counted are only the weights and, of those that are trained, the gradients and the optimizer's running means:
-    batches come on top of that (`try_batches`).
+    The bytes are those of the weights and, for trained weights, of the gradients and the optimizer's running means.
+    Batches need memory in addition (`try_batches`).
 
     Args:
         config: the model's configuration.
@@ -425,7 +432,8 @@ def least_memory(
 def count_unbuilt(config: ModelConfig, *, with_embeddings: bool = True) -> int:
     """Return the number of parameters, with or without those of embeddings, of a model that need not fit in memory.
 
-    It is 0 for a model with a component of the user's that cannot be built on PyTorch's meta device.
+    The number is 0 for a model with a component of the user's that cannot be built on PyTorch's meta device, and 2^50
+    if the sizes overflow.
     """
     stacks = {
         name: layers

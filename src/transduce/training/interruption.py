@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AbandonedError(BaseException):
-    """An exception that a signal raises during work that can be abandoned, such as a validation."""
+    """An exception that a signal raises during work that can be abandoned and repeated later, such as a validation."""
 
 
 class Interruption:
@@ -27,6 +27,7 @@ class Interruption:
 
     If several processes train together, a second Ctrl-C changes nothing: `torchrun` forwards the first Ctrl-C, which
     the terminal has sent to each process already. Besides, a process that ended alone would leave the others waiting.
+    Signals are handled only in the main thread.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -83,7 +84,10 @@ class Interruption:
 
 @contextlib.contextmanager
 def ignore_hangup() -> Iterator[None]:
-    """Ignore the hang-up signal, which the system sends when the terminal closes, in the body of `with`."""
+    """Ignore the hang-up signal, which the system sends when the terminal closes, in the body of `with`.
+
+    Nothing changes on systems without the signal, or outside of the main thread.
+    """
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield  # Windows has no SIGHUP, and only the main thread may set handlers
         return
@@ -109,7 +113,7 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
 
 
 def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
-    """Return a context that explains exhausted memory in a training step and names the settings that reduce it.
+    """Return a context manager that explains exhausted memory in a training step and names settings that reduce it.
 
     `what` names the step in the message.
     """
@@ -120,7 +124,7 @@ def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) ->
 
 
 def explain_model_out_of_memory() -> AbstractContextManager[None]:
-    """Return a context that explains exhausted memory while a model and its optimizer state are created."""
+    """Return a context manager that explains exhausted memory during the creation of a model and its optimizer."""
     return explain_out_of_memory(
         "Memory ran out for the model and its optimizer state: lower `model.d_model`, `model.d_ff`, "
         "the numbers of layers or `tokenizer.vocabulary_size`."
@@ -129,9 +133,9 @@ def explain_model_out_of_memory() -> AbstractContextManager[None]:
 
 @contextmanager
 def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Pass a message to `say` instead of raising an error if writing `what` fails in the body of `with`.
+    """Pass a message to `say`, so that training goes on, if writing `what` fails in the body of `with`.
 
-    Other errors are raised.
+    Only errors of files are tolerated; others are raised.
     """
     try:
         yield

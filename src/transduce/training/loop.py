@@ -63,10 +63,10 @@ from transduce.training.settings import ResolvedTraining, step_rates
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of checks that do not change what a run learns; the caller sets them for its corpus and machine."""
+    """Inputs of a run's checks and records, which do not change what it learns: large batches, machine, settings."""
 
     largest: Sequence[Any] = ()
-    """Batches of the sizes that need most memory, tried before the first step."""
+    """Batches of the sizes that need most memory, whose gradients are computed before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
     """A function that describes a batch as readable JSON, for the record of a skipped step; None: no description."""
     environment: Environment | None = None
@@ -76,14 +76,14 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a run with a time budget needs outside its steps and validations."""
+    """The time that a run with a time budget (`training.minutes`) needs outside its steps and validations."""
 
     overhead_seconds: float = 0.0
     """The seconds of wall clock that preparations have taken in this process."""
     end_validations: float = 0.0
-    """How many validations take as long as the final evaluation, for which time is kept."""
+    """The duration of the final evaluation, for which time is kept, as a multiple of a validation's."""
     validation_steps: float | None = None
-    """How many steps are expected to take as long as a validation; None: unknown."""
+    """The expected duration of a validation as a number of steps, until one is measured; None: unknown."""
 
 
 # --- training loop ---
@@ -101,7 +101,7 @@ class Validator(Protocol):
     """An interface of functions that measure a model on the dev set of a run."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the dev set scores of a model with these weights, at this step."""
+        """Return the dev set scores of a model with these weights, by name, at this step, as a `ValidationEvent`."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,15 +114,17 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None
     """Number of steps planned; None: limited by time."""
     best_step: int | None
-    """The step of the best validation, whose weights are kept; None without one."""
+    """The step of the best validation, whose weights are kept; None if there was no validation."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None without one."""
+    """The value of the selection metric at the best validation, greater is better; None if there was no validation."""
     elapsed_seconds: float
-    """Training time in seconds of wall clock, over all parts of the run."""
+    """Training time in seconds of wall clock, over all processes that have continued the run one after another."""
     time_plan: tuple[Decision, ...] = ()
-    """The decisions of the clock in a run with a time budget, by which the run can be repeated; else empty."""
+    """The clock's decisions on the number of steps in a run with a time budget, by which it can be repeated; else
+    empty.
+    """
     reason: str
-    """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
+    """"finished", why training stopped before its last step, or the name of the signal that stopped the run."""
 
 
 class StepTimer:
@@ -132,7 +134,10 @@ class StepTimer:
         self._seconds: list[float] = []
 
     def add(self, seconds: float) -> float | None:
-        """Record the duration of a step in seconds; return the mean once, when enough steps are recorded, else None."""
+        """Record the duration of a step in seconds; return the mean once, when it is settled, and otherwise None.
+
+        The mean is settled after 10 later steps, or after 5 seconds of at least two.
+        """
         if self._is_settled():
             return None
         self._seconds.append(seconds)
@@ -146,9 +151,10 @@ class StepTimer:
 def make_optimizer(
     model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
 ) -> tuple[Optimizer, Callable[[Any], Loss]]:
-    """Create a model's optimizer, and return it with the loss function.
+    """Create a model's optimizer, and return it in a pair with the loss function.
 
-    If the model is divided among processes (`training.sharded`), the function is wrapped in a module that does so.
+    If the model is divided among processes (`training.sharded`), the function is replaced by a module that gathers the
+    parameters.
 
     Raises:
         TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
@@ -218,7 +224,7 @@ class Trainer:
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint in the run's folder, and report each damaged one.
 
-        Return False if there is none; the run then starts at step 0.
+        Return True if there is such a checkpoint; if not, False, and the run starts at step 0.
         """
         checkpoint, refused = load_newest(self.folder / CHECKPOINTS)
         for sentence in refused:
@@ -274,7 +280,7 @@ class Trainer:
             )
 
     def run(self) -> TrainResult:
-        """Train until the last step, until nothing improves, or until a signal arrives; then save.
+        """Train until the last step, until nothing improves, or until a signal arrives; save; return a `TrainResult`.
 
         Raises:
             TransduceError: memory or disk space ran out, or training diverged.
@@ -324,7 +330,7 @@ class Trainer:
     def probe(
         self, seconds: float, max_steps: int, validations: int, limit: float = math.inf
     ) -> tuple[Durations, list[ValidationEvent]]:
-        """Take real steps for some seconds, validate, save once, and return the durations and the validations.
+        """Take real steps for some seconds, validate, save once, and return a pair: durations, and validation events.
 
         The trainer cannot continue its run afterwards.
 
@@ -451,7 +457,10 @@ class Trainer:
                 self._stopped_by = self._stopped_by or f"stopped by {type(callback).__name__}"
 
     def _shared_stop(self) -> str | None:
-        """Share with all processes, and return, why a callback stops the run; None if no callback does."""
+        """Return why a callback stops the run, the same in all processes; None if no callback does.
+
+        Only the first process has callbacks, so it sends the reason to the others.
+        """
         if not self.callbacks or self.processes.count == 1:
             return self._stopped_by
         return self.processes.broadcast(self._stopped_by or "", str) or None
@@ -468,7 +477,7 @@ class Trainer:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """Run one training step; return this process's micro-batches, and loss totals over all processes.
+        """Run one training step; return a pair: this process's micro-batches, and loss totals over all processes.
 
         A step with a bad loss or gradient changes no weights and is reported.
 
@@ -511,7 +520,7 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Compute the gradient of micro-batch `number` of the current step, and add it to the step's gradient."""
+        """Add the gradient of micro-batch `number` of the step to the step's gradient; return its loss and record."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
@@ -528,7 +537,10 @@ class Trainer:
         return self.loss(batch)
 
     def _report_skipped_step(self, skipped: SkippedStep) -> None:
-        """Print why a training step was skipped, and write a record of its batch and the cause to a file."""
+        """Print why a training step was skipped, and write a record of its batch and the cause to a file.
+
+        Of several processes, only the first and those with a bad micro-batch do so.
+        """
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
@@ -560,9 +572,9 @@ class Trainer:
             )
 
     def _decide_steps(self, step_seconds: float) -> None:
-        """Set how many steps a run with a time budget takes: by its `time_plan`, or by the clock, whose plan is stored.
+        """Set how many steps a run with a time budget takes: by its `time_plan`, or by the clock's decisions.
 
-        `step_seconds` is the duration of the last step.
+        New decisions of the clock are stored. `step_seconds` is the duration of the last step.
         """
         if self.settings.time_plan:
             self.plan.follow(self.step)
@@ -615,10 +627,10 @@ class Trainer:
             self.plan.clock.add_validation(time.monotonic() - started_at)
 
     def _averaged_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to keep: those of the optimizer (a moving average, if there is one).
+        """Return the weights to keep by name: those of the optimizer (a moving average, if there is one).
 
-        With `training.average_checkpoints`, their mean with those of the last checkpoints; damaged checkpoints are
-        reported and left out.
+        With `training.average_checkpoints`, they are averaged with those of the last checkpoints; damaged checkpoints
+        are reported and left out.
         """
         weights = self.optimizer.weights_to_keep()
         if not self.settings.average_checkpoints or not self.processes.is_first:
@@ -630,7 +642,7 @@ class Trainer:
         return mean
 
     def _validate_in_first_process(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
-        """Validate and judge the model in the first process; return False if a signal interrupted the validation.
+        """Validate the model and record its scores; return False if a signal interrupted the validation, else True.
 
         Without a validation function, the model is only kept.
         """
@@ -655,9 +667,9 @@ class Trainer:
         self._best_model.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the folder of the best model, and return whether it was written.
+        """Write the folder of the model, by the function that the run was given, and return whether it was written.
 
-        A full disk is reported; only at the last step it is an error.
+        A full disk is reported, and only at the last step an error. Without a function the result is True.
         """
         self._check_folder()
         if self.keep_model is None:
@@ -671,7 +683,7 @@ class Trainer:
         return False
 
     def _check_folder(self) -> None:
-        """Refuse to write into the run's folder if it was there and is gone, instead of creating another one."""
+        """Raise an error if the run's folder has gone since it was opened, instead of creating another one."""
         if self._has_folder:
             refuse_missing_run(self.folder)
 

@@ -23,7 +23,7 @@ _NAMES: dict[str, str] = {
     "feed-forward-inner": "inner",
     "feed-forward-outer": "outer",
 }
-"""The attribute of a layer's attention or feed-forward module that holds each kind of projection."""
+"""A dict from each kind of projection that LoRA adapts to the attribute of a layer's module that holds it."""
 _ADAPTED = "parametrizations.weight.0."
 _ORIGINAL = "parametrizations.weight.original"
 
@@ -32,7 +32,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The settings of LoRA: rank, alpha and the projections to adapt."""
 
     rank: int = 8
-    """R: the width of the narrow matrices."""
+    """The rank R: the width of the narrow matrices."""
     alpha: float = 16.0
     """The product of the narrow matrices is multiplied by alpha / rank."""
     projections: tuple[str, ...] = PROJECTIONS
@@ -53,7 +53,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
-    """Return the LoRA settings of a run; None if the whole model is trained."""
+    """Return the LoRA settings of a run; None if the whole model is trained (`lora_rank` is 0)."""
     if not training.lora_rank:
         return None
     alpha = choose_lora_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
@@ -63,7 +63,10 @@ def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
 
 
 def choose_lora_alpha(rank: int) -> Choice[float]:
-    """Choose alpha as twice the rank, so that updates have the same weight for every rank."""
+    """Choose alpha as twice the rank, so that updates have the same weight for every rank.
+
+    The result is a `Choice`: alpha and the reason.
+    """
     return Choice(2.0 * rank, f"twice the rank ({rank})")
 
 
@@ -98,10 +101,11 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
         fresh: prefixes of the names of parameters that are trained fully, such as a new output head.
 
     Returns:
-        The trainable parameters.
+        A list of the trainable parameters.
 
     Raises:
-        TransduceError: the model has none of the requested projections, or is adapted already.
+        TransduceError: the model has none of the requested projections, is adapted already, or has a projection that is
+            narrower than the rank.
     """
     names = {_NAMES[name] for name in settings.projections}
     layers = [(name, module) for name, module in model.named_modules() if _is_projection(name, module, names)]
@@ -148,7 +152,7 @@ def merge(model: nn.Module) -> None:
 
 
 def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the weights with the low-rank updates added, by the original model's names; the model stays adapted.
+    """Return a dict of weights with the low-rank updates added, by the original model's names; the model is unchanged.
 
     Args:
         model: the adapted model, which defines where updates are and how they are scaled.
@@ -165,7 +169,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of only the low-rank updates by name, small enough to store a set for each use of a model."""
+    """Return a dict by name of copies of only the low-rank updates, small enough to store many of them for a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
         for name, tensor in model.state_dict().items()
@@ -214,7 +218,7 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 class FrozenWeights:
     """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model.
 
-    A run's optimizer and checkpoints hold only the trained ones.
+    A run's optimizer and checkpoints hold only the trained parameters.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -224,15 +228,18 @@ class FrozenWeights:
 
     @torch.no_grad()
     def complete(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all weights by the original model's names: frozen and trained ones, with LoRA updates merged in.
+        """Return a dict of all weights by the original model's names: frozen and trained ones, LoRA updates merged in.
 
-        If nothing is frozen, these are the trained ones.
+        If nothing is frozen, the result equals `trained`.
         """
         return merged_weights(self._model, self._values | dict(trained)) if self._values else dict(trained)
 
 
 def freeze_rows(weight: nn.Parameter, rows: Tensor) -> None:
-    """Freeze rows of a matrix (V, D), by index, by zeroing their gradients; the matrix must have no weight decay."""
+    """Freeze the rows with these indices of a matrix (V, D), by zeroing their gradients.
+
+    The matrix must have no weight decay, which would change the rows all the same.
+    """
     learns = torch.ones(len(weight), 1, dtype=torch.bool, device=weight.device)
     learns[rows.to(weight.device)] = False
     weight.register_hook(lambda gradient: gradient * learns)

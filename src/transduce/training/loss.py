@@ -36,7 +36,10 @@ class Loss(NamedTuple):
 
     @property
     def divisor(self) -> float:
-        """The number that turns the sums into means: the weight of the target tokens, or their number."""
+        """The number that turns the sums into means: the sum of the target tokens' weights, or their number.
+
+        The number is used if there are no weights.
+        """
         return self.tokens if self.weight is None else self.weight
 
 
@@ -52,7 +55,7 @@ class StepTotals(NamedTuple):
     negative_log_likelihood: float = 0.0
     """The summed negative log-likelihood of the target tokens in nats, without label smoothing."""
     stop: int = 0
-    """The number of processes that a signal asked to stop the run."""
+    """The number of processes that got a signal to stop the run."""
 
     def add(self, loss: Loss) -> "StepTotals":
         """Return these totals plus the sums of one more micro-batch."""
@@ -64,7 +67,7 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return these totals summed over all processes; `stop`: a signal asked this process to stop the run."""
+        """Return these totals summed over all processes; `stop` is True if this process got a signal to stop."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])
@@ -104,7 +107,7 @@ def projected_cross_entropy(
 ) -> Loss:
     """Compute the cross-entropy of softmax(hidden · weightᵀ + bias) with labels smoothed by ε, in chunks of positions.
 
-    The target distribution is 1 - ε at the label plus ε / V everywhere.
+    The target distribution is 1 - ε at the label plus ε / V everywhere. The result is a `Loss`.
 
     Args:
         hidden: the decoder's output, (B, T, D).
@@ -142,7 +145,7 @@ def row_cross_entropy(
     label_smoothing: float = 0.0,
     factors: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of hidden states `rows` (N, D) and labels `chosen` (N,), with smoothed labels.
+    """Compute the cross-entropy of hidden states `rows` (N, D) and labels `chosen` (N,), smoothed, as a `Loss`.
 
     If the mask `present` (N,) is set, only its rows count. All rows are computed, as selecting some would synchronize
     with the GPU, so other rows must be finite, with valid token ids as labels; `Loss.tokens` then counts all rows.
@@ -165,9 +168,11 @@ class _Options(NamedTuple):
     label_smoothing: float
     frozen_row: int | None
     recording: bool
-    """Whether gradients are enabled, which an autograd function cannot query; validation skips gradients."""
+    """True if gradients are enabled, which an autograd function cannot query; validation computes no gradients."""
     sums: tuple[Tensor | None, Tensor | None]
-    """The buffers to which the gradients of weight and bias are added, instead of returning them to PyTorch."""
+    """The buffers to which the gradients of weight and bias are added, instead of returning them to PyTorch; None: no
+    buffer.
+    """
     present: Tensor | None = None
     """The positions whose losses count, a mask (N,); None: all."""
     factors: Tensor | None = None
@@ -218,7 +223,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """An accumulator of the cross-entropy's gradients by hidden states, weight and bias, None where not requested."""
+    """An accumulator of the cross-entropy's gradients by hidden states, weight and bias; None for unrequested ones."""
 
     def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
         self._learn = hidden_learns, weight_learns, bias_learns
@@ -302,7 +307,7 @@ class _Gradients:
             self.bias -= ones.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
-        """Return the gradients of weight and bias, in the weight's dtype, or in float32 if buffers collect them.
+        """Return a list of the gradients of weight and bias, in the weight's dtype, or float32 if buffers collect them.
 
         The gradient of the frozen row is zero; one that was not requested is None.
         """
@@ -320,12 +325,12 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1) times the mask or the factors `present` (N,) of the rows; None: all rows."""
+    """Return the sum of values (N, 1), each times its mask or factor in `present` (N,); that of all values for None."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
-    """Split N target positions into slices of about equal size, such that a slice's logits fit into a buffer.
+    """Return slices of about equal size of N target positions, such that the logits of each fit into a buffer.
 
     `weight` is (V, D); the size of the buffer suits the cache of a CPU, or a GPU.
     """
@@ -339,7 +344,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 
 
 class _LibraryProjection:
-    """An output projection to logits, forward and backward, that PyTorch computes if kernels do not."""
+    """An output projection to logits, forward and backward, by PyTorch, for when no backend has kernels for it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias, self.columns = weight, bias, len(weight)
@@ -368,7 +373,10 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection:
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
-    """Compute total[ids[n]] += factor · part[n] for each n, in place; `total` is (V, D) and `part` (N, D)."""
+    """Add factor · part[n] to the row total[ids[n]] for each n, in place; `total` is (V, D) and `part` (N, D).
+
+    A backend's kernels do it if they support the rows.
+    """
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
@@ -377,9 +385,9 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
+    """Return the probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
 
-    `at_label` has the logit at each row's label, and `labels` these labels, (N, 1) each.
+    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived.
     """
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
@@ -390,7 +398,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 
 def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Return the sum of the rows of a matrix, times factors (N,) if there are any: (N, D) to (D,)."""
+    """Return the sum of the rows of a matrix, each times its factor in `factors` (N,), if any: (N, D) to (D,)."""
     if factors is not None and x.is_cuda and x.dtype != torch.float32:
         return torch.mm(factors[None].to(x.dtype), x, out_dtype=torch.float32)[0]
     if factors is not None:

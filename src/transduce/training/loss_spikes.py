@@ -53,10 +53,10 @@ NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any valid
 
 
 class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A window of a run's recent losses (means per target token, in nats), which shows spikes and divergence."""
+    """The losses of a run's latest steps (means per target token, in nats), which show spikes and divergence."""
 
     losses: list[float] = []
-    """Losses of the last steps that changed the weights, newest last."""
+    """Losses of up to 128 last steps that changed the weights, newest last."""
     refused_in_a_row: int = 0
     """Steps skipped for a high loss since the last step that changed the weights."""
     skipped_in_a_row: int = 0
@@ -67,9 +67,10 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The last step of the 64 whose mean loss is the lowest of the run."""
 
     def limit(self) -> float:
-        """Return the highest loss of a step that is accepted; infinity while the window is too short.
+        """Return the highest loss of a step that is accepted: the window's mean plus a tolerance.
 
-        It is also infinite after 4 steps in a row that were skipped for a high loss.
+        The limit is infinite while the window has fewer than 8 losses, and after 4 steps in a row that were skipped for
+        a high loss.
         """
         if len(self.losses) < _MIN_STEPS or self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             return math.inf
@@ -88,16 +89,16 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """Record a skipped step: its loss was too high (`high`), or its loss or gradient was not finite."""
+        """Count a skipped step, whose loss was too high (`high` is True), or whose loss or gradient was not finite."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 
     def level(self) -> float | None:
-        """Return the mean of the last 64 accepted losses; None while there are fewer."""
+        """Return the mean of the last 64 accepted losses; None while there are fewer accepted losses."""
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Return why the run should stop as a clause for a message, because it diverged; None: it should continue."""
+        """Return why the run should stop because it diverged, as a clause for a message; None if it should continue."""
         if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
@@ -118,10 +119,10 @@ _MAX_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of a training step, one of several whose gradients are summed, with its loss."""
+    """A micro-batch of a training step, several of which are summed by gradient accumulation, with its loss."""
 
     position: int
-    """The number of micro-batches of the run before this one."""
+    """The index of the micro-batch in the whole run, from 0, which seeds its random numbers."""
     batch: Any
     loss: float
     """Mean loss per target token, in nats."""
@@ -141,9 +142,9 @@ class SkippedStep(NamedTuple):
 
     step: int
     parts: Sequence[MicroBatch]
-    """The micro-batches of the step that this process computed."""
+    """The micro-batches of the step that this process computed, with their losses."""
     loss: float
-    """Mean loss per target token over all micro-batches of all processes."""
+    """Mean loss per target token over all micro-batches of all processes, in nats."""
     limit: float
     """The highest mean loss per target token that would have been accepted, in nats."""
     gradient_norm: float
@@ -176,9 +177,9 @@ class SkippedStep(NamedTuple):
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
-        """Write a record of the step into the run folder and return its path; None if the disk is full.
+        """Write a JSON record of the step into the run folder, and return the file's path.
 
-        Nothing is written, and None returned, if there are too many records already.
+        Nothing is written, and None returned, if the disk is full or 50 records exist already.
         """
         path = folder / FOLDER / f"step-{self.step:09d}.json"
         content = {
@@ -211,7 +212,9 @@ def _json_number(number: float) -> float | str:
 
 
 def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
-    """Compute a micro-batch once more and find the first non-finite module output and parameter gradients.
+    """Compute a micro-batch once more, and return the first non-finite module output and the parameters' gradients.
+
+    The result is an `Origin` with the names of the module and of up to 10 parameters.
 
     Args:
         model: the model, to whose gradients this computation adds.
@@ -269,11 +272,11 @@ class DropoutMonitor:
 
     @property
     def is_active(self) -> bool:
-        """True if the model has dropout and it has not been disabled."""
+        """True if the model has dropout that has not been disabled."""
         return bool(self._modules) and not self.is_off
 
     def disable(self) -> None:
-        """Disable dropout for the rest of the run."""
+        """Disable all dropout of the model for the rest of the run."""
         for module in self._modules:
             module.set(0.0)
         self.is_off = True
@@ -283,7 +286,8 @@ class DropoutMonitor:
         """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:
-            losses: the losses of the batches, each computed on iteration.
+            losses: an iterable that computes the loss of a batch when its next item is requested, so that dropout can
+                be disabled meanwhile.
         """
         for module in self._modules:
             module.eval()
@@ -295,7 +299,7 @@ class DropoutMonitor:
                 module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is more than 5 % higher without it, and return a message; None: dropout stays.
+        """Disable dropout if the loss is more than 5 % higher without it, and return a message; else return None.
 
         Args:
             step: the last step.

@@ -36,12 +36,12 @@ Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Weight(NamedTuple):
-    """The shape of a parameter that Muon updates: one or several matrices, stacked by rows."""
+    """The shape of a parameter that Muon updates: one matrix, or several matrices that are stacked by rows."""
 
     local_shape: torch.Size
     """The shape of the rows of the parameter that this process holds."""
     rows: tuple[int, ...]
-    """The number of rows of each matrix."""
+    """The number of rows of each stacked matrix of the complete parameter."""
 
 
 def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
@@ -59,7 +59,7 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
 def _orthogonalize_in_place(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
     """Replace matrices (R, C) of equal shape by orthogonalized ones, with singular values close to `scale`.
 
-    The computation uses `dtype`.
+    The computation uses `dtype`. A backend's kernels compute those matrices that they support.
     """
     kernels, (rows, columns) = backend_in_use(), matrices[0].shape
     by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
@@ -78,7 +78,10 @@ def _orthogonalize_in_place(matrices: Sequence[Tensor], scale: float, dtype: tor
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply Muon's polynomials, one after another, to matrices x (N, R, C), given their Gram matrices x xᵀ."""
+    """Apply Muon's polynomials, one after another, to matrices x (N, R, C), with first Gram matrices x xᵀ.
+
+    The results, times `scale`, are returned.
+    """
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = x @ x.mT
@@ -89,11 +92,11 @@ def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply Muon's polynomials to matrices (N, R, C) with few rows, mostly through Gram matrices (N, R, R).
+    """Apply Muon's polynomials to matrices (N, R, C) with few rows, mostly through Gram matrices; return the results.
 
-    Each polynomial is p(x xᵀ) x, and x xᵀ then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is needed only at the end.
-    Three polynomials take 2 C / R + 9 times R³ multiplications, including x xᵀ. All but the last matrix product are
-    symmetric, since they are polynomials of one matrix.
+    Each polynomial is p(x xᵀ) x, and the Gram matrix x xᵀ (N, R, R) then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is
+    needed only at the end. Three polynomials take 2 C / R + 9 times R³ multiplications, including x xᵀ. All but the
+    last matrix product are symmetric, since they are polynomials of one matrix.
     """
     values: list[Tensor] = []
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
@@ -133,8 +136,8 @@ class Muon:
             gradient: a vector of equal length.
             weights: the weights by name.
             settings: settings of the run.
-            gather: if each process holds only some rows: returns a complete weight by its name and local rows, with the
-                index of this process's first row.
+            gather: if each process holds only some rows: a function from a weight's name and local rows to a pair, the
+                complete weight and the index of this process's first row; None: all rows are local.
             processes: if each process holds all rows: the processes that share the work.
         """
         self.master, self.gradient = master, gradient
@@ -169,7 +172,10 @@ class Muon:
         return direction
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
-        """Orthogonalize the update vector of all weights in place; several processes divide the work by weights."""
+        """Orthogonalize the update vector of all weights in place.
+
+        Of several processes, each orthogonalizes some groups of weights, and sends the result to the others.
+        """
         sizes = [sum(self._weights[name].local_shape.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
@@ -198,7 +204,7 @@ class Muon:
             part.copy_(complete[start : start + len(part)])
 
     def _make_orthogonal(self, weights: Mapping[str, Tensor]) -> None:
-        """Orthogonalize updates by weight name in place, and scale them to the usual size of Adam's updates.
+        """Orthogonalize updates, given by weight name, in place, and scale them to the usual size of Adam's updates.
 
         Matrices of equal shape are orthogonalized in one batch.
         """
@@ -211,12 +217,12 @@ class Muon:
             _orthogonalize_in_place(matrices, scale, self._dtype)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return the optimizer state that a checkpoint stores besides the weights, by name: the momentum."""
+        """Return a dict of the optimizer state that a checkpoint stores besides the weights: the momentum vector."""
         return {"momentum": self.momentum}
 
 
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_elements: int) -> list[list[str]]:
-    """Divide weights into groups, lists of names, that are orthogonalized together.
+    """Divide weights into groups, lists of names, each of which is orthogonalized together to limit the memory.
 
     A group has `max_elements` elements or slightly more; fewer if processes would otherwise have no group.
     """

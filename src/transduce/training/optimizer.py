@@ -44,7 +44,7 @@ _CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for full network bandwidth, s
 
 
 class GradientReduction:
-    """A reducer that sums the gradient vector over processes, in chunks, during the last micro-batch of a step.
+    """A reducer that sums the gradient vector over processes, in chunks, while the last backward pass of a step runs.
 
     Args:
         parameters: the parameters in the order of the vector.
@@ -115,7 +115,7 @@ def is_recording(device: torch.device) -> bool:
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
-    """Return chunks (start, stop) of a vector that consists of parameters of these sizes, numbers of elements.
+    """Return a list of chunks (start, stop) of a vector that consists of parameters with these numbers of elements.
 
     A chunk consists of whole parameters and has at least `min_size` elements, except for the last one.
     """
@@ -167,7 +167,7 @@ class Adam:
         )
 
     def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
-        """Return the scalars of a fused Adam kernel, bias correction included, for update number `updates`, from 1.
+        """Return the scalars of a fused Adam kernel for update number `updates`, counted from 1, with bias correction.
 
         The kernel multiplies the gradient by `factor`; `rate` is the learning rate.
         """
@@ -177,7 +177,7 @@ class Adam:
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The running means of the gradient and of its square."""
+        """A pair of vectors: the running means of the gradient and of its square."""
         return self._moments["exp_avg"], self._moments["exp_avg_sq"]
 
     @property
@@ -190,7 +190,7 @@ class Adam:
         self._updates.fill_(updates)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return the vectors that a checkpoint stores besides the weights, Adam's two moments, by name."""
+        """Return a dict of the vectors that a checkpoint stores besides the weights: Adam's two moments, by name."""
         return dict(self._moments)
 
 
@@ -269,7 +269,7 @@ class FlatUpdate:
     def _update_by(
         self, kernels: TrainingKernels, factor: float, rates: tuple[float, float], decay: float, updates: int
     ) -> None:
-        """Update all parameters with a backend's fused kernels, in one pass except for Muon's orthogonalization.
+        """Update all parameters by a backend's fused kernels, in one pass except for Muon's orthogonalization.
 
         Args:
             kernels: the backend.
@@ -303,7 +303,7 @@ class FlatUpdate:
         self.adam.updates = updates
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return views of all tensors that a checkpoint stores, by kind (such as "weights") and parameter name."""
+        """Return the tensors for a checkpoint as views: a dict by kind (such as "weights") of dicts by name."""
         state = {"weights": self.masters}
         optimizer_states = (self.adam.vectors(), {} if self.muon is None else self.muon.vectors())
         for vectors, names in zip(optimizer_states, self._names, strict=True):
@@ -314,7 +314,7 @@ class FlatUpdate:
 
     @property
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """The weights for a model folder: the moving average, or the master weights if there is no average."""
+        """A dict of the weights for a model folder: the moving average, or the master weights if there is none."""
         return self.masters if self.average is None else self._named(self.average, self.shapes)
 
     def _named(self, vector: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
@@ -338,7 +338,7 @@ _NORM_ELEMENTS = 1 << 14
 def vector_norm(vector: Tensor) -> float:
     """Return the Euclidean norm of a float32 vector.
 
-    On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
+    On a CPU, norms of blocks are combined: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
     them was 0.8 % too small.
     """
     if vector.device.type != "cpu":
@@ -388,21 +388,21 @@ def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
 
 
 STATISTICS = "statistics"
-"""The kind, in a checkpoint, of the tensors of `RunningStatistics`."""
+"""The name, in a checkpoint, of the kind of tensors that `RunningStatistics` stores."""
 
 
 class RunningStatistics:
-    """A store of a model's persistent buffers, such as BatchNorm's statistics, by which skipped steps change none."""
+    """A copy of a model's persistent buffers, such as BatchNorm's statistics, from which skipped steps are undone."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
         self._live = {name: buffer for name, buffer in model.named_buffers() if name in stored}
         self.accepted = {name: buffer.detach().clone() for name, buffer in self._live.items()}
-        """The buffers by name, as of the last complete update."""
+        """A dict by name of copies of the buffers, as of the last complete update."""
 
     @torch.no_grad()
     def accept(self) -> None:
-        """Store the model's current buffers, after a complete update."""
+        """Copy the model's current buffers, after a complete update, as the state to return to."""
         _copy(self._live, self.accepted)
 
     @torch.no_grad()
@@ -412,7 +412,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Set the model's buffers, and those of the last complete update, to a checkpoint's, by name."""
+        """Set the model's buffers, and the copies of the last complete update, to a checkpoint's tensors, by name."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
@@ -436,7 +436,7 @@ class Optimizer(Protocol):
     def collect_gradient(self) -> None:
         """Collect the gradient of the micro-batch whose backward pass has finished.
 
-        After the last one of a step, wait for the sums over processes.
+        After the last micro-batch of a step, wait for the sums over processes.
         """
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
@@ -459,11 +459,11 @@ class Optimizer(Protocol):
         """The number of optimizer updates taken so far; skipped steps do not count."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the master weights, moments and moving average that this process holds, by kind and name."""
+        """Return the tensors that this process holds, a dict by kind (weights, moments, average) of dicts by name."""
 
     @property
     def rows(self) -> dict[str, RowRange] | None:
-        """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
+        """A dict by parameter name of the rows of complete tensors that this process holds; None if it holds all."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Load the tensors of a checkpoint, by kind and name; of complete tensors, only the needed rows are read.
@@ -472,7 +472,7 @@ class Optimizer(Protocol):
         """
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights, by name, that are to be written into a model folder."""
+        """Return a dict of the complete weights, by name, that are to be written into a model folder."""
 
 
 class FlatOptimizer(Optimizer):
@@ -545,7 +545,7 @@ class FlatOptimizer(Optimizer):
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return views of all tensors that a checkpoint stores, by kind and name.
+        """Return a dict by kind of dicts by name: views of all tensors that a checkpoint stores.
 
         Kinds are master weights, moments, moving average, and running statistics (BatchNorm); some may be missing.
         """
@@ -571,16 +571,17 @@ class FlatOptimizer(Optimizer):
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the weights for a model folder (moving average, or else master weights) and the newest statistics."""
+        """Return a dict of the weights for a model folder (moving average, or else master weights), and statistics."""
         return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 
 def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
-    """Return a model's trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.
+    """Return two dicts by name: a model's trainable parameters, Muon's last, and the matrix rows of Muon's parameters.
 
-    Shared parameters are listed once.
+    Shared parameters are listed once. The second dict gives, for each parameter, the numbers of rows of its stacked
+    matrices; it is empty for other optimizers.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = layer_matrices(model) if settings.optimizer == "muon" else {}

@@ -25,16 +25,16 @@ from transduce.training.loss import Loss, row_cross_entropy
 
 @runtime_checkable
 class Prefetching(Protocol):
-    """A loss function that can prepare a batch on the CPU before its loss is computed."""
+    """An interface of loss functions that can prepare a batch on the CPU before its loss is computed."""
 
     def prefetch(self, batch: Any) -> None:
         """Prepare a batch on the CPU before its loss is computed; any thread may call this."""
 
 
 class PrefetchedBatches:
-    """A wrapper of a plan of batches that prepares each one in a background thread while the one before is computed.
+    """A wrapper of a plan of batches that prepares each batch in a background thread while the one before is computed.
 
-    This is for training on a GPU. On a CPU, the thread would take time from the computation.
+    The wrapper is for training on a GPU. On a CPU, the thread would take time from the computation.
     """
 
     def __init__(self, batches: Plan[Any], loss: object = None) -> None:
@@ -88,17 +88,17 @@ _MIN_STEP, _MIN_LENGTH = 64, 16
 
 
 class PackedSize(NamedTuple):
-    """The padded sizes of a packed batch; batches of equal sizes share one CUDA graph."""
+    """The sizes of a packed batch (without padding), possibly rounded up; batches of equal sizes share a CUDA graph."""
 
     sentences: int
     source: int
-    """M, the number of source tokens of the whole batch, including any padding."""
+    """The number M of source tokens of the whole batch, including any padding at its end."""
     target: int
-    """N, the number of target tokens of the whole batch, including any padding."""
+    """The number N of target tokens of the whole batch, including any padding at its end."""
     max_lengths: tuple[int, int]
     """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
-    """Whether the batch's array also stores the number of real target tokens, because the sizes include padding."""
+    """True if the batch's array also stores the number of real target tokens, because the sizes include padding."""
 
 
 class PackedArrays(NamedTuple):
@@ -118,11 +118,11 @@ def pack_arrays(
         target: (B, T), padded at the right.
         pad_id: the padding id.
         start_id: the first input of the decoder.
-        capacity_for: the maximum permitted sentence length, if batches must have few distinct sizes. Unused capacity
-            is then filled with sentences of padding, which do not count. None: the sizes are exact.
+        capacity_for: the maximum permitted sentence length, if batches must have few distinct sizes. Unused capacity is
+            then filled with sentences of padding, which do not count. None: the sizes are exact.
 
     Returns:
-        None if a sentence is empty or has padding between tokens.
+        The array and its sizes; None if a sentence is empty or has padding between tokens.
     """
     sources, targets = _Side.of(source, pad_id), _Side.of(target, pad_id)
     if sources is None or targets is None:
@@ -147,7 +147,7 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split the vector of a packed batch (without padding) into its tensors on the same device.
+    """Split the vector of a packed batch (without padding) into its tensors, a `PackedBatch` on the same device.
 
     Nothing is read back from a GPU.
     """
@@ -167,7 +167,7 @@ def _lengths(size: PackedSize) -> list[int]:
 
 
 class _Side(NamedTuple):
-    """The tokens of one side of a batch, sources or targets, without padding."""
+    """The places of the tokens of one side of a batch, sources or targets, in the padded array."""
 
     offsets: Ids
     """The offset of each token in the padded batch (B, L), flattened."""
@@ -184,12 +184,12 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return, as one vector, the elements of an array (B, L) at the positions of this side's tokens."""
+        """Return, as one vector, the elements of an array (B, L) at the places of this side's tokens."""
         return ids.ravel()[self.offsets]
 
 
 def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
-    """Return a packed batch as one vector, which `unpack` splits.
+    """Return the numbers of a packed batch (without padding) as one vector, which `unpack` splits again.
 
     Args:
         ids: vectors of token ids.
@@ -204,7 +204,7 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
 
 
 def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
-    """Round the numbers of sentences and tokens of a packed batch up, so that few distinct sizes occur.
+    """Return the sizes of a packed batch, rounded up so that few distinct sizes, and CUDA graphs, occur.
 
     Sentences of padding, of at most `max_length` tokens, fill the difference.
     """
@@ -215,18 +215,21 @@ def _padded_size(sentences: int, source: int, target: int, max_length: int) -> P
 
 
 def _rounded_up(tokens: int, steps: int) -> int:
-    """Round a number of tokens up to one of few sizes, so that few CUDA graphs are recorded; `steps` a power of two."""
+    """Round a number of tokens up to a multiple of a power of 2, so that few sizes and CUDA graphs occur.
+
+    The power of 2 is at least 64 and grows with the number; a larger `steps` gives more sizes.
+    """
     step = max(_MIN_STEP, _power_of_2(tokens) // (2 * steps))
     return -(-tokens // step) * step
 
 
 def _shares(total: int, count: int) -> Ids:
-    """Split `total` into `count` integers that differ by at most one, larger ones first."""
+    """Split `total` into an array of `count` integers that differ by at most one, larger ones first."""
     return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
 
 
 def _power_of_2(minimum: int) -> int:
-    """Return the smallest power of 2 that is at least the minimum."""
+    """Return the smallest power of 2 that is at least `minimum`."""
     return 1 << max(0, minimum - 1).bit_length()
 
 
@@ -234,7 +237,7 @@ def _power_of_2(minimum: int) -> int:
 
 
 class _Recording:
-    """A process-wide switch that disables CUDA graphs, whose replay runs no hooks of modules and gradients."""
+    """A namespace for one variable of the process that disables CUDA graphs, whose replay runs no hooks of modules."""
 
     is_disabled = False
 
@@ -261,8 +264,8 @@ class PackedLoss:
     def __call__(self, batch: Batch) -> Loss | None:
         """Return the loss of a batch, computed without padding.
 
-        The result is None if the batch cannot be packed, or the backend has no kernels for that: another loss must
-        compute it.
+        The result is None if the batch cannot be packed, or the backend has no kernels for that: the caller must then
+        compute the loss otherwise.
         """
         model = self._model
         packed = _packed_attention(model, batch)
@@ -289,16 +292,16 @@ class PackedLoss:
                 self._prefetched[batch] = arrays
 
     def _records_batch(self, batch: Batch) -> bool:
-        """Return whether a batch's loss may come from a recorded CUDA graph, which supports no weights of pairs.
+        """Return whether a batch's loss may come from a recorded CUDA graph.
 
-        Nor does it run hooks, for which `recording_disabled` is used.
+        A graph supports no weights of pairs, and runs no hooks, for which `recording_disabled` is used.
         """
         return self._records and batch.weights is None and not _Recording.is_disabled
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
-        """Pack a batch without padding; the result is None if the batch has an empty sentence or inner padding.
+        """Pack a batch without padding; None if the batch has an empty sentence or padding between tokens.
 
-        `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs.
+        `with_capacity` rounds the batch's sizes up to one of few, for recorded CUDA graphs.
         """
         config = self._model.config
         max_length = config.max_positions if config.positions == "learned" else 1 << 30
@@ -343,7 +346,7 @@ def token_weights(batch: Batch, device: torch.device, pad_id: int) -> Tensor | N
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
     """Return the backend's kernels that compute the model on a batch without padding.
 
-    The result is None if there is no backend or its kernels do not support the model or the longest sentence.
+    The result is None if there is no backend, or its kernels do not support the model or the longest sentence.
     """
     kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 
 class Decision(NamedTuple):
-    """A decision of `StepClock`, taken during a run with a time budget, about how many steps the run will take."""
+    """A decision of the clock (`StepClock`) of a run with a time budget: how many steps the run will take."""
 
     step: int
     """The step after which the number of steps was decided."""
@@ -31,11 +31,13 @@ class Position(NamedTuple):
     steps: int
     """The length of the schedule in steps."""
     speed: float
-    """How far each step moves the position: 1.0, less if the run takes more steps than first planned, or more."""
+    """How far each step moves the position: 1.0, or less if the run takes more steps than first planned, and vice
+    versa.
+    """
 
 
 def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
-    """Return the position of a step in the learning-rate schedule; None if no decision precedes the step.
+    """Return the position of a step in the learning-rate schedule; None if no decision was taken before the step.
 
     Each decision divides the rest of the schedule evenly among the remaining steps.
     """
@@ -51,7 +53,7 @@ def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
 
 
 def validations_until(step: int, plan: Sequence[Decision]) -> int:
-    """Return how many of a run's validations, evenly spaced by the plan, are due up to a step; 0 without a plan."""
+    """Return how many of a run's validations, evenly spaced by the plan, are due up to a step; 0 for an empty plan."""
     if not plan or (position := position_of(step, plan) or Position(step, plan[0].steps, 1.0)).step <= 0:
         return 0
     in_effect = [decision for decision in plan if decision.step < step] or plan[:1]
@@ -183,7 +185,10 @@ class StepPlan:
         """The clock of a run with a time budget; None for other runs, and for runs that repeat decisions."""
 
     def restore(self, decisions: Sequence[tuple[int, int, int]]) -> None:
-        """Restore the decisions of an interrupted run with a time budget, as a checkpoint stores them."""
+        """Restore the clock's decisions of an interrupted run with a time budget, as a checkpoint stores them.
+
+        If there are none, but the number of steps is known, a decision is made up from it.
+        """
         self.decisions = [Decision(*each) for each in decisions]
         if not self.decisions and self.steps is not None:
             # Earlier versions stored no decisions. They planned the length of the run after so many steps.
@@ -195,7 +200,7 @@ class StepPlan:
         self.steps = decision.steps
 
     def follow(self, step: int) -> None:
-        """Set the number of steps to the one decided by this step in the run that is repeated; None if none was."""
+        """Set the number of steps to what the repeated run had decided by this step; None before its first decision."""
         self.steps = next((each.steps for each in reversed(self.decisions) if each.step <= step), None)
 
     def is_due(self, step: int, every: int | None) -> bool:
@@ -214,12 +219,12 @@ class StepPlan:
         return step % every == 0
 
     def _validations_before(self, step: int) -> int:
-        """Return how many validations are due before a step by the decisions."""
+        """Return how many validations are due before a step, by the clock's decisions until then."""
         known = [each for each in self.decisions if each.step < step] or self.decisions[:1]
         return validations_until(step - 1, [each._replace(validations=known[-1].validations) for each in known])
 
     def last_saved(self, last: int, every: int | None, number: int) -> list[int]:
-        """Return the last `number` steps at which regular checkpoints are saved, up to the step `last`.
+        """Return a list of the last `number` steps at which regular checkpoints are saved, up to the step `last`.
 
         `every` is the number of steps between two checkpoints; None: the default for the run, which must then have a
         known number of steps, or the list is empty.
@@ -245,7 +250,7 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
         schedule: the name of the schedule.
         peak: the highest rate.
         warmup_steps: length of the warm-up; at most half of the steps for schedules that fall to 0.
-        steps: the last step, which "linear" and "cosine" need after the warm-up.
+        steps: the last step, which "linear" and "cosine" need after the warm-up; None: unknown, so they stay at `peak`.
     """
     if steps is not None and schedule in ("linear", "cosine"):
         # With a time budget the warm-up may have been chosen before the number of steps was known.
@@ -265,16 +270,20 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
 
 
 def paper_peak(d_model: int, warmup_steps: int) -> float:
-    """Return the peak at which "inverse-sqrt" is equation (3): d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
+    """Return the peak rate that makes "inverse-sqrt" the paper's equation (3): (d_model · warmup_steps)^-0.5.
+
+    Equation (3) is d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
+    """
     return float((d_model * max(warmup_steps, 1)) ** -0.5)
 
 
 # --- weight decay ---
 
 TOTAL_DECAY = 1.3
-"""The sum of learning rate × weight decay over a run with Muon."""
+"""The sum of learning rate × weight decay over all steps of a run with Muon, from which the default decay follows."""
 MAX_DECAY = 0.1
-"""The largest learning rate × weight decay of a single step, which lowers the sum in runs of few steps."""
+"""The largest learning rate × weight decay of a single step; in runs of few steps it keeps the sum below `TOTAL_DECAY`.
+"""
 _MAX_ADDED = 1_000_000
 
 
@@ -294,9 +303,10 @@ def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, wa
 
 
 def decay_of_steps(training: Mapping[str, Any]) -> float | None:
-    """Return the weight decay that is chosen by default for these settings of training, given by name.
+    """Return the weight decay that is the default for these settings of training, a mapping by name.
 
-    Return None if a setting that the choice depends on is missing or of another type, or the optimizer is not Muon.
+    The result is None if a setting that the choice depends on is missing or of another type, or the optimizer is not
+    Muon.
     """
     schedule, steps = training.get("schedule"), training.get("steps")
     peak, warmup_steps = training.get("learning_rate"), training.get("warmup_steps")
@@ -308,7 +318,7 @@ def decay_of_steps(training: Mapping[str, Any]) -> float | None:
 
 
 def has_decay_of_steps(training: Mapping[str, Any]) -> bool:
-    """Return whether the weight decay among these settings is the default for their number of steps.
+    """Return whether the weight decay in these settings of training is the default for their number of steps.
 
     Such a decay is chosen again for another number of steps: kept for many more, it would shrink the weights to almost
     nothing.

@@ -40,8 +40,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     of steps follows the speed of the machine until the end.
     """
     time_plan: tuple[tuple[int, int, int], ...] = ()
-    """The decisions of the clock in a run with `minutes`: after which step, the last step, and the number of
-    validations. A finished run stores them, and a run that starts with them repeats its steps whatever the clock says.
+    """The decisions of the clock in a run with `minutes`, as triples: after which step, the last step, and the number
+    of validations. A finished run stores them, and a run that starts with them repeats its steps whatever the clock
+    says.
     """
     batch_tokens: int | None = None
     """Target tokens of one step without padding, over all micro-batches and processes."""
@@ -343,9 +344,9 @@ class Rates(NamedTuple):
 
 
 def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
-    """Return the learning rate and weight decay of a step, counted from 1.
+    """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
-    In a run with a time budget, they follow the plan of its clock instead of the number of steps. If the settings
+    In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
     derive the decay from that number, the decay is 0 while the number is unknown.
     """
     position: float = step

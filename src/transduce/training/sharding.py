@@ -41,7 +41,7 @@ class ShardedLoss(nn.Module):
 
 
 def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Shard the parameters of a model over all processes, layer by layer: each process holds a part of the rows.
+    """Shard the parameters of a model over all processes, layer by layer: each process holds some of the rows of each.
 
     Args:
         model: equal in every process; changed in place.
@@ -50,7 +50,7 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
         device: "cpu" or "cuda".
 
     Returns:
-        The loss to call instead of the function.
+        A module to call instead of the loss function.
     """
     full = ShardedLoss(model, loss)
     mesh = init_device_mesh(device.split(":", maxsplit=1)[0], (torch.distributed.get_world_size(),))
@@ -145,11 +145,14 @@ class ShardedOptimizer(Optimizer):
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights for a model folder, gathered from all processes, which all must call this."""
+        """Return a dict of the complete weights for a model folder, gathered from all processes; all must call it."""
         return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """Return a complete tensor, gathered from the rows `part` of each process, and this one's first row index."""
+        """Return a pair: the complete tensor gathered from each process's rows `part`, and this one's first row.
+
+        The row is an index into the complete tensor.
+        """
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
         return local.full_tensor(), self._rows[name].start

@@ -370,7 +370,7 @@ class _OpenedModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' warnings in a `with` block, such as its report of unused tensors, which we check."""
+    """Suppress transformers' warnings in a `with` block, as of unused tensors, which this package checks itself."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -405,6 +405,11 @@ class HuggingFaceModel(_OpenedModel, ExportedModel):
 
 class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
     """An exported decoder-only language model that transformers runs on the CPU, to compare it with its original."""
+
+    @override
+    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
+        # A text is continued, so an end symbol that the folder's own tokenizer puts after it is left out.
+        return [row[:-1] if row[1:] and row[-1] == self.config.eos_id else row for row in super().ids_of(texts)]
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:

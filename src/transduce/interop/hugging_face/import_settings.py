@@ -170,14 +170,15 @@ class Key(NamedTuple):
 
     name: str
     default: float | Callable[[Settings], int] | None = None
-    """What a missing key means: a value, whose type is that of the setting, or a function that computes it from the
+    """The meaning of a missing key: a value, whose type is that of the setting, or a function that computes it from the
     settings read before; None: the key must be present.
     """
 
 
 Keys = Mapping[str, Key]
-"""The keys of a family's config.json by this package's names of settings. If several settings have the same key, the
-last one is exported."""
+"""A mapping from this package's names of settings to the keys of a family's config.json. If several settings have the
+same key, the last one is exported.
+"""
 
 BART_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),
@@ -281,13 +282,13 @@ def _bart_like(config: ConfigReader) -> Settings:
 
 
 def bart(config: ConfigReader) -> Settings:
-    """Convert a BART's config.json to model settings, with post-norm and learned positions."""
+    """Convert a BART's config.json to a dict of model settings, with post-norm and learned positions."""
     config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "post"}
 
 
 def mbart(config: ConfigReader) -> Settings:
-    """Convert an mBART's config.json to model settings: those of BART, but with pre-norm."""
+    """Convert an mBART's config.json to a dict of model settings: those of BART, but with pre-norm."""
     config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "pre"}
 
@@ -302,19 +303,19 @@ def _learned_positions(config: ConfigReader) -> Settings:
 
 
 def marian(config: ConfigReader) -> Settings:
-    """Convert a Marian's config.json to model settings, with post-norm and sinusoidal positions."""
+    """Convert a Marian model's config.json to a dict of model settings, with post-norm and sinusoidal positions."""
     config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config) | {"norm_order": "post"}
 
 
 def pegasus(config: ConfigReader) -> Settings:
-    """Convert a Pegasus' config.json to model settings, with pre-norm and sinusoidal positions."""
+    """Convert a Pegasus' config.json to a dict of model settings, with pre-norm and sinusoidal positions."""
     config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config)
 
 
 def m2m100(config: ConfigReader) -> Settings:
-    """Convert the config.json of an M2M100 or NLLB to model settings, with pre-norm and sinusoidal positions.
+    """Convert the config.json of an M2M100 or NLLB to a dict of model settings, with pre-norm and sinusoids.
 
     The positions count from the padding id + 1, and their sinusoids' frequencies from end to end (`sinusoids_to_end`).
     """
@@ -324,7 +325,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 
 def t5(config: ConfigReader) -> Settings:
-    """Convert a T5's config.json to model settings, with relative positions and a plain or gated feed-forward layer."""
+    """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
     settings = _read_keys(config, T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
@@ -350,7 +351,7 @@ def t5(config: ConfigReader) -> Settings:
 
 
 def mt5(config: ConfigReader) -> Settings:
-    """Convert an mT5's config.json to model settings: those of T5, but the decoder's output is never scaled."""
+    """Convert an mT5's config.json to a dict of model settings: T5's, but the decoder's output is never scaled."""
     return t5(config.with_defaults({"feed_forward_proj": "gated-gelu"})) | {"output_scale": 1.0}
 
 
@@ -358,7 +359,7 @@ def mt5(config: ConfigReader) -> Settings:
 
 
 def bert(config: ConfigReader) -> Settings:
-    """Convert a BERT's config.json to model settings of an encoder, with post-norm and learned positions."""
+    """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
     return _read_keys(config, BERT_KEYS) | {
         "kind": "encoder",
@@ -371,7 +372,7 @@ def bert(config: ConfigReader) -> Settings:
 
 
 def roberta(config: ConfigReader) -> Settings:
-    """Convert the config.json of RoBERTa, or of a model derived from it, to model settings.
+    """Convert the config.json of RoBERTa, or of a model derived from it, to a dict of model settings.
 
     The settings are those of BERT, except that positions start after the padding id, and there are start and end ids.
     """
@@ -391,7 +392,7 @@ def roberta(config: ConfigReader) -> Settings:
 
 
 def gpt2(config: ConfigReader) -> Settings:
-    """Convert a GPT-2's config.json to model settings of a decoder, with pre-norm and learned positions."""
+    """Convert a GPT-2's config.json to a dict of model settings of a decoder, with pre-norm and learned positions."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
@@ -406,7 +407,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 
 def llama(config: ConfigReader) -> Settings:
-    """Convert a Llama's config.json to model settings of a decoder, with RMS norm, rotary positions and a gate."""
+    """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
     settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
     return settings | {
         "kind": "decoder",
@@ -421,14 +422,14 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to model settings, which are Llama's; a sliding window is refused."""
+    """Convert a Mistral's config.json to a dict of model settings, which are Llama's; a sliding window is refused."""
     config = config.with_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
     config.must_be({"sliding_window": None})
     return llama(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Convert a Qwen2's config.json to model settings: those of Llama, but queries, keys and values have biases.
+    """Convert a Qwen2's config.json to a dict of model settings: Llama's, but with biases of queries, keys and values.
 
     A sliding window is refused.
     """

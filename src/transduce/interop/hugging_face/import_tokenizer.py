@@ -501,7 +501,7 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with the steps that transformers' LlamaTokenizer uses in their place.
+    """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
     They are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
 
@@ -529,7 +529,7 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the added tokens of tokenizer_config.json.
+    """Return the `TokenizerParts` of a tokenizer.json with the added tokens of tokenizer_config.json.
 
     As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
 
@@ -551,7 +551,7 @@ def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mappi
 def _with_special_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the special tokens that the folder's other files name.
+    """Return the `TokenizerParts` of a tokenizer.json with the special tokens that the folder's other files name.
 
     As in transformers, a token that the vocabulary lacks gets the next free id. A token without an embedding, for which
     transformers fails, stays ordinary text.
@@ -634,9 +634,9 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 
 
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
-    """Return the parts of a tokenizer that puts a text between a BERT class's tokens, whatever its post-processor does.
+    """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
 
-    They are `cls_token` and `sep_token`, by default [CLS] and [SEP]; a token that the vocabulary lacks is left out.
+    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP]; one that the vocabulary lacks is left out.
     """
     start, end = (
         parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
@@ -665,8 +665,9 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
     """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
     The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
-    encoder's texts is the token that the tokenizer puts there. A decoder without padding uses the end symbol for it,
-    and a tokenizer without an unknown token uses the end symbol too.
+    encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
+    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding uses the end symbol for it, and a tokenizer
+    without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -681,15 +682,19 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         ids["eos_id"] = parts.after[-1]
     if model.family.kind == "decoder":
         if ids["eos_id"] is None:
-            ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
+            ends = (parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids)
+            ids["eos_id"] = next(ends, parts.after[-1] if parts.after else None)
         ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
     if ids["unk_id"] is None:
         # Byte-level tokenizers have no unknown token.
         candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
         ids["unk_id"] = next(candidates, ids["eos_id"])
-    missing = [name for name, id in ids.items() if id is None]
+    missing = next((name.replace("_id", "_token") for name, id in ids.items() if id is None), None)
     if missing:
-        raise TransduceError(f"{files.location} must specify the id of `{missing[0]}`, but does not.")
+        raise TransduceError(
+            f"{files.location} must specify `{missing}`, but does not: set it in tokenizer_config.json to one of the "
+            "tokenizer's tokens."
+        )
     return {name: id for name, id in ids.items() if id is not None}
 
 

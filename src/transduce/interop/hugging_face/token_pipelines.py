@@ -17,7 +17,7 @@ from sentencepiece import SentencePieceProcessor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.text.languages import is_unspaced_character, is_word_character
+from transduce.text.languages import CJK, is_unspaced_character, is_word_character
 from transduce.text.tokenizer import replace_step, split_step
 from transduce.text.vocabulary import Symbol, SymbolSplitter
 
@@ -39,6 +39,8 @@ PATTERNS: dict[PatternName, str] = {
 _SPACE = "▁"
 # Spaces that BERT's decoder inserts around apostrophes, and their replacements.
 _GAPS = {" ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve", " 're": "'re"}
+# BERT makes every Chinese character a word, whose spaces are not the text's.
+_CHINESE_GAP = re.compile(rf" +(?=[{CJK}\u3000-\u303f\uff00-\uff65])|(?<=[{CJK}\u3000-\u303f\uff00-\uff65]) +")
 # An unknown token for models without one: `tokenizers` would drop unknown characters.
 _UNKNOWN = "\0unknown\0"
 
@@ -445,6 +447,7 @@ class PipelineTokenSplitter(TokenSplitter):
         self._is_byte_level = is_byte_level(content)
         is_word_piece = content["model"].get("type") == "WordPiece"
         self._continuing = content["model"]["continuing_subword_prefix"] if is_word_piece else None
+        self._splits_chinese = b'"handle_chinese_chars":true' in msgspec.json.encode(content.get("normalizer"))
 
     @override
     def split(self, text: str) -> list[str]:
@@ -459,6 +462,8 @@ class PipelineTokenSplitter(TokenSplitter):
         if self._continuing is not None:
             for gap, closed in _GAPS.items():
                 text = text.replace(gap, closed)
+            if self._splits_chinese:
+                text = _CHINESE_GAP.sub("", text)
         return text
 
     @override

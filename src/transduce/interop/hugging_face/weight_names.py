@@ -261,7 +261,7 @@ GPT2 = StoredNames(
 
 
 def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
-    """Return the table of tensor names that fits a file of weights.
+    """Return the table of tensor names (`StoredNames`) that fits a file of weights.
 
     It is the family's, unless the file is of a T5 with gated feed-forward layers, or of a RoBERTa classifier or tagger.
 

@@ -44,12 +44,14 @@ class _State(NamedTuple):
     hidden: str
     cell: str | None = None
     states: str | None = None
-    """All past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 × width)."""
+    """The name of all past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 ×
+    width).
+    """
     average: str | None = None
-    """The weighted average of the past hidden states in the last step."""
+    """The name of the weighted average of past hidden states that the last step computed, (batch, width)."""
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yield (kind, name in the ONNX graph) for each value of the layer's state; `hidden` is a kind."""
+        """Yield (kind, name in the ONNX graph), with a kind such as `hidden`, for each value of a layer's state."""
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
@@ -246,7 +248,7 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
         state: its state after the previous step.
 
     Returns:
-        The name of the output, (B, D), and the new state.
+        The name of the output, (B, D), and the new state as `_State`.
     """
     if layer.past_attention is None or state.states is None or state.average is None:
         _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=state)
