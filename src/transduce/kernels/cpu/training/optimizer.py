@@ -300,8 +300,8 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
     """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
 
-    `arguments` are those fields of `UpdateArguments` that only one kernel has. Raises ValueError if lengths or dtypes
-    do not fit together.
+    `arguments` are fields of `UpdateArguments` other than those that both kernels have. Raises ValueError if lengths or
+    dtypes do not fit together.
     """
     count = vectors.master.numel()
     for vector in vectors[:3]:
