@@ -110,11 +110,11 @@ def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
 
 
 def wide_encoding(content: bytes) -> str | None:
-    """Return the encoding of text that is UTF-16 or UTF-32, such as UTF-16LE; None if it is neither.
+    """Return the name of the encoding of text that is UTF-16 or UTF-32, such as UTF-16LE; None for other text.
 
-    Text without a byte order mark is UTF-32 if its bytes are characters of this encoding, at most half of them outside
-    the basic plane. It is UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of it is zero
-    bytes. It is neither if it would have control characters.
+    Text without a byte order mark counts as UTF-32 if its bytes are characters of this encoding, at most half of them
+    outside the basic plane. It counts as UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of
+    its bytes are zero. Text that would have control characters counts as neither.
 
     Args:
         content: the first bytes of the text.
@@ -230,7 +230,7 @@ _COMMON_OPTIONS: list[tuple[str, str]] = []
 def shell_word(argument: str | Path) -> str:
     """Return an argument of a suggested command, quoted where this system's shell needs it.
 
-    Before a leading dash it puts `./`, so that it is not read as an option.
+    A leading dash gets `./` before it, so that the argument is not read as an option.
     """
     word = str(argument)
     if word.startswith("-"):

@@ -29,8 +29,8 @@ def set_ui_language(language: str) -> None:
 def language_of_environment(environment: Mapping[str, str]) -> str:
     """Return the language of messages by the first of the environment's language variables that is not empty.
 
-    They are $TRANSDUCE_LANGUAGE, $LC_ALL, $LC_MESSAGES and $LANG. The language is "en" if all are empty or there are no
-    messages in theirs.
+    The variables are $TRANSDUCE_LANGUAGE, $LC_ALL, $LC_MESSAGES and $LANG. The result is "en" if all are empty, or if
+    there are no messages in the language that the first one names.
     """
     for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if environment.get(name):

@@ -236,3 +236,35 @@ def test_prompts_are_read_up_to_the_context_of_the_configuration(make_folder: Ma
         assert 1024 < len(generator.prompt_ids(prompt)) < 1400
         (found,) = generator(prompt, search=SearchSettings(beam_size=1, max_length=12)).continuations
         assert found.text == theirs
+
+
+@pytest.mark.parametrize("ends", [{}, {"bos_token_id": 50_256, "eos_token_id": 50_256}])
+def test_a_chinese_gpt2_without_an_end_symbol_of_its_own_ends_texts_with_sep(
+    ends: dict[str, int], tmp_path: Path
+) -> None:
+    """GPT-2's default end symbol is outside of a small vocabulary. A text has no spaces between Chinese characters."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"我爱你，。", "gp", "##t", "15", "ok"]
+    theirs, ours, transformers = tmp_path / "theirs", tmp_path / "ours", peers()
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=len(words), n_embd=8, n_head=2, n_layer=1, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(theirs)
+    content = json.loads((theirs / "config.json").read_text("utf-8"))
+    content = {name: value for name, value in content.items() if not name.endswith("_token_id")}
+    content |= {"tokenizer_class": "BertTokenizer", **ends}
+    (theirs / "config.json").write_text(json.dumps(content), "utf-8")
+    (theirs / "generation_config.json").unlink(missing_ok=True)
+    (theirs / "vocab.txt").write_text("\n".join(words), "utf-8")
+    (theirs / "tokenizer_config.json").write_text('{"do_lower_case": true}', "utf-8")
+    import_model_folder(theirs, ours)
+    generator = load_generator(ours, precision="fp32")
+    vocabulary = generator.vocabulary
+    prompt = transformers.AutoTokenizer.from_pretrained(theirs)("我爱 你。", return_tensors="pt").input_ids[:, :-1]
+    assert generator.prompt_ids("我爱 你。") == prompt[0].tolist() == [2, 5, 6, 7, 9]
+    expected = model.generate(prompt, max_new_tokens=9, do_sample=False, pad_token_id=0, eos_token_id=3)
+    new = [id for id in expected[0, prompt.shape[1] :].tolist() if id != 3]
+    found = generator("我爱 你。", search=SearchSettings(beam_size=1, max_length=9)).continuations[0]
+    assert found.tokens == tuple(vocabulary.tokens(new))
+    assert found.text == vocabulary.decode(new)
+    assert vocabulary.decode(vocabulary.encode("我 爱，GPT 15 ok ok 你")) == "我爱，gpt 15 ok ok你"
+    transduce.export(ours, tmp_path / "again", to="huggingface")

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -659,7 +660,12 @@ def test_tokenizers_that_version_0_1_stored_open_with_the_same_ids(name: str) ->
     assert tokenizer.fingerprint == expected["fingerprint"]
     vocabulary = tokenizer.source
     assert vocabulary.encode_batch(expected["lines"]) == expected["ids"]
-    assert [vocabulary.decode(ids) for ids in expected["ids"]] == expected["texts"]
+    found = [vocabulary.decode(ids) for ids in expected["ids"]]
+    if name == "bert":  # version 0.1 wrote Chinese with a space between the characters
+        assert any("的 事 是" in text for text in expected["texts"])
+        assert found == [re.sub(r"(?<=[^\x00-\u2fff]) | (?=[^\x00-\u2fff])", "", text) for text in expected["texts"]]
+    else:
+        assert found == expected["texts"]
     assert [vocabulary.token_texts(ids) for ids in expected["ids"][:10]] == expected["spellings"]
     seventh = [id for id in range(0, vocabulary.size, 7) if vocabulary.is_text_token(id)]
     assert [vocabulary.surface(id).hex() for id in seventh] == expected["surfaces"]

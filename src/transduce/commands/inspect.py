@@ -403,7 +403,10 @@ def _title(options: argparse.Namespace) -> str | None:
 
 
 def _note(options: argparse.Namespace, found: "Inspection | TextInspection") -> str:
-    """Return the line below a printed table of attribution, which compares the contributions' sum; "" without it."""
+    """Return a line to print below a table of attribution, or "" without --attribution.
+
+    The line compares the sum of the contributions with the change of the log-probability, if these are known.
+    """
     note = found.attributions[0].note() if options.attribution is not None else None
     return f"\n{localized(note)}" if note else ""
 

@@ -381,7 +381,7 @@ def report_overridden(
 
 @cache
 def _report_overridden(sentence: str) -> None:
-    """Print a sentence on standard error, but only once, about a search setting that options change or make idle."""
+    """Print a sentence about an overridden search setting on standard error, unless it was printed before."""
     sys.stderr.write(localized(f"{sentence}\n"))
 
 

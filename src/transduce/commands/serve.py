@@ -247,7 +247,7 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
 
 
 def _is_for(pair: tuple[str, str], model: "ServedModel") -> bool:
-    """Return whether a pair of language codes means the languages of a served model, whatever their spelling."""
+    """Return whether two language codes name the source and target languages of a served model, in any spelling."""
     own = model.source_language, model.target_language
     return all(fitting_code(code, [known]) for code, known in zip(pair, own, strict=True))
 
@@ -353,8 +353,8 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
     """Return the default number of batches that a server decodes at the same time.
 
-    It is the number of PyTorch's threads, at most 4, as two batches on one core each are faster than both cores for one
-    batch after the other; 1 if any model is on a GPU.
+    It is the number of PyTorch's threads, at most 4: two batches at a time, each on one core, are finished sooner than
+    one after the other on two cores. If any model is on a GPU, it is 1.
     """
     import torch
 
@@ -366,7 +366,7 @@ def _are_on_cpu(models: "Sequence[ServedModel | ServedGenerator]") -> bool:
 
 
 def inspection_views() -> "InspectionViews":
-    """Return the functions that draw the server's web page and inspect sentences for it, and their results' types.
+    """Return functions that draw the server's web page and inspect sentences for it, with the types of their results.
 
     The server gets these as an `InspectionViews`, so that the package `serving` does not import `inspection`.
     """

@@ -254,7 +254,7 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines with the units (translatable texts) of an XLIFF file that stay as they were, untranslated in part."""
+    """Yield lines about an XLIFF file's units (texts) that stay partly untranslated: their number and a few of them."""
     from transduce.documents.translate import describe_kept_units
 
     if (note := describe_kept_units(document)) is not None:
@@ -274,9 +274,9 @@ _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
 
 @contextlib.contextmanager
 def naming_options(file: str) -> Iterator[None]:
-    """Change messages of errors about a document, in a `with` block, to name the command's options and the file.
+    """Rewrite messages of errors about a document, in a `with` block, so that they name options and the file.
 
-    The messages name settings, such as `columns`, and call the file "The document".
+    The original messages name settings, such as `columns`, and call the file "The document".
     """
     try:
         yield

@@ -283,7 +283,7 @@ class BatchPlan:
         return int(self._batches.sum())
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return a `Batch`: this process's pairs of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
         Raises:
             IndexError: there is no such batch.
@@ -477,7 +477,7 @@ class LabeledTexts:
         return len(self.lengths)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the texts with these indices and their classes as a batch, padded at the right."""
+        """Return a `LabeledBatch` of the texts with these indices and their classes, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
         weights = None if self.weights is None else self.weights[numbers]
@@ -572,7 +572,7 @@ class LabeledPlan:
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabeledBatch:
-        """Return this process's texts of the batch at a position, counted from 0, of an epoch.
+        """Return a `LabeledBatch`: this process's texts of the batch at a position, counted from 0, of an epoch.
 
         If more processes train than the batch has texts, a process without any gets one text as a stand-in, without
         targets.

@@ -63,9 +63,9 @@ class HoldOut:
 
     It takes one pass over the pairs.
 
-    Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have
-    one key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A
-    source that is among the lowest of a corpus is among the lowest of each part that contains it. So parts need only
+    Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have one
+    key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A source
+    with one of the lowest keys of a corpus has one of the lowest keys of each part that contains it. So parts need only
     their lowest keys to agree on a selection.
     """
 
@@ -75,7 +75,7 @@ class HoldOut:
         self._held: dict[int, Candidate] = {}
 
     def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
-        """Consider pairs of a block for the dev set.
+        """Consider the pairs of a block of lines as candidates for the dev set.
 
         Only the `max_pairs` sources with the lowest hash keys so far are kept.
 

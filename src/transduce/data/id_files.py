@@ -63,7 +63,7 @@ class EncodedSentences(NamedTuple):
         return np.add.reduceat((self.ids.astype(np.uint64) + np.uint64(1)) * factors, starts.astype(np.int64))
 
     def with_prefix(self, id: int) -> "EncodedSentences":
-        """Return a copy in which each sentence starts with the token `id`."""
+        """Return an `EncodedSentences`, a copy in which each sentence starts with the token `id`."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return EncodedSentences(ids, self.offsets + np.arange(len(self.offsets)))
 

@@ -204,7 +204,7 @@ def write_card(card: CorpusCard, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> CorpusCard:
-    """Read and check the metadata of a prepared corpus, corpus.json, from its folder.
+    """Read, check and return the `CorpusCard` (metadata) of a prepared corpus, from corpus.json in its folder.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format.
@@ -276,7 +276,7 @@ class ColumnWriter:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
-        """Return the description of the column's file as written so far: its SHA-256."""
+        """Return the `ColumnCard` that describes the column's file as written so far: its SHA-256."""
         return ColumnCard(self._file.sha256)
 
     def __enter__(self) -> "ColumnWriter":
@@ -490,7 +490,7 @@ class _Preparation:
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept.
+        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept, as a `Kept`.
 
         The tokens of tags and target languages come before the sources.
         """
@@ -538,9 +538,10 @@ class _Preparation:
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
-        """Return a number that makes hash keys of equal sources differ between language pairs.
+        """Return a 64-bit number for a file's language pair, which is combined (xor) with the hash keys of its pairs.
 
-        It is 0 if there is only one language pair.
+        So equal sources have different keys in different language pairs. The number is 0 if there is only one language
+        pair.
         """
         directions = self._request.files.directions
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
@@ -696,7 +697,7 @@ class Part(StoredPairs[PartCard]):
 
 
 def _read_card(path: Path, kind: type[AnyCard], expected: int, described: str) -> AnyCard:
-    """Read the card of a corpus or of a part, if it has the expected version of its format.
+    """Read and return the card of a corpus or of a part, which must have the expected version of its format.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format; the message calls its content `described`.

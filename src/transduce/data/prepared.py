@@ -98,7 +98,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> "PreparedCorpus":
-        """Open a folder that ``prepare`` has written.
+        """Open a folder that ``prepare`` has written, and return it as a `PreparedCorpus`.
 
         Raises:
             TransduceError: the folder is not a prepared corpus, has another format, is damaged, or was prepared with
@@ -135,7 +135,10 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def held_out(self) -> CorpusFiles | None:
-        """The files with the held-out dev pairs, as text or JSON lines; None if no pair was held out."""
+        """A `CorpusFiles` that names the files with the held-out dev pairs, as text or JSON lines.
+
+        None: no pair was held out.
+        """
         if not self.filters.held_out:
             return None
         files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]
@@ -191,9 +194,9 @@ class ContextSettings(NamedTuple):
     before: int
     """Maximum number of preceding sentences of the same document; at a document's start there are fewer."""
     source_separator: int
-    """The token that ends each sentence of context in the source."""
+    """The id of the token that ends each sentence of context in the source."""
     target_separator: int | None = None
-    """The token that ends each sentence of context in the target; None: targets have no context."""
+    """The id of the token that ends each sentence of context in the target; None: targets have no context."""
 
 
 class ContextCorpus(PreparedCorpus):
@@ -248,7 +251,7 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return ranges (start, stop) that begin earlier by the number of context sentences, but not below 0."""
+        """Return a list of ranges (start, stop), begun earlier by the number of context sentences, but not below 0."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -208,7 +208,7 @@ class _Sentences(NamedTuple):
     """The indices of the sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the token ids of the sentences from index start to stop (exclusive), concatenated."""
+        """Return one array of the token ids of the sentences from index start to stop (exclusive)."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
@@ -279,9 +279,9 @@ class SentencePairPlan:
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
-    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. Both
-    differ from epoch to epoch. Batches are grouped by length, so that there is little padding, and every batch has
-    about equally many tokens.
+    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. What
+    is left out differs from epoch to epoch. Batches are grouped by length, so that there is little padding, and every
+    batch has about equally many tokens.
     """
 
     def __init__(
@@ -343,10 +343,10 @@ class SentencePairPlan:
         return self._count
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
-        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return a `SentencePairBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
-        If more processes train than the batch has rows, a process without any gets one row as a stand-in, without
-        labels.
+        Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
+        any gets one row as a stand-in, without labels.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
@@ -485,7 +485,7 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return a batch of rows, padded to the longest one, with masked tokens and their labels.
+        """Return a `SentencePairBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
             rows: the rows of this process, or if it has none, a row of another process.

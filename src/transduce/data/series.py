@@ -150,9 +150,10 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table of time series, plain or gzip, one line for each point in time after a header line.
+    """Read a table of time series, plain or gzip, and return it as a `Table`: names, values and a warning about times.
 
-    Cells are separated by tabs in .tsv files, else by the comma, semicolon or tab of the header.
+    The file has one line for each point in time after a header line. Cells are separated by tabs in .tsv files, else by
+    the comma, semicolon or tab of the header.
 
     Args:
         path: the file.
@@ -334,7 +335,7 @@ class LearnedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A stretch of points that a model was trained on: its length, and digests of some of its points."""
 
     points: int
-    """Number of points."""
+    """Number of points of the stretch."""
     digests: dict[str, int]
     """A dict from a digest of eight consecutive points to the index, counted from 0, at which these points begin."""
 
@@ -552,7 +553,7 @@ class SeriesPlan:
         return (len(self._series) + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> SeriesBatch:
-        """Return this process's windows of the batch at a position, counted from 0, of an epoch.
+        """Return a `SeriesBatch`: this process's windows of the batch at a position, counted from 0, of an epoch.
 
         If more processes train than the batch has windows, a process without any gets one window as a stand-in, and no
         indices; the loss ignores it.

@@ -1,6 +1,6 @@
 """Generate sentences of the demonstration's grammar about what people do, each in Chinese and English.
 
-They are statements, questions and requests.
+The sentences are statements, questions and requests.
 """
 
 from itertools import accumulate
@@ -229,7 +229,10 @@ def _at_a_place(random: Random, action: Action) -> Action:
 
 
 def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
-    """Return the `Action` with a random companion (和 汤姆 一起), unless it involves two people already."""
+    """Return the `Action` with a random companion (和 汤姆 一起) added.
+
+    It stays unchanged if the subject is several people, or if the action involves another person already.
+    """
     if subject.plural or action.verb in HELPING_VERBS:
         return action
     companion = somebody(random, subject)
@@ -275,7 +278,7 @@ def an_experience(random: Random) -> Action:
 
 
 def skill(random: Random) -> Phrase:
-    """Return a random sentence about a skill as a bilingual `Phrase`, such as 他会游泳 / he can swim."""
+    """Return a random sentence or question about a skill as a bilingual `Phrase`, such as 他会游泳 / he can swim."""
     action = a_skill(random)
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)

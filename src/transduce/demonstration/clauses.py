@@ -1,6 +1,6 @@
 """Build phrases and clauses of the demonstration's grammar, in Chinese and English at once.
 
-They are phrases for people and things, and statements and questions about them.
+The phrases stand for people and things; the clauses are statements and questions about people and things.
 """
 
 from functools import cache
@@ -93,10 +93,10 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 
 @cache
 def phrase(source: str, target: str, links: str = "") -> Phrase:
-    """Create a phrase in both languages from source words and target words, each separated by spaces.
+    """Create a bilingual `Phrase` from source words and target words, each separated by spaces.
 
     ``links`` has the form "0-1 1-0", source index first; without links, every source word is linked to every target
-    word that is not an article.
+    word that is not an article. Without words, the result is NOTHING.
     """
     left, right = tuple(source.split()), tuple(target.split())
     if not left and not right:
@@ -141,7 +141,7 @@ class Nominal(msgspec.Struct, frozen=True):
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return a noun phrase for a thing: words whose subject and object forms are equal.
+    """Return a bilingual `Nominal` for a thing, whose words are equal as subject and as object.
 
     Args:
         words: the phrase in both languages.
@@ -391,9 +391,10 @@ class Action(msgspec.Struct, frozen=True):
     verb: Verb
     object: Phrase = NOTHING
     place: Phrase = NOTHING
-    """Where or how; it precedes the verb in Chinese and follows the object in English."""
+    """A phrase for where or how the action is done; it precedes the verb in Chinese and follows the object in
+    English."""
     company: Phrase = NOTHING
-    """With whom; it precedes `place` in Chinese and follows it in English."""
+    """A phrase for with whom the action is done; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
         """Return the action as a bilingual `Phrase`, with the verb in one form.
@@ -565,7 +566,7 @@ def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Ph
 def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
     """Return a statement as a bilingual `Phrase`: a subject does an action in a tense and form, the `frame`.
 
-    Its time precedes (`early`) or follows the subject in Chinese, and comes last in English.
+    The time precedes (`early`) or follows the subject in Chinese, and comes last in English.
     """
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after

@@ -437,7 +437,7 @@ def greeting(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """Return a random sentence about what exists at a place as a bilingual `Phrase`.
+    """Return a random sentence or question about what exists at a place as a bilingual `Phrase`.
 
     An example is 桌子上有三本书 / there are three books on the table.
     """
@@ -497,7 +497,10 @@ def possession_question(random: Random) -> Phrase:
 
 
 def thought(random: Random) -> Phrase:
-    """Return a random sentence about a thought as a bilingual `Phrase`, such as 我觉得他很忙 / I think he is busy."""
+    """Return a random sentence or question about a thought as a bilingual `Phrase`.
+
+    An example is 我觉得他很忙 / I think he is busy.
+    """
     verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
     clause = rule(random)
     # "Also" would need a preceding sentence.
@@ -701,9 +704,9 @@ class _Split:
         return [combination for combination in candidates if self.held_out[combination]]
 
     def covered(self) -> Iterator[AlignedPair]:
-        """Yield reserved pairs that a model can be tested on.
+        """Yield the reserved pairs, as `AlignedPair`s, that a model can be tested on.
 
-        Their translations are new, and their words and word pairs occur often enough in training.
+        The translations of these pairs are new, and their words and word pairs occur often enough in training.
         """
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)

@@ -10,7 +10,7 @@ class Noun(NamedTuple):
     measure: str
     """The Chinese measure word after a number; empty if the noun is not counted: 打篮球, but not 三…篮球."""
     one: str
-    """The English singular form."""
+    """The English singular form of the noun."""
     many: str
     """English plural; equal to the singular for uncountable nouns."""
     container: tuple[str, str] | None = None
@@ -31,7 +31,7 @@ class Verb(NamedTuple):
     objects: str = ""
     """Chinese nouns that the verb takes as objects, separated by spaces; empty: none."""
     places: str = ""
-    """Chinese names of places where the activity is done, separated by spaces."""
+    """Chinese names of places where the activity is done, separated by spaces; empty: none."""
     habitual: bool = True
     """Whether the activity can be done regularly: one buys bread every day, but not cars."""
 

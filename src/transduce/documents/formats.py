@@ -13,14 +13,14 @@ from transduce.errors import TransduceError
 
 
 class Source(NamedTuple):
-    """A document to be read, as the format's reading function gets it: its bytes, settings, and limits on its size."""
+    """A document that is to be read: its bytes, the user's settings, and limits on its size."""
 
     content: bytes
     settings: DocumentSettings
     limits: Limits
 
     def text_file(self, encoding: str = "utf-8", *, is_markup: bool = False) -> TextFile:
-        """Decode the document's content as a text file.
+        """Decode the document's bytes as a `TextFile`.
 
         Args:
             encoding: encoding of the content; a byte order mark or the setting `encoding` overrides it.
@@ -32,7 +32,7 @@ class Source(NamedTuple):
         return TextFile(self.content, self.settings.encoding or encoding, is_markup=is_markup)
 
     def archive(self) -> Archive:
-        """Unpack the document's content as a ZIP archive, within the limits on size.
+        """Unpack the document's bytes as a ZIP archive, within the limits on size, into an `Archive`.
 
         Raises:
             TransduceError: the content is not a ZIP archive, or the archive is damaged, unsafe or too large.
@@ -44,13 +44,15 @@ class Format(NamedTuple):
     """A document format that can be translated: its names, file suffixes, media type and reading function."""
 
     name: str
-    """The name of the format, as in `--format`."""
+    """The name of the format in the option `--format`, such as `docx`."""
     title: str
     """A description of the format for people, such as `Word document`."""
     suffixes: tuple[str, ...]
-    """The suffixes of file names, in lower case; the first is the usual one."""
+    """The suffixes of the format's file names, in lower case, such as `.html`; the first is the usual one."""
     reader: str
-    """Module in this folder and its function that reads documents of the format, such as `text_formats:read_text`."""
+    """The module in this folder and the function that reads the format, such as `text_formats:read_text`; imported on
+    use.
+    """
     media_type: str
     """The media type of the format, such as `text/html`."""
 
@@ -60,7 +62,7 @@ class Format(NamedTuple):
         return self.name not in {each.name for each in _TEXT_FORMATS}
 
     def read(self, source: Source) -> Document:
-        """Return a document of this format as its texts to translate and a function that writes it with translations.
+        """Read a document of this format: its texts to translate, and a function that writes it with translations.
 
         Raises:
             TransduceError: the content is not in this format or exceeds a limit, or a setting does not fit it.
@@ -96,10 +98,10 @@ _ARCHIVE_FORMATS = (
     Format("epub", "e-book", (".epub",), "text_formats:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
-"""All formats of documents that can be translated, by name, such as `docx`."""
+"""All document formats that can be translated: a dict from a name such as `docx` to the `Format`."""
 
 START_BYTES = 65_536
-"""Bytes at the start of a file from which `recognize_text` recognizes its format."""
+"""The number of bytes at the start of a file from which `recognize_text` recognizes its format."""
 _BY_SUFFIX = {suffix: each for each in FORMATS.values() for suffix in each.suffixes}
 _PROLOG = r"\s*+(?:<\?xml[^>]*+>\s*+|<!--(?:(?!-->).)*+-->\s*+)*+"
 _STARTS = (
@@ -124,20 +126,20 @@ _OTHER_STARTS = (
 
 
 def known_suffixes() -> str:
-    """Return the file suffixes of all formats, separated by spaces, for error messages."""
+    """Return one text of all formats' file suffixes, separated by spaces, for error messages."""
     return " ".join(_BY_SUFFIX)
 
 
 def format_of_name(name: str) -> Format | None:
-    """Return the document format that a file name's suffix stands for (in any case), or None if it is unknown."""
+    """Return the `Format` that a file name's suffix stands for, in any case, or None if the suffix is unknown."""
     return _BY_SUFFIX.get(PurePath(name).suffix.lower())
 
 
 def format_of_content(content: bytes) -> Format | None:
-    """Recognize a document's format by its content alone, such as `WEBVTT` at the start or the files of a ZIP archive.
+    """Recognize a document's format by its bytes alone, such as `WEBVTT` at the start or the files of a ZIP archive.
 
     Returns:
-        The format; None if the content shows none, as plain text, Markdown and tables do.
+        The `Format`; None if the content shows none, as plain text, Markdown and tables do.
     """
     if content.startswith(b"PK\x03\x04"):
         return _format_of_archive(content)
@@ -151,13 +153,16 @@ def format_of_content(content: bytes) -> Format | None:
 
 
 def _decoded(start: bytes) -> str:
-    """Return the start of a file as text: UTF-16 with its byte order mark, otherwise UTF-8."""
+    """Return bytes at the start of a file as text: UTF-16 if they begin with its byte order mark, otherwise UTF-8.
+
+    Bytes that are no text are left out.
+    """
     mark_16 = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     return start.decode("utf-16" if mark_16 else "utf-8-sig", "ignore")
 
 
 def _is_json(content: bytes) -> bool:
-    """Return whether a file's content is one valid JSON value.
+    """Return whether a file's bytes are one valid JSON value.
 
     Content of exactly `START_BYTES` bytes counts as valid without a check, because it may be the start of a file.
     """
@@ -176,11 +181,12 @@ _ARCHIVE_PARTS = {"word/": "docx", "ppt/": "pptx", "xl/": "xlsx"}
 
 
 def _format_of_archive(content: bytes) -> Format | None:
-    """Recognize the document format of a ZIP archive without unpacking it.
+    """Recognize the document format of a ZIP archive, passed as bytes, without unpacking it.
 
     Returns:
-        The format of the media type that the first file (`mimetype`) declares, as in OpenDocument and EPUB; otherwise
-        the Office format whose folder (`word/`, `ppt/`, `xl/`) its list of files has; None if it is neither.
+        The `Format` of the media type that the first file (`mimetype`) declares, as in OpenDocument and EPUB; otherwise
+        that of the Office format whose folder (`word/`, `ppt/`, `xl/`) the archive's list of files has; None if it is
+        neither.
     """
     stored = re.match(rb"PK\x03\x04.{22}\x08\x00(?:..)mimetype([\w.+/-]{1,80})", content[:200], re.DOTALL)
     if stored is not None:
@@ -229,7 +235,7 @@ def recognize_text(name: str, start: bytes) -> None:
 
 
 def recognize(name: str, content: bytes, format: str | None = None) -> Format:
-    """Return the format of a document, by the suffix of its name; the content is only checked against it.
+    """Return the `Format` of a document, by the suffix of its name; the content is only checked against it.
 
     Args:
         name: the file's name.
@@ -267,10 +273,10 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 
 
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
-    """Return whether the format that a document's content shows contradicts the different format of its name.
+    """Return whether the format of a document's content contradicts the different format of its name.
 
-    Only an archive's or plain text's name can be contradicted, or one of the pairs SRT and WebVTT, HTML and XLIFF by
-    the other. Any other name decides the format.
+    Only the name of an archive or plain text can be contradicted, or SRT by WebVTT, HTML by XLIFF, and the other way
+    around. Any other name decides the format.
     """
     return (
         by_name.is_archive
@@ -281,6 +287,8 @@ def _is_contradiction(by_name: Format, by_content: Format) -> bool:
 
 def read_document(name: str, content: bytes, settings: DocumentSettings, limits: Limits) -> Document:
     """Read a document of any known format: its texts to translate, and a function that writes it with translations.
+
+    The result is a `Document`, in which ICU messages with branches are divided into sentences.
 
     Args:
         name: the file's name, whose suffix shows the format.

@@ -1,8 +1,8 @@
 """Divide ICU messages with branches into the sentences of the branches, and write their translations.
 
-`You have {n, plural, one {# file} other {# files}}` becomes a sentence for each branch, `You have {#n} file` and
-`You have {#n} files`, because a model translates whole sentences. They become the branches of the translation.
-Apostrophes quote as in ICU's default mode (DOUBLE_OPTIONAL).
+`You have {n, plural, one {# file} other {# files}}` becomes a sentence for each branch, `You have {#n} file` and `You
+have {#n} files`, because a model translates whole sentences. Their translations become the branches of the translated
+message. Apostrophes quote as in ICU's default mode (DOUBLE_OPTIONAL).
 """
 
 import re
@@ -27,13 +27,15 @@ _LITERAL = re.compile(r"[^{}#']++")
 
 
 class _Copied(NamedTuple):
-    """A part of an ICU message that a translation copies: an argument such as `{name}`, quoted text, or a `#`."""
+    """A piece of an ICU message that a translation copies: an argument such as `{name}`, quoted text, or a `#`."""
 
     source: str
     shown: str
-    """The part as the translator gets it; a `#` is in braces, by which it is known to be a placeholder."""
+    """The text that stands for the copied piece in the sentence to translate; for a `#`, its plural's name, as in
+    `{#n}`.
+    """
     number_of: "_Choice | None" = None
-    """The plural whose number a `#` stands for; None for other parts."""
+    """The plural argument whose number a `#` stands for; None for arguments and quoted text."""
 
 
 @dataclass(eq=False)
@@ -44,35 +46,36 @@ class _Choice:
     is_plural: bool
     has_offset: bool = False
     keys: list[str] = field(default_factory=list)
-    """The source before each branch up to its opening brace, such as `{n, plural, one {` and ` other {`."""
+    """A list with the message's text before the content of each branch, such as `{n, plural, one {` and ` other {`."""
     branches: list["_Pattern"] = field(default_factory=list)
     end: str = "}"
-    """The source after the closing brace of the last branch, up to that of the argument."""
+    """The message's text after the closing brace of the last branch, through the argument's own closing brace."""
 
     def chooses_like(self, other: "_Choice") -> bool:
-        """Return whether this argument and another always choose branches with the same index."""
+        """Return whether another argument has the same name and keys, so that both choose the same branch."""
         return ["".join(key.split()) for key in self.keys] == ["".join(key.split()) for key in other.keys]
 
 
 _Pattern = list[str | _Copied | _Choice]
 _Around = tuple[tuple[_Choice, int], ...]
-"""The arguments around a part of an ICU message, from the outermost, each with the index of the branch."""
+"""The arguments with branches that enclose a place in an ICU message, outermost first, each with a branch index."""
 
 
 class _MessageReader:
-    """Reads the pattern of an ICU message; each method raises ValueError if it cannot be divided into sentences."""
+    """A parser of an ICU message; its methods raise ValueError if the message cannot be divided into sentences."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
         self.doubles_apostrophes = False
-        """True if the message writes an apostrophe as two."""
+        """True if the message that was read writes an apostrophe as two ('')."""
         self._choices = 0
 
     def pattern(self, around: Sequence[_Choice] = ()) -> _Pattern:
-        """Return the parts of the branch that is being read, up to its closing brace, or those of the whole message.
+        """Read the message, or a branch up to its closing brace, and return its parts as a list.
 
-        `around` are the choices around the branch; empty for the message.
+        The parts are texts, `_Copied` and `_Choice` objects. `around` are the choices around the branch; empty for the
+        message.
         """
         parts: _Pattern = []
         in_plural = any(each.is_plural for each in around)
@@ -122,7 +125,7 @@ class _MessageReader:
         return _Copied(source, source)
 
     def _choice(self, start: int, choice: _Choice, around: Sequence[_Choice]) -> _Choice:
-        """Read the branches of an argument, which begins at `start`, and return it."""
+        """Read the branches of an argument, whose `{` is at `start`, into a `_Choice`, and return it."""
         offset = _OFFSET.match(self.text, self.position) if choice.is_plural else None
         if offset is not None:
             choice.has_offset, self.position = True, offset.end()
@@ -141,10 +144,13 @@ class _MessageReader:
 
 
 class _Sentence:
-    """The text of an ICU message for one choice of branches: literal texts, and parts that a translation copies."""
+    """The sentence of an ICU message for one choice of branches: literal texts, and parts that a translation copies."""
 
     def __init__(self, parts: Sequence[str | _Copied], around: _Around) -> None:
-        """Create the sentence, with each `#` as the number that it stands for there; raise ValueError if that fails."""
+        """Create the sentence from its parts and the choices around it; a `#` becomes a placeholder such as `{#n}`.
+
+        Raise ValueError if the parts cannot be written back into a branch exactly.
+        """
         self.in_plural = bool(around) and around[-1][0].is_plural
         has_sign = any(isinstance(part, str) and "#" in part for part in parts)
         if has_sign and not self.in_plural and any(choice.is_plural for choice, _ in around):
@@ -168,7 +174,10 @@ class _Sentence:
         self.has_letters = any(isinstance(part, str) and has_letters(part) for part in parts)
 
     def written(self, translation: str, *, doubles_apostrophes: bool) -> str:
-        """Return a translation of the sentence as the content of a branch; raise ValueError if it lacks an argument."""
+        """Return a translation of the sentence as the content of a branch, with quotes as ICU needs them.
+
+        Raise ValueError if the translation lacks a copied part or has one too often.
+        """
         pattern = "|".join(map(re.escape, sorted(self._sources, key=len, reverse=True)))
         pieces = re.split(f"({pattern})", translation) if pattern else [translation]
         if Counter(pieces[1::2]) != self._copied:
@@ -196,7 +205,7 @@ class _Sentence:
 
 
 def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -> Iterator[_Sentence]:
-    """Yield the sentences of a message, one for each choice of branches; raise ValueError if one cannot be written."""
+    """Yield a `_Sentence` for each choice of branches in a message; raise ValueError if one cannot be written back."""
     flat = [part for part in parts if not isinstance(part, _Choice)]
     if len(flat) == len(parts):
         yield _Sentence(flat, around)
@@ -206,16 +215,17 @@ def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -
 
 
 def _branches(parts: Sequence[str | _Copied | _Choice], around: _Around) -> Iterator[tuple[_Pattern, _Around]]:
-    """Yield the parts of a message once for each branch of its first choice, in whose place the branch's parts are put.
+    """Yield the parts of a message for each branch of its first choice, in whose place the branch's parts are put.
 
-    If a choice in `around` always takes the branch with the same index as this one, only that branch is yielded.
+    If a choice in `around` always takes the same branch as the first choice, only the branch with that index is
+    yielded.
 
     Args:
-        parts: the parts.
+        parts: the parts of the message, with at least one choice.
         around: the arguments around the message's first argument with branches.
 
     Yields:
-        The parts, and the arguments around them.
+        A pair: the parts as a list, and the arguments around them.
     """
     index, choice = next((index, part) for index, part in enumerate(parts) if isinstance(part, _Choice))
     chosen = next((number for other, number in around if choice.chooses_like(other)), None)
@@ -226,10 +236,10 @@ def _branches(parts: Sequence[str | _Copied | _Choice], around: _Around) -> Iter
 
 
 class _Message:
-    """An ICU message with branches, as sentences to translate, which become the branches of its translation."""
+    """An ICU message with branches, divided into sentences to translate, one for each choice of branches."""
 
     def __init__(self, text: str) -> None:
-        """Read a message; raise ValueError if it cannot be divided into sentences exactly."""
+        """Parse a message and divide it into at most 64 sentences; raise ValueError if that is not possible exactly."""
         reader = _MessageReader(text.strip())
         self.text = text
         self._pattern = reader.pattern()
@@ -242,11 +252,11 @@ class _Message:
         if tags != Counter(tag[0] for tag in TAG.finditer(text)) or not all(map(_is_balanced, self._sentences)):
             raise ValueError
         self.texts = [each.text for each in self._sentences if each.has_letters]
-        """The sentences to translate; those without a letter are left out."""
+        """A list of the sentences to translate, in the order of the branches; those without a letter are left out."""
 
     @property
     def plural_forms(self) -> Iterator[frozenset[str]]:
-        """The forms of each plural of the message, such as `one`, `other` and `=0`."""
+        """An iterator over the plurals of the message, each as a set of its forms, such as `one`, `other` and `=0`."""
         waiting = list(self._pattern)
         for part in waiting:
             if isinstance(part, _Choice):
@@ -255,7 +265,7 @@ class _Message:
                     yield frozenset(re.split(r"[\s,]", key.removesuffix("{").rstrip())[-1] for key in part.keys)
 
     def written(self, translations: Sequence[str]) -> str:
-        """Return the message with translations of its texts in the branches; raise ValueError if one lacks an argument.
+        """Return the message with translations of `texts` in its branches; raise ValueError if one lacks an argument.
 
         A message whose texts do not change stays as it is.
         """
@@ -274,20 +284,20 @@ class _Message:
 
 
 def _is_balanced(sentence: _Sentence) -> bool:
-    """Return whether each inline tag `<g>` in a sentence has its end tag."""
+    """Return whether each inline start tag `<g>` in a sentence has an end tag, and the other way around."""
     tags = [match["end"] for match in TAG.finditer(sentence.text) if match["name"] == "g" and not match["empty"]]
     depths = list(accumulate(-1 if end else 1 for end in tags))
     return not depths or (depths[-1] == 0 and min(depths) >= 0)
 
 
 def _is_protected(text: str) -> bool:
-    """Return whether all ICU messages with branches in a text are in spans that translation copies."""
+    """Return whether all ICU messages with branches in a text lie in protected spans, which translation copies."""
     spans = find_protected(text)
     return all(any(a <= match.start() < b for a, b in spans) for match in MESSAGE_BRANCHES.finditer(text))
 
 
 def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], around: _Around = ()) -> str:
-    """Return a message with the texts of its branches, in the order of `_sentences`."""
+    """Return the text of a message whose branches have the given texts, in the order of `_sentences`."""
     choice = next((part for part in parts if isinstance(part, _Choice)), None)
     if choice is None:
         return next(texts)
@@ -299,10 +309,10 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
 
 
 def with_divided_messages(document: Document) -> Document:
-    """Return a document in which ICU messages with branches are divided into the sentences of these branches.
+    """Return a document in which each ICU message with branches is replaced by the sentences of its branches.
 
-    A message that cannot be divided exactly is not translated; if translation copies it anyway, the text around it is.
-    Units of HTML, which are pages or parts of pages, are not divided.
+    A message that cannot be divided exactly is not translated, unless translation copies it anyway as part of a text.
+    Texts of HTML, which are whole pages, are not divided. A document without such messages is returned unchanged.
     """
     record, units = MessageRecord(), list[Unit]()
     found: list[list[Unit] | _Message] = []

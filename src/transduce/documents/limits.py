@@ -1,4 +1,4 @@
-"""Limit the size of documents, and read archives and XML such that untrusted files do no harm."""
+"""Limit the size of documents, and read archives and XML so that untrusted files do no harm."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from transduce.errors import TransduceError, import_extra
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits on the size of a document; the defaults suit uploads to a server."""
+    """Limits on the size of a document; the defaults suit files that untrusted users upload to a server."""
 
     max_bytes: int = 20 << 20
     """Maximum size of the file in bytes."""
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 LOCAL_LIMITS = Limits(max_bytes=1 << 30, max_entries=100_000, max_expanded_bytes=4 << 30, max_characters=1 << 30)
-"""Limits for a user's own files."""
+"""Limits on the size of a user's own documents, far above those for uploads."""
 
 
 def check_size(content: bytes, limits: Limits) -> None:
@@ -50,10 +50,10 @@ _ZIP_ERRORS = (EOFError, NotImplementedError, OverflowError, RuntimeError, Value
 
 
 class Archive:
-    """A ZIP archive in memory, some of whose files can be replaced; order and other files stay the same."""
+    """A ZIP archive in memory whose files can be read and, on writing, replaced; their order stays."""
 
     def __init__(self, content: bytes, limits: Limits) -> None:
-        """Check a ZIP archive against the limits by its list of files, and then unpack all files into memory.
+        """Check a ZIP archive, passed as bytes, against the limits, and then unpack all its files into memory.
 
         Raises:
             TransduceError: the archive is damaged, encrypted or too large, uses a compression other than Deflate, or
@@ -82,7 +82,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """The names of all files in the archive, without folders, in the archive's order."""
+        """A list of the names of all files in the archive, without folders, in the archive's order."""
         return list(self._entries)
 
     def _check(self, limits: Limits) -> None:
@@ -147,13 +147,13 @@ _DECLARED = re.compile(rb"""^<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["'
 
 
 def xml_encoding(content: bytes) -> str:
-    """Return the encoding that an XML file declares in its first line, in lower case; `utf-8` if it declares none."""
+    """Return the encoding that the first line of an XML file (bytes) declares, in lower case; `utf-8` by default."""
     match = _DECLARED.match(content[:200])
     return "utf-8" if match is None else match[1].decode().lower()
 
 
 def check_xml(text: str, name: str) -> None:
-    """Refuse text that is not well-formed XML, or that declares a document type.
+    """Refuse text that is not well-formed XML, or that declares a document type; return nothing otherwise.
 
     Args:
         text: the XML.
@@ -209,7 +209,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def xml_text(text: str) -> str:
-    """Return a text without the control characters and other code points that XML 1.0 does not allow."""
+    """Return a text without the control characters and other code points that XML 1.0 forbids."""
     return _NOT_XML.sub("", text)
 
 
@@ -232,14 +232,14 @@ _EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")
 
 
 def unescaped(text: str) -> str:
-    """Return a string of an Excel file with escapes such as `_x000D_` replaced by the characters they stand for."""
+    """Return a text of an Excel file with escapes such as `_x000D_` replaced by the characters they stand for."""
     return _EXCEL_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def escaped(text: str) -> str:
     """Return a text as Excel files store it, with control characters as escapes such as `_x000D_`.
 
-    Tabs and line feeds stay. Text that only looks like an escape is escaped too, so that reading restores it.
+    Tabs and line feeds stay. Text that only looks like an escape is escaped too, so that `unescaped` restores it.
     """
     text = _EXCEL_ESCAPE.sub(r"_x005F_x\1_", text)
     return re.sub("[\x00-\x08\x0b-\x1f]", lambda match: f"_x{ord(match[0]):04X}_", text)

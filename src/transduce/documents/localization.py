@@ -57,13 +57,15 @@ _PO_WIDTH = 77
 
 
 class _String(NamedTuple):
-    """A string of a gettext catalog, decoded, with the start and end of its quoted literals in the file."""
+    """A string of a gettext catalog, decoded, with the offsets of its quoted literals in the file."""
 
     start: int
     end: int
     text: str
     before: str = ""
-    """The keyword to write before the string, which the file lacks; empty if the file has the string."""
+    """The keyword to write before the string, such as `msgstr[1]`, which the file lacks; "" if the file has the
+    string.
+    """
 
 
 @dataclass
@@ -71,13 +73,15 @@ class _Entry:
     """An entry of a gettext catalog: its notes (flags and former text), the text to translate and its translations."""
 
     start: int
-    """Position in the file of the entry's first statement."""
+    """The offset in the file of the entry's first statement."""
     notes: list[Line] = field(default_factory=list)
     """The lines before the entry with its flags (`#,`) and with the former text of a fuzzy entry (`#|`)."""
     ids: list[_String] = field(default_factory=list)
-    """The text to translate and, for plural forms, the plural text."""
+    """A list of the text to translate and, if the entry has plural forms, its plural text."""
     translations: dict[int, _String] = field(default_factory=dict)
-    """The translations (`msgstr`), which may be empty, by the number of the plural form; 0 without plural forms."""
+    """A dict from the number of a plural form (0 without plural forms) to its translation (`msgstr`), which may be
+    empty.
+    """
 
     @property
     def is_fuzzy(self) -> bool:
@@ -86,7 +90,7 @@ class _Entry:
 
 
 def read_po(source: Source) -> Document:
-    """Read a gettext catalog as a document; its units are the texts that have no translation yet.
+    """Read a gettext catalog as a `Document`, whose units are the texts that have no translation yet.
 
     With `overwrite` they are all texts, with `overwrite_fuzzy` also those flagged fuzzy. Each translation is written
     into the `msgstr` of its text.
@@ -132,10 +136,10 @@ _NO_LANGUAGE = r'"Language: \n"'
 
 
 def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
-    """Return the header of a catalog as it is written, and the edits for that; those of a template fill its blanks.
+    """Return the text of a catalog's header as it is written, and a list of the edits of the file for that.
 
     A template (POT) gets the encoding, the language and its plural forms, if these are known, and loses the flag
-    `fuzzy`, with which gettext's programs do not use the header.
+    `fuzzy`, with which gettext's programs do not use the header. Other headers stay; without one, the text is "".
     """
     if header is None:
         return "", []
@@ -160,7 +164,7 @@ def _filled_header(file: TextFile, header: _Entry | None, language: str | None) 
 
 
 def _singular_form(expression: str | None, plurals: int) -> int | None:
-    """Return the plural form of the number 1, by the expression in a catalog's header; None if that is not valid."""
+    """Return the number of the plural form for 1, by the expression in a catalog's header; None if it is not valid."""
     if plurals == 1:
         return 0
     try:
@@ -171,7 +175,7 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
 
 
 def _add_forms(entry: _Entry, plurals: int, newline: str) -> None:
-    """Add the plural forms that a catalog's entry lacks, to be written after its last one."""
+    """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one."""
     if len(entry.ids) < 2:
         return
     end = max(string.end for string in entry.translations.values())
@@ -184,7 +188,7 @@ def _is_header(entry: _Entry) -> bool:
 
 
 def _entries(text: str) -> Iterator[_Entry]:
-    """Yield the entries of a gettext catalog, its header first; obsolete entries (`#~`) are skipped as comments.
+    """Yield an `_Entry` for each entry of a gettext catalog, its header first; obsolete entries (`#~`) are skipped.
 
     Raises:
         TransduceError: a line is neither empty nor a comment nor part of an entry.
@@ -233,7 +237,7 @@ def _entries(text: str) -> Iterator[_Entry]:
 
 
 def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
-    """Return the notes (lines with `#,` or `#|`) of a catalog's next entry, after reading one more line.
+    """Return a list of the notes (lines with `#,` or `#|`) of a catalog's next entry, after reading one more line.
 
     Args:
         line: a comment or an empty line. A note is added; after a line of an obsolete entry (`#~`) there are none,
@@ -245,7 +249,7 @@ def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
 
 
 def _flags(line: Line) -> list[str]:
-    """Return the flags of a catalog entry in one of its notes, such as `fuzzy`; empty if the line has no flags."""
+    """Return a list of the flags, such as `fuzzy`, in a line of a catalog; empty for a line without flags."""
     text = line.text.strip()
     return [flag.strip() for flag in text[2:].split(",") if flag.strip()] if text.startswith("#,") else []
 
@@ -276,7 +280,7 @@ def _quoted(text: str, newline: str) -> str:
 
 
 def _open_strings(entry: _Entry, plurals: int, singular: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
-    """Return the strings of a catalog entry that get a new translation, each with the source text to translate.
+    """Return a list of (string, source text) for the strings of a catalog entry that get a new translation.
 
     Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
 
@@ -297,7 +301,7 @@ def _open_strings(entry: _Entry, plurals: int, singular: int, settings: Document
 def _edit_entry(
     file: TextFile, entry: _Entry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
 ) -> Edit:
-    """Return the edit that writes new translations into an entry of a gettext catalog.
+    """Return the `Edit` that writes new translations into an entry of a gettext catalog.
 
     The flag `fuzzy` marks the former translation, so it is removed if all strings of the entry get new ones. With
     `mark_fuzzy` the entry gets the flag.
@@ -336,7 +340,7 @@ def _edit_entry(
 
 
 def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
-    """Return a note of a catalog entry as it is written with a new translation; empty if the line is to be removed.
+    """Return the text of a catalog entry's note when a new translation is written; "" if the line is to be removed.
 
     Args:
         line: one of the entry's notes.
@@ -355,7 +359,7 @@ def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> s
 
 
 def _outer_breaks(text: str) -> tuple[str, str]:
-    """Return the line breaks at the start and those at the end of a text, which its translation gets too."""
+    """Return two texts, the line breaks at the start and those at the end of a text, which its translation gets too."""
     core = text.strip("\n")
     start = text.index(core) if core else 0
     return text[:start], text[start + len(core) :]
@@ -372,7 +376,7 @@ _XML_ATTRIBUTE = re.compile(r"""(?P<name>[^\s=]+)\s*=\s*(?:"(?P<double>[^"]*)"|'
 _PAIRS = {"g", "pc", "mrk"}
 _CODES = {"x", "ph", "it"}
 _UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
-"""States of a `target` (XLIFF 1.2) or of a `segment` (XLIFF 2) whose translation is still to be made."""
+"""States of a `target` (XLIFF 1.2) or a `segment` (XLIFF 2) that mean that the translation is still to be made."""
 
 
 @dataclass
@@ -382,9 +386,9 @@ class _Element:
     name: str
     attributes: dict[str, str]
     start: int
-    """Position of the element's start tag."""
+    """The offset of the element's start tag in the file."""
     inner: int
-    """Position after the element's start tag."""
+    """The offset after the element's start tag in the file."""
     is_untranslated: bool
     """True if the element or one around it says `translate="no"`."""
     preserves_space: bool
@@ -392,13 +396,15 @@ class _Element:
     source: tuple[int, int] | None = None
     """Start and end of the content of the element's `source` child; None if no such child was read."""
     segments: tuple[int, int] | None = None
-    """The span inside the element's `seg-source` child: the source divided into segments by tools of translators."""
+    """Start and end of the content of the element's `seg-source` child, the source divided into segments; None without
+    one.
+    """
     source_end: int = 0
-    """The position after the `source` child, or after the `seg-source` element that follows."""
+    """The offset after the `source` child, or after the `seg-source` element that follows."""
     target: tuple[int, int, str] | None = None
-    """Start and end of the element's `target` child and its start tag; None if no such child was read."""
+    """Start and end of the element's `target` child, and its start tag as text; None if no such child was read."""
     translation: tuple[int, int] | None = None
-    """The span inside the `target` child if it has a translation; None if it has none, or one that is to be made."""
+    """Start and end of the content of the `target` child if that is a finished translation; None otherwise."""
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -406,7 +412,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def read_xliff(source: Source) -> Document:
-    """Read an XLIFF file as a document; its units are the segments without a translation, or all with `overwrite`.
+    """Read an XLIFF file as a `Document`, whose units are the segments without a translation, or all with `overwrite`.
 
     Translations are written as `target` elements, and the target language where the file does not state it. Segments
     with `translate="no"` or without a letter are left out. `kept_units` lists units that have open segments but stay.
@@ -452,7 +458,7 @@ def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
 def _close(
     file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings, kept: list[str]
 ) -> Iterator[Edit]:
-    """Close the innermost open element of an XLIFF file, and yield the edits for a segment that is to be translated.
+    """Close the innermost open element of an XLIFF file, and yield each `Edit` for a segment that is to be translated.
 
     A `source` or `target` element is recorded in the segment around it instead.
 
@@ -496,7 +502,7 @@ def _has_text(content: str) -> bool:
 
 
 def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
-    """Yield the edit that changes an XLIFF 2 segment's state from `initial` to `translated`; none for other states."""
+    """Yield the `Edit` that changes an XLIFF 2 segment's state `initial` to `translated`; none for other states."""
     state = re.search(r"""\sstate\s*=\s*["'](initial)["']""", file.text[segment.start : segment.inner])
     if state is not None:
         start, end = (segment.start + position for position in state.span(1))
@@ -507,7 +513,7 @@ _MAX_INDENTATION = 400  # columns
 
 
 def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit | None:
-    """Return the edit that writes the translation of an XLIFF segment's source into its `target`.
+    """Return the `Edit` that writes the translation of an XLIFF segment's source into its `target`.
 
     A missing `target` is added after the source, with the same indentation. A target with the state `new` or
     `needs-translation` gets the state `needs-review-translation`. Of a target that is divided into segments, those with
@@ -554,13 +560,13 @@ def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit
 
 
 class _InlineText(NamedTuple):
-    """A text of an XLIFF file with what its inline tags are in the file."""
+    """A text of an XLIFF file with inline tags, and a dict from each tag to its source in the file."""
 
     text: InlineText
     sources: dict[Tag, str]
 
     def written(self, translation: str) -> str:
-        """Return a translation of the text as the content of an element."""
+        """Return a translation of the text as the content of an XML element."""
         return "".join(
             escape(xml_text(part), quote=False) if isinstance(part, str) else self.sources[part]
             for part in self.text.translated(translation)
@@ -573,21 +579,21 @@ def _inline_text(content: str, element: _Element) -> _InlineText:
 
 
 class _Segment(NamedTuple):
-    """A segment (`mrk` of the type `seg`) in a `seg-source` or `target` element, as positions in its content."""
+    """A segment (`mrk` of the type `seg`) in a `seg-source` or `target` element, as offsets in its content."""
 
     id: str
-    """What the segments of source and target have in common (`mid`)."""
+    """The attribute `mid`, which is equal in a segment of the source and that of its translation."""
     start: int
     inner: int
-    """The position after the start tag."""
+    """The offset after the segment's start tag."""
     inner_end: int
     end: int
     tag: str
-    """The start tag."""
+    """The segment's start tag as text."""
 
 
 def _segments(content: str) -> list[_Segment]:
-    """Return the segments (`mrk` of the type `seg`) in the content of a `seg-source` or `target` element, in order."""
+    """Return a list of the segments (`mrk` of the type `seg`) in the content of a `seg-source` or `target` element."""
     segments: list[_Segment] = []
     depth, opening = 0, None  # elements that are open, counted from the start tag of a segment
     for match in _XML_TOKEN.finditer(content):
@@ -607,7 +613,7 @@ def _segments(content: str) -> list[_Segment]:
 
 
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
-    """Return the edit that adds translations to a `target`, in which some segments have one and stay.
+    """Return the `Edit` that adds translations to a `target`, in which some segments have one and stay.
 
     The target stays as it is in these cases: the source has no segments, or their numbers are not unique; the target
     has none of them; it lacks one, and there is more than white space around segments, such as inline tags, because a
@@ -687,7 +693,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
         preserves_space: keep line breaks in the text; without it each becomes a space.
 
     Returns:
-        The strings and tags in order, and what each tag is in the file.
+        A list of the strings and tags in order, and a dict from each tag to its source in the file.
     """
     parts: list[Part] = []
     sources: dict[Tag, str] = {}
@@ -731,11 +737,11 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
 
 
 def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
-    """Return the parts of an XLIFF text with codes that belong together, such as `bx` and `ex`, as start and end tags.
+    """Return an XLIFF text's strings and tags as a list, with codes in pairs (as `bx`, `ex`) as start and end tags.
 
     Args:
         parts: the strings and tags of the text.
-        sources: what each tag is in the file; the start and end tags that replace codes are added.
+        sources: each tag's source in the file; the start and end tags that replace codes are added.
     """
     kinds: dict[str, Kind] = {"open": "start", "close": "end"}
     tokens = []
@@ -771,7 +777,7 @@ def _kind(name: str, attributes: str, content: str = "") -> Literal["empty", "br
 
 
 def _language_edits(file: TextFile, root: re.Match[str], language: str | None) -> Iterator[Edit]:
-    """Yield the edits that add the target language to an XLIFF file where it is missing.
+    """Yield each `Edit` that adds the target language to an XLIFF file where it is missing.
 
     Args:
         file: the XLIFF file.

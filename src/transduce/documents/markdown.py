@@ -45,14 +45,14 @@ _FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark w
 
 
 class _Line(NamedTuple):
-    """The part of a line that belongs to the text of a Markdown block, and its position in the file."""
+    """A line of a Markdown block's text, without prefixes such as `> `, and its offset in the file."""
 
     start: int
     text: str
 
 
 def read_markdown(source: Source) -> Document:
-    """Read a Markdown file (CommonMark with tables and strikethrough) as a document.
+    """Read a Markdown file (CommonMark with tables and strikethrough) as a `Document`.
 
     Its units are the headings, paragraphs, list items, table cells, blocks of HTML, and descriptions of images.
 
@@ -73,7 +73,7 @@ def read_markdown(source: Source) -> Document:
 
 
 class _Reader:
-    """Finds the texts to translate in the blocks of one parsed Markdown file."""
+    """A finder of the texts to translate in the blocks of one parsed Markdown file."""
 
     def __init__(self, file: TextFile, lines: Sequence[str], starts: Sequence[int], inline: "_Inline") -> None:
         self.file = file
@@ -82,7 +82,7 @@ class _Reader:
         self.inline = inline
 
     def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
-        """Yield the edits (spans of the file to replace by translations) of all Markdown blocks, in order.
+        """Yield an `Edit` (span of the file to replace by a translation) for each text in Markdown blocks, in order.
 
         Args:
             tokens: the file's tokens as markdown-it-py parsed them.
@@ -113,11 +113,11 @@ class _Reader:
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_Line]:
-        """Return the parts of the file's lines that hold a Markdown block's content, after prefixes such as `> `.
+        """Return a list of the parts (`_Line`) of a file's lines that hold a Markdown block's content, after prefixes.
 
         Args:
             first: the index of the block's first line.
-            content: the block's content without prefixes.
+            content: the block's content without prefixes such as `> `.
         """
         located = []
         for number, line in enumerate(content.split("\n"), first):
@@ -166,9 +166,9 @@ class _Reader:
                     yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
 
     def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
-        """Yield the edit (span of the file to replace by a translation) for a text in a Markdown block.
+        """Yield the `Edit` (span of the file to replace by a translation) for a text in a Markdown block.
 
-        None is yielded if neither the text nor a description of an image in it has a letter.
+        Nothing is yielded if neither the text nor a description of an image in it has a letter.
 
         Args:
             lines: the lines of the text. If it has several, the translation is wrapped at their width, at least 40.
@@ -208,7 +208,7 @@ _DEFINITION = re.compile(r":[ \t]+(?=\S)")
 
 
 def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
-    """Yield the texts of a CommonMark paragraph, which extensions of Markdown divide at some of its lines.
+    """Yield lists of lines, one for each text of a CommonMark paragraph that Markdown extensions divide.
 
     Footnotes, terms and their definitions are texts of their own. So is the first line of an alert. Directives (`:::`)
     and attributes (`{: .name}`) are left out.
@@ -232,7 +232,7 @@ def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
 
 
 class _Image(NamedTuple):
-    """An image whose description is translated, and the Markdown before and after the description."""
+    """An image whose description is translated: its tag, and the Markdown before and after the description."""
 
     tag: Tag
     before: str
@@ -242,20 +242,20 @@ class _Image(NamedTuple):
 
 @dataclass
 class _Parsed:
-    """The strings and inline tags of a Markdown block, what each tag is in the file, its images and line breaks."""
+    """A parsed Markdown block: its strings and inline tags, the tags' sources in the file, images and line breaks."""
 
     parts: list[Part] = field(default_factory=list)
     sources: dict[Tag, str] = field(default_factory=dict)
     images: list[_Image] = field(default_factory=list)
     breaks: list[Tag] = field(default_factory=list)
-    """Tags of hard line breaks."""
+    """A list of the tags of hard line breaks in the block."""
 
     def add(self, kind: Any, source: str, number: int | None = None) -> Tag:
-        """Append an inline tag to the block's parts and return it.
+        """Append an inline tag to the block's strings and tags, and return the tag.
 
         Args:
             kind: the kind of the tag, as in `Tag`.
-            source: what the tag is in the file.
+            source: the tag's source in the file.
             number: number of the start tag that an end tag belongs to; None: a new number.
         """
         tag = Tag(kind, len(self.sources) if number is None else number)
@@ -266,16 +266,16 @@ class _Parsed:
 
 @dataclass
 class _Delimiters:
-    """A run of equal characters in Markdown, such as `**`, that may start or end emphasis."""
+    """A sequence of equal characters in Markdown, such as `**`, that may start or end emphasis."""
 
     position: int
-    """Index among the block's strings and tags at which the tags that the run becomes are inserted."""
+    """The index, among the block's strings and tags, at which the tags of the characters are inserted."""
     character: str
     length: int
     can_open: bool
     can_close: bool
     left: int
-    """The number of characters of the run that no tag uses so far."""
+    """The number of the sequence's characters that no tag uses so far."""
     opens: list[Tag] = field(default_factory=list)
     closes: list[Tag] = field(default_factory=list)
 
@@ -295,7 +295,7 @@ _SPECIAL = set("\\`[!<&*_~${\n")
 
 
 class _Inline:
-    """Parses inline Markdown, such as emphasis and links, to strings and tags, and writes these as Markdown again."""
+    """A converter of inline Markdown, such as emphasis and links, to strings and tags, and of these to Markdown."""
 
     def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
         self.markdown = markdown
@@ -308,7 +308,7 @@ class _Inline:
         self.state_class = rules.StateInline
 
     def parse(self, lines: Sequence[str]) -> _Parsed:
-        """Divide the lines of a Markdown block into strings and inline tags.
+        """Divide the lines of a Markdown block into strings and inline tags, and return them as `_Parsed`.
 
         Links and emphasis become start and end tags; code, formulas and images become single tags.
         """
@@ -320,9 +320,9 @@ class _Inline:
         return parsed
 
     def _match(self, state: Any, position: int) -> tuple[str, int]:
-        """Return the name and the end of the inline element, such as a link or code, that starts at a position.
+        """Return the name and the end offset of the inline element, such as a link or code, at a position.
 
-        If none does, the name is empty and the end is the position. Emphasis is not among these elements.
+        If none starts there, the name is "" and the end is the position. Emphasis is not among these elements.
         """
         if edge := _EDGE.match(state.src, position):
             return "edge", edge.end()
@@ -338,7 +338,7 @@ class _Inline:
     def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
         """Parse the inline Markdown from `start` to `end` of a block, and append its strings and tags to `parsed`.
 
-        Emphasis that starts in this range, such as the label of a link, ends in it.
+        Emphasis is paired only within this range, which may be the label of a link.
         """
         state.posMax = end
         delimiters: list[_Delimiters] = []
@@ -399,10 +399,10 @@ class _Inline:
             parsed.images.append(_Image(tag, "![", alt, after))
 
     def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
-        """Yield strings and tags as Markdown, in words between which a line may be broken.
+        """Yield the words of a text as Markdown, so that lines can be broken between them.
 
         Args:
-            parts: the strings, which are escaped, and tags.
+            parts: the text's strings, which are escaped, and tags.
             sources: the Markdown of each tag.
             is_cell: the text is a cell of a table, in which vertical bars are escaped too.
 
@@ -442,7 +442,7 @@ class _Inline:
         return source
 
     def escape(self, text: str) -> str:
-        """Return a text as Markdown that shows it as it is: with backslashes before characters that would be markup."""
+        """Return a text with backslashes before characters that would be Markdown, so that it is shown as it is."""
         references = self.env.get("references", {})
 
         def bracket(match: re.Match[str]) -> str:
@@ -471,7 +471,7 @@ def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
 
 
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
-    """Append the line break at a position of a Markdown block to its parsed parts.
+    """Append the line break at a position of a Markdown block to its parsed strings and tags.
 
     After two spaces (a hard line break), a tag is appended; otherwise the text that joins two lines, such as a space.
 
@@ -492,10 +492,10 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
 
 
 def _pair_emphasis(delimiters: list[_Delimiters], parsed: _Parsed) -> None:
-    """Pair the runs of `*`, `_` and `~` of a Markdown block by the rules of CommonMark, and insert their tags.
+    """Pair sequences of `*`, `_` and `~` in a Markdown block by the rules of CommonMark, and insert emphasis tags.
 
     Args:
-        delimiters: the runs in order; characters of a run without a partner become text.
+        delimiters: the sequences in order; characters of one without a partner become text.
         parsed: the block's strings and tags, which are changed.
     """
     openers: list[_Delimiters] = []
@@ -530,7 +530,7 @@ def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
 
 
 def _pair_html(parsed: _Parsed) -> None:
-    """Pair the inline HTML tags of a Markdown block, so that they surround translated words as emphasis does.
+    """Pair the inline HTML tags of a Markdown block, in place, so that they surround translated words as emphasis does.
 
     A code element becomes one tag with its content. Tags without a partner, and pairs across other pairs, stay single.
     """
@@ -556,7 +556,7 @@ _FORMULA = re.compile(r"[A-Za-z0-9]+<su[bp][\s>].*[A-Za-z0-9]", re.IGNORECASE | 
 
 
 def _text_of(parsed: _Parsed) -> str:
-    """Return the strings of a Markdown block that were parsed so far, without tags."""
+    """Return one text of the strings of a Markdown block that were parsed so far, without tags."""
     return "".join(part for part in parsed.parts if isinstance(part, str))
 
 
@@ -582,7 +582,7 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
 def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     """Make one tag of an HTML element in Markdown that is a raised number, as in 10<sup>2</sup> or H<sub>2</sub>O.
 
-    If the element is inside a word, or an index at its end, the tag covers the whole word.
+    If the element is inside a word, or a subscript at its end, the tag covers the whole word.
 
     Args:
         parsed: the block's strings and tags, which are changed.
@@ -590,7 +590,7 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
         end: the index of its end tag.
 
     Returns:
-        False if the element is something else, and stays as it is.
+        False if the element is something else, and stays as it is; otherwise True.
     """
     inner = parsed.parts[start : end + 1]
     name = _INLINE_TAG.match(parsed.sources[inner[0]]) if isinstance(inner[0], Tag) else None
@@ -647,7 +647,7 @@ _EMPHASIS = re.compile(r"[*_]+|~~")
 
 
 def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
-    """Return the strings and tags of a translation with emphasis as Markdown requires: around words, and not empty.
+    """Return a translation's strings and tags as a list, with emphasis as Markdown requires: around words, not empty.
 
     Empty emphasis is removed. Spaces at the inner ends of emphasis move out of it; where a letter or digit is next to
     it outside, punctuation does too.

@@ -56,7 +56,7 @@ _MAX_MESSAGE_PARTS = 100  # texts and tags in an ICU message
 
 
 class Assemble(Protocol):
-    """A function that makes a translated HTML, XML or plain-text document from the translations of its texts."""
+    """A protocol of functions that make a translated HTML, XML or plain-text document from its texts' translations."""
 
     def __call__(
         self,
@@ -64,12 +64,12 @@ class Assemble(Protocol):
         marks: Mapping[int, Sequence[Span]] | None = None,
         protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,
     ) -> str:
-        """Return the translated document.
+        """Return the translated document as text.
 
         Args:
             translations: the translation of each text, in order.
-            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags
-                without it are put at the same share of the text's length.
+            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags for
+                which that is unknown are put at the same share of the text's length.
             protected: by the index of a text with protected spans: pairs of a span in the text and in its translation.
         """
 
@@ -78,18 +78,20 @@ class Plan(NamedTuple):
     """An HTML, XML or plain-text document prepared for translation: its texts, and the function that assembles it."""
 
     sentences: list[str]
-    """The texts, each of one or more sentences."""
+    """A list of the document's texts to translate, each of one or more sentences."""
     assemble: Assemble
     marks: Mapping[int, Sequence[Span]] = {}
-    """By the index of a text with inline tags: the spans of its tagged words, which are aligned with the translation;
-    nested or disjoint.
+    """A mapping from the index of each text with inline tags to the spans of the tagged words, nested or disjoint,
+    which are to be aligned with the translation.
     """
     protected: Mapping[int, Sequence[Span]] = {}
-    """By the index of a text with protected elements: the spans that stand for these and must not change."""
+    """A mapping from the index of each text with protected elements to the spans that stand for these and must not
+    change.
+    """
 
 
 def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
-    """Return the spans of a text that translation must not change, in order and disjoint.
+    """Return a list of the spans of a text that translation must not change, in order and disjoint.
 
     They are the protected elements and, where these do not overlap, addresses, placeholders and the like.
 
@@ -107,7 +109,7 @@ _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
 def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
-    """Prepare a plain text for translation: each line that is not blank is translated by itself, others are copied.
+    """Prepare a plain text for translation as a `Plan`: each line that is not blank is translated by itself.
 
     Args:
         text: the text.
@@ -133,7 +135,7 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
 
 
 def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
-    """Prepare an HTML or XML document for translation: divide it into texts, with their inline tags aside.
+    """Prepare an HTML or XML document for translation as a `Plan`: divide it into texts, with their inline tags aside.
 
     Args:
         document: the document, which may be malformed.
@@ -147,11 +149,11 @@ def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced
 
 
 def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> Plan:
-    """Join the plans of several texts, such as those of a file, to one, so that all are translated together.
+    """Join the plans of several documents, such as parts of a file, into one `Plan`, to translate all together.
 
     Args:
-        plans: for each text, what to translate in it and how to assemble it.
-        write: makes the file from the assembled texts.
+        plans: for each document, what to translate in it and how to assemble it.
+        write: makes the result of the joint plan from the assembled documents.
     """
     starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
 
@@ -182,23 +184,25 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
 # --- markup ---
 
 _Part = str | Token | int
-"""A part of a document: a copied text, a tag, or the index of a text to translate."""
+"""A part of a document that is assembled: a copied text, a tag, or the index of a text to translate."""
 
 
 class _Planner:
-    """Divides one HTML or XML document into texts to translate, and keeps the tags of each text."""
+    """A divider of one HTML or XML document into texts to translate, which keeps the tags of each text."""
 
     def __init__(self, document: str, settings: MarkupSettings, *, spaced: bool) -> None:
         self.settings = settings
         self.spaced = spaced
         self.sentences: list[str] = []
         self.blocks: dict[int, Block] = {}
-        """The texts of the document's body with their inline tags, by their index; texts in attributes have none."""
+        """A dict from the index of a text in the document's body to its `Block` with inline tags; attributes' texts
+        have none.
+        """
         self.tokens = [self._with_texts(token) for token in read_tokens(document, settings)]
         self.escape = _Escape(self.tokens, settings)
 
     def plan(self) -> Plan:
-        """Return the document's texts to translate, their tags' spans, and the function that assembles the document."""
+        """Return a `Plan` of the document: its texts to translate, their tags' spans, and the assembling function."""
         parts: list[_Part] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(_with_whole_messages(block))
@@ -225,7 +229,7 @@ class _Planner:
         """Add the translatable values of a tag's attributes, such as `title`, to the texts of the document.
 
         Returns:
-            The tag with the position and the text's index of each value; values without words are left out.
+            The tag with (start, end, index of the text) for each value; values without words are left out.
         """
         texts = []
         for start, end in translatable_values(token, self.settings):
@@ -236,7 +240,7 @@ class _Planner:
         return token._replace(texts=tuple(texts))
 
     def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_Part]:
-        """Add a text with inline tags to the texts of the document, and return the parts that represent it.
+        """Add a text with inline tags to the texts of the document, and return a list of the parts that represent it.
 
         A row of elements, such as a menu's links, becomes one text for each element. A text with too many tags becomes
         one for each string between them.
@@ -278,9 +282,9 @@ class _Planner:
 
 
 def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Group a document's tokens (strings and tags) into the texts that are translated as a whole.
+    """Yield lists of a document's tokens (strings and tags), one for each text that is translated as a whole.
 
-    Every tag that ends a text, such as `<p>`, and every such line break is a group by itself.
+    Every tag that ends a text, such as `<p>`, and every such line break is a list by itself.
     """
     block: list[Token] = []
     for token in tokens:
@@ -294,9 +298,9 @@ def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[
 
 
 def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Divide a text with inline tags at line breaks such as `<br>`, except where a sentence goes on after one.
+    """Yield the tokens of a text with inline tags as lists, divided at line breaks where no sentence goes on after one.
 
-    The line break is a group by itself. `non_splitting_tags` names line breaks at which a text is never divided.
+    The line break is a list by itself. `non_splitting_tags` names line breaks at which a text is never divided.
     """
     breaks = [index for index, token in enumerate(tokens) if token.kind == "break"]
     if not breaks:
@@ -317,9 +321,9 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
 
 
 def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Divide a text with inline tags at marks without words between two sentences, such as the number of a note.
+    """Yield a text's tokens as lists, divided at marks without words between two sentences, such as note numbers.
 
-    Such a mark, or an image, is a group by itself, so it stays at the end of its sentence.
+    Such a mark, or an image, is a list by itself, so it stays at the end of its sentence.
     """
     fixed = OPENING_CODES | CLOSING_CODES | set(settings.non_splitting_tags)
     marks = {index for index, token in enumerate(tokens) if token.kind == "empty" and token.name not in fixed}
@@ -364,7 +368,7 @@ def _continues(line: str, following: str) -> bool:
 
 
 def _with_whole_messages(tokens: list[Token]) -> list[Token]:
-    """Return the tokens of a text with each ICU message that has branches, and the tags in it, as a protected token.
+    """Return a text's tokens as a list in which each ICU message with branches, and tags in it, is one protected token.
 
     A message without an end in the text, or with only one of two tags, stays as it is.
     """
@@ -402,7 +406,10 @@ def _with_whole_messages(tokens: list[Token]) -> list[Token]:
 
 
 def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the start and end index of a text's tokens without white space and elements around the whole text."""
+    """Return the start and end index of a text's tokens without white space and elements around the whole text.
+
+    The end index is exclusive.
+    """
     first, last = 0, len(tokens)
     while first < last:
         if tokens[first].kind == "text" and not split_white_space(tokens[first].source)[1]:
@@ -428,7 +435,7 @@ def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 class _Assembly:
-    """Writes one translated HTML or XML document, from the translations of its texts and the spans of their tags."""
+    """A writer of one translated HTML or XML document, from its texts' translations and the spans of their tags."""
 
     def __init__(
         self,
@@ -444,7 +451,7 @@ class _Assembly:
         self.rendering = Rendering(self._tag, planner.escape, planner.spaced)
 
     def document(self, parts: Sequence[_Part]) -> str:
-        """Return the translated document as HTML or XML.
+        """Return the translated document as HTML or XML text.
 
         Where the target language needs a space between two texts whose source has none, it is inserted.
 
@@ -489,7 +496,7 @@ class _Assembly:
         return render(block, text, spans, protected, self.rendering)
 
     def _tag(self, token: Token) -> str:
-        """Return a tag as in the source, but with the translated values of its attributes, escaped and quoted."""
+        """Return the source of a tag, with the translated values of its attributes, escaped and quoted."""
         written, position = "", 0
         for start, end, number in token.texts:
             source, translation = token.source[start:end], self.translations[number]
@@ -516,7 +523,7 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the space to insert between two translated texts, or "".
+    """Return the space to insert between two translated texts, " " or "".
 
     It is needed if the source is of a script without spaces there, and the translations would join two words.
 
@@ -537,10 +544,10 @@ _TEMPLATE = re.compile(r"\{%.{1,1000}?%\}|\{\{.{1,1000}?\}\}|\{#.{1,1000}?#\}", 
 
 
 class _Escape:
-    """Escapes translated text as its HTML or XML document does.
+    """A function that escapes translated text in the way of its HTML or XML document.
 
-    A character that the document always writes as an entity is written as this entity, and template code such as
-    `{% if a > b %}` as it is in the document.
+    A character that the document always writes as an entity is written as this entity, and template code such as `{% if
+    a > b %}` as it is in the document.
     """
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
@@ -566,7 +573,7 @@ class _Escape:
         self._table = str.maketrans(always | known)
 
     def __call__(self, text: str) -> str:
-        """Return a text with `&`, `<` and other characters as entities, as its HTML or XML document writes them."""
+        """Return a text with `&`, `<` and other characters as entities, as its HTML or XML document writes these."""
         written, position = "", 0
         for match in _TEMPLATE.finditer(text) if self._codes else ():
             code = self._codes.get(match[0])
@@ -598,11 +605,11 @@ def translate_markup(
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.
-        before: earlier texts of the document whose parts `documents` are, with their translations; None: each item is
-            a document of its own. Models with `data.context_before` read these texts as context.
+        before: earlier texts of the document whose parts `documents` are, with their translations; None: each item is a
+            document of its own. Models with `data.context_before` read these texts as context.
 
     Returns:
-        The translated documents, in order.
+        A list of the translated documents, in order.
 
     Raises:
         TransduceError: an option is invalid, as in `Translator.translate`.
@@ -641,11 +648,14 @@ def with_source_language(settings: MarkupSettings, language: str | None) -> Mark
 
 
 Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], Sequence[Sequence[Span]]]
-"""A function that aligns marked spans of the sources of translations, such as `Translator.locate`."""
+"""A function that finds the spans in translations that correspond to marked spans of their sources.
+
+An example is `Translator.locate`.
+"""
 
 
 def assemble_plans(plans: Sequence[Plan], translations: Sequence[Translation], locate: Locate) -> list[str]:
-    """Return several translated documents, of which each is assembled from the translations of its texts.
+    """Return a list of translated documents, each assembled from the translations of its texts.
 
     Args:
         plans: the prepared documents.

@@ -67,20 +67,24 @@ class InlineNode:
     space_after: bool = False
     """True if white space follows the node."""
     is_tag: bool = False
-    """True for a start or end tag whose partner is outside of the text; such tags keep their order."""
+    """True for a start or end tag whose partner is outside of the text; such tags keep their order in the
+    translation.
+    """
     side: Side = ""
     neighbor: Neighbor | None = None
-    """The word or element that the node stays beside; None: the start or end of its element, which `side` shows."""
+    """The word or element that the node stays beside; None: the node stays at the start or end of its parent, by
+    `side`.
+    """
 
     def elements(self) -> Iterator["InlineNode"]:
-        """Yield the inline elements with words that are nested in this one at any depth, in the order of start tags."""
+        """Yield the inline elements with words nested in this element at any depth, in the order of start tags."""
         for child in self.children:
             if child.kind == "element" and child.has_words:
                 yield child
             yield from child.elements()
 
     def leaves(self) -> Iterator["InlineNode"]:
-        """Yield the tags without words, line breaks and protected elements nested in this element at any depth."""
+        """Yield the line breaks, the protected elements and the tags around no words in this element, at any depth."""
         for child in self.children:
             if child.kind != "element":
                 yield child
@@ -92,21 +96,21 @@ class Block(NamedTuple):
 
     tokens: Sequence[Token]
     before: str
-    """White space and tags before the first word, as in the document."""
+    """The source of white space and tags before the first word, which is copied."""
     text: str
     """The plain text, in which one character (`STAND_IN`) stands for each protected element."""
     root: InlineNode
     """The root of the tree of inline elements, which spans the whole text and has no tags itself."""
     after: str
-    """White space and tags after the last word, as in the document."""
+    """The source of white space and tags after the last word, which is copied."""
 
     @property
     def protected(self) -> list[InlineNode]:
-        """The text's protected elements, such as `<code>`, which translation copies unchanged, in order."""
+        """A list of the nodes of the text's protected elements, such as `<code>`, copied unchanged, in order."""
         return [node for node in self.root.leaves() if node.kind == "protected"]
 
     def located(self) -> list[Span]:
-        """Return the spans of the text that the model must align, so that `render` can put the tags back.
+        """Return a list of the spans of the text that the model must align, so that `render` can put the tags back.
 
         The spans are elements with words, and words beside which a tag stays; the latter only until there are 64 spans
         in all. The spans are nested or disjoint, and each occurs once.
@@ -126,7 +130,9 @@ def has_too_many_tags(tokens: Sequence[Token]) -> bool:
 
 
 def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
-    """Read a text with inline tags as plain text and a tree of its tags; None if it has no words or too many tags.
+    """Read a text with inline tags as a `Block`, its plain text and a tree of its tags.
+
+    None is returned if the text has no words, is only a sign, or has too many tags.
 
     Args:
         tokens: the strings and tags of the text.
@@ -172,7 +178,7 @@ def _content(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
-    """Return the white space before the first word or protected element of a text, with tags skipped.
+    """Return the white space before the first word or protected element of a text, as one text, with tags skipped.
 
     Args:
         tokens: the strings and tags of the text.
@@ -191,7 +197,7 @@ def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
 
 
 def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
-    """Return an XLIFF text's tokens with the codes that belong together (`bx` and `ex`, …) as start and end tags.
+    """Return an XLIFF text's tokens as a list, with codes that form pairs (`bx` and `ex`, …) as start and end tags.
 
     Codes without a partner, and pairs that cross another element, stay empty elements.
     """
@@ -220,19 +226,19 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """Builds the plain text of a text with inline tags, and the tree of its tags, token by token."""
+    """A builder of the plain text of a text with inline tags and of the tree of the tags, token by token."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
         self.root = InlineNode("element", Token("start", ""), 0, 0)
         self._settings = settings
         self._closed = {token.pair for token in tokens if token.kind == "end"}
-        """The numbers of the elements that end in this text."""
+        """A set of the pair numbers of the elements that end in this text."""
         self._stack = [self.root]
         self._space = ""
-        """White space that may come before the next character."""
+        """The white space read since the last character, for which one space may follow before the next."""
         self._trailing: list[InlineNode] = []
-        """Leaves after the last character."""
+        """The nodes without words that were read since the last character."""
 
     @property
     def text(self) -> str:
@@ -318,12 +324,12 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
 
 
 def _find_neighbors(parent: InlineNode, text: str) -> None:
-    """Find and store the word or element beside which each tag without words stays in the translation.
+    """Store in each node without words the word or element beside which it stays in the translation.
 
-    A tag at the start or end of its element gets no neighbor, only a side.
+    A node at the start or end of its parent gets no neighbor, only a side.
 
     Args:
-        parent: the element whose tags, at any depth, are changed.
+        parent: the element whose nodes, at any depth, are changed.
         text: the plain text.
     """
     bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
@@ -355,7 +361,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
 
 
 def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
-    """Give tags whose neighboring words overlap, as in Chinese, one common neighbor that spans both words."""
+    """If the neighboring words of two nodes overlap, as in Chinese, make the two words one neighbor of both nodes."""
     spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
@@ -369,13 +375,13 @@ def _has_content(node: InlineNode, text: str) -> bool:
 
 
 def _nearest(text: str, gap: Span, element: InlineNode | None, *, from_end: bool = False) -> Neighbor | None:
-    """Return the first word or protected element in a part of a text, beside which a tag before it can stay.
+    """Return the first word or protected element in a gap between elements, as the `Neighbor` of a tag before it.
 
     Args:
         text: the plain text.
-        gap: the part.
-        element: the inline element behind the part, which is returned if the part has neither; None: return None then.
-        from_end: return the last word or protected element instead, or else the element before the part.
+        gap: the span of the gap.
+        element: the inline element behind the gap, which is returned if the gap has neither; None: return None then.
+        from_end: return the last word or protected element instead, or else the element before the gap.
     """
     step = -1 if from_end else 1
     for index in range(gap.start, gap.end)[::step]:
@@ -387,7 +393,7 @@ def _nearest(text: str, gap: Span, element: InlineNode | None, *, from_end: bool
 
 
 def _word(text: str, index: int, gap: Span, step: int) -> Span:
-    """Return the word, within a part of a text, that begins (`step` 1) or ends (-1) with the character at an index.
+    """Return the span of the word that begins (`step` 1) or ends (-1) at an index of a text, within the span `gap`.
 
     In a script without spaces, two characters count as a word.
     """
@@ -428,12 +434,12 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
 
 
 class Rendering(NamedTuple):
-    """A way to write a translated document: functions for its tags and texts, and whether its language has spaces."""
+    """Functions that write a translated document's tags and texts, and whether its language has spaces."""
 
     tag: Callable[[Token], str]
-    """Returns the source of a tag, with its attributes translated."""
+    """A function that returns the source of a tag (token), with its attributes translated."""
     escape: Callable[[str], str]
-    """Returns a text as the document spells it, with entities."""
+    """A function that returns a text as the document spells it, with entities."""
     spaced: bool
     """True if the target language puts spaces between words."""
 
@@ -441,7 +447,7 @@ class Rendering(NamedTuple):
 def render(
     block: Block, text: str, spans: Mapping[Span, Span], protected: Mapping[int, Span], rendering: Rendering
 ) -> str:
-    """Return the translation of a text with inline tags, with each tag around or beside the words that it belongs to.
+    """Return the translation of a text with inline tags as markup, each tag around or beside the words it belongs to.
 
     Args:
         block: the text.
@@ -457,19 +463,19 @@ def render(
 
 
 class _Insertion(NamedTuple):
-    """A tag or an element to write at a span of the translation, and the spaces to add around it."""
+    """A node (tag or element) to write at a span of the translation, and the spaces to add around it."""
 
     span: Span
     order: int
     node: InlineNode
     before: str = ""
-    """Space to add before an empty node."""
+    """The space to add before the node, or ""."""
     after: str = ""
-    """Space to add after an empty node."""
+    """The space to add after the node, or ""."""
 
 
 class _Renderer:
-    """Writes one translated text with the inline tags of its source around or beside the aligned words."""
+    """A writer of one translated text, with the inline tags of its source around or beside the aligned words."""
 
     def __init__(
         self,
@@ -483,7 +489,7 @@ class _Renderer:
         self.text = text
         self.rendering = rendering
         self.protected = _protected_targets(block, text, protected)
-        """The spans of the protected elements in the translation, by their offset in the source."""
+        """A dict from a protected element's offset in the source to its span in the translation."""
         self.sources = {self.protected[m.start]: m for m in block.protected if m.start in self.protected}
         self.words = {own: Span(*(min(edge, len(text)) for edge in found)) for own, found in spans.items()}
         self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
@@ -503,7 +509,7 @@ class _Renderer:
         return _without(located, [other for other in others if located.start <= other.start < located.end])
 
     def inside(self, node: InlineNode, part: Span) -> str:
-        """Return the translation of an inline element's content, with all tags that are nested in the element.
+        """Return the translation of an inline element's content as markup, with all tags nested in the element.
 
         Args:
             node: the element.
@@ -528,7 +534,7 @@ class _Renderer:
         return len(around.strip()) == len(around) == 2
 
     def _plain(self, start: int, end: int) -> str:
-        """Return a part of the translation without tags, escaped, and with its protected elements in their places."""
+        """Return a span of the translation, escaped and without tags but with its protected elements, as markup."""
         written = ""
         for span in sorted(span for span in self.sources if start <= span.start < end):
             written += self.rendering.escape(self.text[start : span.start])
@@ -537,7 +543,7 @@ class _Renderer:
         return written + self.rendering.escape(self.text[start:end])
 
     def _insertions(self, node: InlineNode, part: Span) -> list[_Insertion]:
-        """Return the tags and elements directly in an inline element, with their spans in the translation, in order.
+        """Return a list of an inline element's own tags and elements with their spans in the translation, in order.
 
         Args:
             node: the element. Its protected elements are left out if they have a place in the translation.
@@ -600,11 +606,11 @@ class _Renderer:
         return Span(position, position)
 
     def _free(self, goal: int, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the start of a word in a part of the translation that is nearest to an offset, to put a tag there.
+        """Return the offset of a word's start in a part of the translation, nearest to a goal, to put a tag there.
 
         Args:
-            goal: the offset.
-            part: the part, whose end is returned if no word starts in it nearer to the offset.
+            goal: the offset wished for.
+            part: the part, whose end is returned if no word starts in it nearer to the goal.
             occupied: spans of elements, inside of which the tag must not be.
         """
         starts = (part.start + match.start() for match in re.finditer(r"(?<!\w)(?=\w)", self.text[slice(*part)]))
@@ -652,7 +658,7 @@ class _Renderer:
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
-        """Return the translation's span of a tag's neighbor, a word or element of the source; None if it is unknown."""
+        """Return the span in the translation of a `Neighbor` (a word or element of the source); None if unknown."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)
         if neighbor.kind == "protected":
@@ -662,10 +668,10 @@ class _Renderer:
     def _past_comma(self, end: int, part: Span) -> int:
         """Return the offset in the translation after the sign, such as a comma, that ends at an offset of the source.
 
-        0 if the sign is none that ends a clause, or the translation has another number of these than the source.
+        It is 0 if the sign is none that ends a clause, or the translation has another number of these than the source.
 
         Args:
-            end: the offset.
+            end: the offset in the source.
             part: the span in the translation of the element around the tag that follows the sign.
         """
         source_ends, ends = (
@@ -687,7 +693,7 @@ class _Renderer:
         return position
 
     def _spaced(self, insertion: _Insertion, part: Span) -> _Insertion:
-        """Return where to write a tag without words, moved or with spaces added so that spacing is as in the source.
+        """Return an insertion without words, moved or with spaces added so that spacing is as in the source.
 
         Spaces between words are added only if the target language uses them.
 
@@ -721,7 +727,7 @@ class _Renderer:
 
 
 def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> dict[int, Span]:
-    """Return the spans of the protected elements in a translation, by their offset in the source's plain text.
+    """Return the spans of protected elements in a translation, a dict by their offset in the source's plain text.
 
     Args:
         block: the source.

@@ -29,11 +29,11 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_tags: tuple[str, ...] = ()
     """Names of elements that are copied unchanged, into the translation of the sentence around them."""
     splitting_tags: tuple[str, ...] = ()
-    """Names of elements that always end a text."""
+    """Names of elements whose tags always end a text."""
     non_splitting_tags: tuple[str, ...] = ()
-    """Names of elements that never end a text."""
+    """Names of elements whose tags never end a text."""
     outline_detection: bool = True
-    """XML elements outside of text end a text; if false, only `splitting_tags` do."""
+    """Elements of XML that stand outside of text end a text; if false, only `splitting_tags` do."""
     split_lines: bool = False
     """A line break in the document ends a text; if false, a line break counts as a space."""
     attributes: tuple[str, ...] = ()
@@ -61,22 +61,22 @@ _COMPONENTS = _names(
     """address area article aside base button caption details dialog figcaption figure footer header hgroup legend link
     main map menu meta nav param search section slot source summary title track"""
 )
-"""Names of elements that end a text in pages, but which components within a sentence have, too, as in messages."""
+"""Names of HTML elements that end a text in pages, but in messages may also stand for components within a sentence."""
 _XML_BLOCK = _names(
     "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
 )
 _XML_TEXTS = _XML_BLOCK | _names("source target seg")
-"""Elements of XHTML, XLIFF and TMX in which known inline elements belong to one text."""
+"""Names of elements of XHTML, XLIFF and TMX whose content is one text, with known inline elements in it."""
 _XLIFF_INLINE = _names("g x bx ex bpt ept it ph mrk pc sc ec")
 _INLINE = _names(
     """a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark q ruby s samp small span
     strike strong sub sup time tt u var wbr"""
 )
-"""Inline elements of HTML; if empty, such an element stands for no word."""
+"""Names of inline elements of HTML; an empty element of this kind stands for no word."""
 NUMBERED = "n-"
-"""The start of the names that numbered tags of messages, such as `<1>`, have during translation."""
+"""The prefix of the names that numbered tags of messages, such as `<1>`, get during translation."""
 FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub sup u")
-"""Elements that format words within a sentence, even if several of them contain all its words."""
+"""Names of elements that format words within a sentence, even if several of them contain all its words."""
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _OPAQUE_WORDS = _names("code kbd math samp tt var")
 _OPAQUE_EMPTY = _names("script style svg template rt rp")
@@ -99,9 +99,9 @@ _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
 _BUTTONS = (["submit"], ["button"], ["reset"])
-"""Types of an HTML `<input>` that shows its attribute `value`."""
+"""The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
 _LABELED = ("option", "optgroup")
-"""Elements of HTML that show their attribute `label`."""
+"""Names of HTML elements that show their attribute `label`."""
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
 _FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
@@ -144,8 +144,8 @@ class Token(NamedTuple):
     side: Side = ""
     """The neighbor that an empty element stays beside in the translation: the next or previous word; "": neither."""
     texts: tuple[tuple[int, int, int], ...] = ()
-    """The attributes' values to translate: start and end in the source, and the index of the value's sentence in the
-    document's list of sentences.
+    """A tuple of (start, end, index) for each attribute value to translate: its offsets in the source, and the index of
+    its sentence in the document's list of sentences.
     """
 
 
@@ -155,7 +155,7 @@ def has_words(text: str) -> bool:
 
 
 def unescape(source: str, settings: MarkupSettings) -> str:
-    """Return the source of a text with entities such as `&amp;` decoded.
+    """Return the text that a token's source stands for, with entities such as `&amp;` decoded.
 
     HTML's rules also decode some entities without a semicolon; in XML and XLIFF an entity must have one.
     """
@@ -163,7 +163,7 @@ def unescape(source: str, settings: MarkupSettings) -> str:
 
 
 def split_white_space(source: str) -> tuple[str, str, str]:
-    """Split a text into leading white space, content and trailing white space; `&nbsp;` counts as white space.
+    """Return three texts: a text's leading white space, its content, and its trailing white space (`&nbsp;` included).
 
     A text of white space only is all leading white space.
     """
@@ -173,7 +173,7 @@ def split_white_space(source: str) -> tuple[str, str, str]:
 
 
 def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each attribute of the start tags in a piece of HTML or XML: its name, and the start and end of its value.
+    """Yield (name, start, end) for each attribute value of the start tags in a piece of HTML or XML.
 
     The positions are in `source` and exclude quotes; attributes without a value are skipped.
     """
@@ -187,7 +187,7 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
-    """Yield the start and end, in a token's source, of each text in it that is translated.
+    """Yield (start, end), in a token's source, for each text in it that is translated.
 
     Such texts are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is
     copied with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a
@@ -217,7 +217,7 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
 
 def _image_texts(source: str, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each text with a letter in the source of an SVG image: labels, titles, descriptions.
+    """Yield (start, end) for each text with a letter in an SVG image's source: labels, titles, descriptions.
 
     Texts in elements with attributes such as `translate="no"` are left out.
     """
@@ -249,18 +249,18 @@ def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
 
 
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
-    """Return whether `ignore_tags` has an element's name, or its attributes exclude it, as `translate="no"` does."""
+    """Return whether `ignore_tags` names an element, or its attributes exclude it from translation."""
     return name in settings.ignore_tags or is_untranslated(attributes)
 
 
 def _attributes(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the name, in lower case, and the value of each attribute in a tag; those without a value are skipped."""
+    """Yield (lower-case name, value) for each attribute in a tag's text; those without a value are skipped."""
     for match in _ATTRIBUTE.finditer(source):
         yield match["name"].lower(), (match["double"] or match["single"] or match["bare"] or "").strip()
 
 
 def _attribute(attributes: str, *names: str) -> str:
-    """Return the value of the last of the attributes with these names in a tag; "" if it has none."""
+    """Return the value of the last attribute, of those with the given names, in a tag's text; "" without any."""
     return ["", *(value for name, value in _attributes(attributes) if name in names)][-1]
 
 
@@ -279,7 +279,7 @@ def is_untranslated(attributes: str) -> bool:
 
 
 def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
-    """Return the language in a tag's attribute `lang`; None without one, or if it is the language of the text."""
+    """Return the language code in a tag's attribute `lang`; None without one, or if it is the language of the text."""
     if settings.source_language is None:
         return None
     code = _attribute(attributes, "lang", "xml:lang")
@@ -293,7 +293,7 @@ def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
 
 
 class _Item(NamedTuple):
-    """A text, a tag with its name and attributes, or other markup, as found from left to right in a document."""
+    """A piece of a document found by scanning: a text, a tag with its name and attributes, or other markup."""
 
     source: str
     name: str = ""
@@ -303,7 +303,7 @@ class _Item(NamedTuple):
 
 
 def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield the texts, tags and other markup of a document in order; their sources concatenate to the document.
+    """Yield an `_Item` for each text, tag and other markup of a document; their sources concatenate to the document.
 
     The content of HTML's `script` and `style` is other markup, not text.
     """
@@ -338,7 +338,7 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield a text between two tags, divided where markup other than tags stands in it.
+    """Yield an `_Item` for a text between two tags, or several where markup other than tags stands in it.
 
     In XML and XLIFF, entities that HTML does not define are such markup; with `split_lines` line breaks are, too.
     """
@@ -361,10 +361,12 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 class _Outline(NamedTuple):
-    """The tree of a document: which tags belong together, and which elements contain words themselves."""
+    """The tree of a document's items: which tags belong together, and which elements contain words themselves."""
 
     partner: dict[int, int]
-    """The index of the end tag by that of its start tag, and the other way around; single tags are left out."""
+    """A dict from the index of a start tag to that of its end tag, and the other way around; single tags are left
+    out.
+    """
     parent: list[int]
     """For each item (text or markup) of the document, the index of the start tag of the element around it; -1: none."""
     has_text: set[int]
@@ -372,7 +374,7 @@ class _Outline(NamedTuple):
 
 
 def _outline(items: Sequence[_Item]) -> _Outline:
-    """Match the start and end tags of a scanned document.
+    """Match the start and end tags of a scanned document, and return its `_Outline`.
 
     A start tag that is not closed before its parent, and an end tag without an open element, have no partner.
     """
@@ -402,7 +404,7 @@ def _outline(items: Sequence[_Item]) -> _Outline:
 
 
 def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
-    """Divide a document into tokens (texts, inline tags, copied elements, and tags that end a text).
+    """Return a document as a list of tokens: texts, inline tags, copied elements, and tags that end a text.
 
     Their sources concatenate to the document, which may be malformed.
     """
@@ -410,7 +412,7 @@ def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
 
 
 class _Content:
-    """The content of an inline element that is being read: its texts and the kinds of its tokens.
+    """A summary of the content of an inline element while it is read: its texts and the kinds of its tokens.
 
     It decides whether the element, such as `<b></b>`, has no words and becomes a single token.
     """
@@ -436,7 +438,7 @@ class _Content:
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
-        """Return the kind of the single token that replaces an inline element without words, with its content.
+        """Return the kind of the single token that replaces an inline element if it has no words, with its content.
 
         Returns:
             `protected` if it contains a protected element and no space at its ends, `empty` if it has no text at all;
@@ -453,7 +455,7 @@ class _Content:
 
 
 class _Reader:
-    """Converts a document to tokens: scans it, matches its tags, and decides which elements are inline."""
+    """A converter of a document to tokens, which scans it, matches its tags, and decides which elements are inline."""
 
     def __init__(self, document: str, settings: MarkupSettings) -> None:
         self.settings = settings
@@ -461,14 +463,16 @@ class _Reader:
         self.outline = _outline(self.items)
         self._inline: dict[int, bool] = {}
         self._has_languages = settings.source_language is not None and not _FROM_OFFICE.search(document)
-        """True if attributes `lang` are to be trusted; word processors write that of their spelling check."""
+        """True if attributes `lang` are to be trusted; those that word processors write are only for their spelling
+        check.
+        """
         pairs = zip(self.items, self.outline.parent, strict=True)
         roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
         self._is_fragment = roots > 1 or -1 in self.outline.has_text
-        """True if the document has text or several elements at the top, as a sentence with tags has."""
+        """True if the document has text or several elements at the top, as a sentence with tags has, and no page."""
 
     def tokens(self) -> list[Token]:
-        """Return the document's tokens in order: texts, inline tags, copied elements, and tags that end a text.
+        """Return a list of the document's tokens in order: texts, inline tags, copied elements, ends of text.
 
         An inline element without words is one token with all its content.
         """
@@ -502,7 +506,7 @@ class _Reader:
         return found
 
     def _token(self, index: int) -> Token:
-        """Return the token for the document's text or piece of markup with this index.
+        """Return the `Token` for the text or piece of markup with this index in the document.
 
         A tag without a partner becomes an empty element if it is inline.
         """
@@ -548,8 +552,9 @@ class _Reader:
     def _is_in_other_language(self, start: int, stop: int) -> bool:
         """Return whether an element from one index to another has an attribute `lang` of another language.
 
-        Pages are often labeled wrongly. So it does not count if the text is clearly not in that language or, except for
-        a phrase in a sentence, not clearly in another language than the document. For a whole page it never counts.
+        Pages are often labeled wrongly. So the label does not count if the text is clearly not in that language or,
+        except for a phrase in a sentence, not clearly in another language than the document. For a whole page it never
+        counts.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None
@@ -562,11 +567,11 @@ class _Reader:
         return is_clear and detect_other_language(text, language) is None
 
     def _is_phrase(self, index: int) -> bool:
-        """Return whether the element with this start tag is part of a sentence, which has words beside it."""
+        """Return whether the element whose start tag has this index is part of a sentence, with words beside it."""
         return self._is_inline(index) and any(outer in self.outline.has_text for outer in self._around(index))
 
     def _around(self, index: int) -> list[int]:
-        """Return the elements around an item, the innermost first: inline ones (at most 16) and the one around them."""
+        """Return a list of start-tag indices around an item: inline elements (at most 16), then the outer one or -1."""
         found = [self.outline.parent[index]]
         while len(found) <= 16 and self._inline.get(found[-1], False):
             found.append(self.outline.parent[found[-1]])
@@ -583,8 +588,9 @@ class _Reader:
     def _is_note(self, start: int, stop: int) -> bool:
         """Return whether an inline element of HTML from one index to another is the number or sign of a note.
 
-        It has the role of one, is a raised link, is a number in square brackets, or a link that is a number in round
-        brackets. A link to a place in a page that is only a number or sign is one if it directly follows a word.
+        Such an element has the role of a note, is a raised link or a number in square brackets, or is a link that is a
+        number in round brackets. So is a link to a place in a page that is only a number or sign and directly follows a
+        word.
         """
         if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE:
             return False
@@ -604,7 +610,7 @@ class _Reader:
         return is_note_mark(text, is_link=bool(targets))
 
     def _is_reference(self, start: int, stop: int) -> bool:
-        """Return whether an element from one index to another has the role of a note's mark, or is a raised link."""
+        """Return whether an HTML element, given by two indices, has the role of a note's mark or is a raised link."""
         elements = self.items[start : stop + 1]
         return {"a", "sup"} <= {item.name for item in elements} or any(
             _NOTE_ROLE.search(item.attributes) for item in elements
@@ -642,7 +648,7 @@ class _Reader:
         return formula_part(before, at_end=True) != "" and has_end
 
     def _formula(self, start: int, stop: int, found: list[Token]) -> tuple[Token, int]:
-        """Return a protected token for the whole word around a raised number, and the index of the next item.
+        """Return a protected token for the whole word around a raised number, and the index of the item after it.
 
         Args:
             start: index of the number's start tag.
@@ -758,8 +764,7 @@ def _is_number_or_sign(text: str) -> bool:
 def _side(name: str) -> Side:
     """Return which neighboring word a tag stays beside in the translation, by the tag's name.
 
-    XLIFF's opening codes stay beside the next word, its closing codes beside the previous one, other tags beside
-    neither ("").
+    It is "next" for XLIFF's opening codes, "previous" for its closing codes, and "" (neither) for other tags.
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
 

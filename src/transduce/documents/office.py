@@ -1,4 +1,4 @@
-"""Read Office Open XML (Word, PowerPoint, Excel), and write it with translations; the base of OpenDocument's reader."""
+"""Read Office Open XML (Word, PowerPoint, Excel), and write it with translations, as the base for OpenDocument."""
 
 import copy
 import re
@@ -35,7 +35,7 @@ _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 
 def names_in(namespace: str, names: str) -> frozenset[str]:
-    """Return the names of XML elements in a namespace; spaces separate them in `names`."""
+    """Return a set of the qualified names of XML elements in a namespace, from a text of names separated by spaces."""
     return frozenset(namespace + name for name in names.split())
 
 
@@ -47,23 +47,27 @@ class _Dialect(NamedTuple):
     run_properties: str
     text: str
     kept: frozenset[str]
-    """Children of a paragraph that stay where they are: the properties of the paragraph."""
+    """Names of children of a paragraph that stay where they are: the properties of the paragraph."""
     containers: frozenset[str] = frozenset()
-    """Children of a paragraph that contain runs, such as links."""
+    """Names of children of a paragraph that contain runs, such as links."""
     holders: frozenset[str] = frozenset()
-    """Elements inside a container that hold the container's runs."""
+    """Names of elements inside a container that hold the container's runs."""
     separators: frozenset[str] = frozenset()
-    """Elements that end a text: tabs."""
+    """Names of elements that end a text: tabs."""
     breaks: frozenset[str] = frozenset()
-    """Line breaks, which end a text unless the sentence goes on after them."""
+    """Names of line breaks, which end a text unless the sentence goes on after them."""
     ignored: frozenset[str] = frozenset()
-    """Elements that a program adds again by itself, such as marks of spelling errors."""
+    """Names of elements that are dropped because a program adds them again by itself, such as marks of spelling
+    errors.
+    """
     objects: frozenset[str] = frozenset()
-    """Elements that stand for content which is not translated, such as formulas."""
+    """Names of elements that stand for content which is not translated, such as formulas."""
     has_escapes: bool = False
     """True if texts have escapes such as `_x000D_` for characters that XML cannot store."""
     code_styles: frozenset[str] = frozenset()
-    """Identifiers of Word's styles for code, besides those that are recognized by the identifier itself."""
+    """Identifiers of a Word file's styles for code, in addition to those that are recognized by the identifier
+    itself.
+    """
 
 
 _WORD = _Dialect(
@@ -85,28 +89,28 @@ _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", names_in(_S, "rPh p
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 _CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
-"""Names of categories and data series, which a chart stores beside the cells that they come from."""
+"""The dialects for a chart's names of categories and data series, which it stores beside the cells they come from."""
 _UNIMPORTANT = names_in(_W, "lang noProof")
 
 # --- reading a paragraph ---
 
 
 class _Leaf(NamedTuple):
-    """An XML element that is copied: one in a run (a stretch of formatted text), or outside of runs (`run` is None)."""
+    """An XML element that is copied: one of a run (stretch of formatted text), or outside of runs if `run` is None."""
 
     run: Any
     element: Any
 
 
 class _Container(NamedTuple):
-    """An element that surrounds runs, such as a link, and the element that directly holds the runs."""
+    """An XML element that surrounds runs, such as a link, and the inner element that directly holds the runs."""
 
     element: Any
     holder: Any
 
 
 class _Format(NamedTuple):
-    """A formatting that differs from that of most text in its paragraph, as a run (stretch of text) that has it."""
+    """A formatting that differs from that of most text in its paragraph, given by a run (stretch of text) with it."""
 
     run: Any
 
@@ -122,17 +126,21 @@ _Payload = list[_Leaf] | _Container | _Format | _Field
 
 
 class Paragraph:
-    """A paragraph of an office document that is read as texts with inline tags and written with translations."""
+    """A paragraph of an office document that is read as texts with inline tags and written back with translations."""
 
     element: Any
     texts: Sequence[InlineText | Part]
-    """The texts that are translated by themselves, and the tags that divide them, such as tabs."""
+    """A list of the texts (`InlineText`) that are translated by themselves, and of the tags between them, such as
+    tabs.
+    """
     range_ids: tuple[str, ...]
-    """Attributes that the start and the end of a range, such as a bookmark, have in common."""
+    """Names of XML attributes by which the start and the end of a range, such as a bookmark, are known to belong
+    together.
+    """
 
     @property
     def units(self) -> list[Unit]:
-        """The paragraph's texts to translate (those with a letter), with their inline tags."""
+        """A list of the paragraph's texts to translate, as `Unit` with inline tags; only those with a letter."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def write(self, translations: Sequence[str]) -> None:
@@ -149,7 +157,10 @@ class Paragraph:
         self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
 
     def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
-        """Return translated strings and tags with the start of each bookmark, comment or other range before its end."""
+        """Return translated strings and tags as a list, with the start of each comment or other range before its end.
+
+        Translation can exchange a start and an end; they are then swapped, in place.
+        """
         ends: dict[Hashable, int] = {}
         for index, part in enumerate(parts):
             found = self._range_of(part) if isinstance(part, Tag) and part.kind == "empty" else None
@@ -161,7 +172,10 @@ class Paragraph:
         return parts
 
     def _range_of(self, tag: Tag) -> tuple[Hashable, bool] | None:
-        """Return the kind and number of the range, such as a comment's, that a tag starts (True) or ends; else None."""
+        """Return (key, is_start) for a tag that starts or ends a range, such as a comment; None for other tags.
+
+        Both ends of a range have the same key.
+        """
         element = self._element(tag)
         number = next(filter(None, map(element.get, self.range_ids)), None) if element is not None else None
         name = re.fullmatch("(.*?)-?([Ss]tart|[Ee]nd)", element.tag) if number else None
@@ -201,13 +215,13 @@ class _OpenXmlParagraph(Paragraph):
         return self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
 
     def _is_code_style(self, parent: Any, path: str) -> bool:
-        """Return whether the element at a path below another, or below None, names a Word style for code."""
+        """Return whether the element at a path below an XML element names a Word style for code; False for None."""
         style = None if parent is None else parent.find(path)
         identifier = None if style is None else style.get(f"{_W}val")
         return is_code_style(identifier) or identifier in self.dialect.code_styles
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
-        """Yield a paragraph's content (or a container's in it) as (kind, run or container, text or element).
+        """Yield the content of a paragraph or container as triples (kind, run or container, text or element).
 
         The kinds are `text`, `leaf` and `code` (elements to copy), and the `open` and `close` of a container.
         """
@@ -236,11 +250,11 @@ class _OpenXmlParagraph(Paragraph):
                 yield "leaf", None, child
 
     def _text(self, element: Any) -> str:
-        """Return the text of an XML element, with Excel's escapes decoded; an element without text has ""."""
+        """Return the text of an XML element, with Excel's escapes decoded; "" for an element without text."""
         return unescaped(element.text or "") if self.dialect.has_escapes else element.text or ""
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
-        """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
+        """Store the formatting of most of the paragraph's characters, so that text with it needs no inline tags."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -257,7 +271,7 @@ class _OpenXmlParagraph(Paragraph):
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return a key that is equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
+        """Return bytes that are equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -275,7 +289,10 @@ class _OpenXmlParagraph(Paragraph):
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
     def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
-        """Return the strings and inline tags of a paragraph's content; add tags that end a text to `separators`."""
+        """Return a paragraph's content as a list of strings and inline tags; tags that end a text join `separators`.
+
+        Text with the base formatting gets no tags. What each tag stands for is stored in `payloads`.
+        """
         parts: list[Part] = []
         opened: list[int] = []
         formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
@@ -349,7 +366,7 @@ class _OpenXmlParagraph(Paragraph):
                 self.element.append(child)
 
     def _append_tag(self, tag: Tag, holders: list[Any], runs: list[Any]) -> None:
-        """Append the element that a tag stands for, or begin or end the tag's container or formatting.
+        """Append an inline tag to the XML: as an element, or as start or end of a container or formatting.
 
         Args:
             tag: the tag.
@@ -406,13 +423,13 @@ _Atom = tuple[str, Any, Any]
 
 
 def goes_on(before: str, after: str) -> bool:
-    """Return whether a sentence goes on after a line break: a small letter follows a word or a comma."""
+    """Return whether a sentence goes on after a line break: a small letter after a letter, digit or comma."""
     before, after = before.rstrip(), after.lstrip()
     return after[:1].islower() and (before[-1:].isalnum() or before.endswith(","))
 
 
 def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
-    """Return a Word paragraph's content with each field, such as a page number, as one element that is copied.
+    """Return a Word paragraph's content as a list, in which each field, such as a page number, is one item to copy.
 
     The text of links and tables of contents stays text, between the start and the end of the field.
     """
@@ -439,15 +456,18 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
 
 
 class _FieldSpan(NamedTuple):
-    """The indices in a paragraph's content of the marks inside and at the end of a Word field."""
+    """The indices, in a paragraph's content, of the marks in the middle and at the end of a Word field."""
 
     separator: int | None
-    """The mark between the instruction and the result; None: the field has no result."""
+    """The index of the mark between the field's instruction and its result; None: the field has no result."""
     end: int
 
 
 def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
-    """Return the marks of the Word fields that start and end in the same element, by the index of their first mark."""
+    """Return a dict from the index of a Word field's first mark to the indices of its other marks, as `_FieldSpan`.
+
+    Fields that start and end in different elements are left out.
+    """
     spans: dict[int, _FieldSpan] = {}
     containers = [-1]  # indices at which the open containers start
     opened: list[tuple[int, int, int | None]] = []  # start, container and separator of each open field
@@ -468,7 +488,10 @@ def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
 
 
 def _leaves(atoms: Sequence[_Atom]) -> list[_Leaf]:
-    """Return a part of a paragraph that is not translated as elements to copy, in order; a container is one element."""
+    """Return the elements to copy, a list of `_Leaf`, for a part of a paragraph that is not translated.
+
+    Text becomes a copied element; a container with its content is one element.
+    """
     leaves: list[_Leaf] = []
     depth = 0
     for kind, run, content in atoms:
@@ -494,7 +517,10 @@ def _instruction(atoms: Sequence[_Atom]) -> str:
 
 
 def _is_copied(container: Any) -> bool:
-    """Return whether a Word element with runs is copied: a field that shows no text, or a list or date to choose."""
+    """Return whether a Word element with runs is copied: a field that shows no text, or a list or date to choose.
+
+    Other such elements are translated.
+    """
     if container.tag == f"{_W}fldSimple":
         return not _is_text_field(container.get(f"{_W}instr", ""))
     return any(container.find(f"{_W}sdtPr/{_W}{name}") is not None for name in ("dropDownList", "comboBox", "date"))
@@ -524,7 +550,10 @@ class PartFile(NamedTuple):
 def document_of_archive(
     archive: Archive, files: Iterable[PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
 ) -> Document:
-    """Return an archive as a document of its files' texts; `others` returns more files that change if a text does."""
+    """Return a `Document` whose units are the texts of an archive's files, in their order.
+
+    `others` returns the new bytes, by name, of more files that change if a text does.
+    """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
 
@@ -546,7 +575,10 @@ def document_of_archive(
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
-    """Yield the XML files of an archive whose whole names match a pattern, with the paragraphs to translate in them."""
+    """Yield a `PartFile` for each XML file of an archive whose whole name matches a pattern.
+
+    It has the paragraphs to translate, those with a letter that are not code.
+    """
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
         if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
@@ -562,7 +594,7 @@ _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[
 
 
 def read_docx(source: Source) -> Document:
-    """Read a Word file as a document to translate: body, headers, footers, notes, comments, charts and diagrams."""
+    """Read a Word file as a `Document` to translate: body, headers, footers, notes, comments, charts and diagrams."""
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
@@ -571,21 +603,21 @@ def read_docx(source: Source) -> Document:
 
 
 def _code_styles(archive: Archive) -> frozenset[str]:
-    """Return the identifiers of a Word file's styles for code; Word in some languages has identifiers of its own."""
+    """Return a set of the identifiers of a Word file's styles for code, which depend on the language of Word."""
     styles = parse_xml(archive[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive else ()
     found = ([each.get(f"{_W}styleId", ""), *map(each.find, (f"{_W}name", f"{_W}basedOn"))] for each in styles)
     return find_code_styles((style, *(e if e is None else e.get(f"{_W}val") for e in rest)) for style, *rest in found)
 
 
 def read_pptx(source: Source) -> Document:
-    """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
+    """Read a PowerPoint file as a `Document` to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
     pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWINGS})\.xml"
     return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
-    """Read an Excel file as a document to translate: texts of cells, comments, text boxes and charts.
+    """Read an Excel file as a `Document` to translate: texts of cells, comments, text boxes and charts.
 
     Formulas, numbers, names of sheets and the column names of tables stay the same, since formulas refer to them.
     """
@@ -615,7 +647,7 @@ def read_xlsx(source: Source) -> Document:
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
-    """Return the workbook of an Excel file, by name, changed so that opening the file computes its formulas again."""
+    """Return a dict with an Excel file's workbook (bytes by name), changed so that opening it recomputes formulas."""
     tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")

@@ -31,7 +31,7 @@ _SPACES = " \t\r\n"  # of which several count as one
 
 
 def read_opendocument(source: Source) -> Document:
-    """Read an OpenDocument file as a document to translate: paragraphs, headings, text cells, headers and footers.
+    """Read an OpenDocument file as a `Document` to translate: paragraphs, headings, text cells, headers and footers.
 
     Raises:
         TransduceError: the document is damaged or protected by a password.
@@ -48,7 +48,10 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield the paragraphs of an OpenDocument file to translate, without code, deleted text, numbers and formulas."""
+    """Yield an `_OpenDocumentParagraph` for each paragraph with text to translate, below a file's root element.
+
+    Code, deleted text, and cells with numbers or formulas are left out.
+    """
     styles = _Styles(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
@@ -64,7 +67,7 @@ def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
 
 
 class _Styles:
-    """The styles that an OpenDocument file defines itself, such as `P1`, whose parents have meaningful names."""
+    """The styles that an OpenDocument file defines itself, such as `P1`, for recognizing code and plain formatting."""
 
     def __init__(self, root: Any) -> None:
         styles = list(root.iter(f"{_STYLE}style"))
@@ -80,7 +83,10 @@ class _Styles:
         }
 
     def has_no_effect(self, element: Any) -> bool:
-        """Return whether the style of an OpenDocument element changes nothing about how text looks."""
+        """Return whether an OpenDocument element's own character style changes nothing about how text looks.
+
+        Tags of such elements can be dropped.
+        """
         return element.get(f"{_TEXT}style-name", "") in self._without_effect
 
     def is_code(self, element: Any) -> bool:
@@ -90,7 +96,7 @@ class _Styles:
 
 
 class _OpenDocumentParagraph(Paragraph):
-    """A paragraph of an OpenDocument file, read as texts with inline tags."""
+    """A paragraph of an OpenDocument file, read as texts with inline tags, which can be written back translated."""
 
     range_ids = (f"{_OFFICE}name", *(f"{_TEXT}{name}" for name in ("name", "id", "change-id")))
 
@@ -103,7 +109,10 @@ class _OpenDocumentParagraph(Paragraph):
         self.texts = split_at(list(self._parts(element, separators)), separators)
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the strings and inline tags of an element; add those that end a text, such as tabs, to `separators`."""
+        """Yield the strings and inline tags in an XML element.
+
+        Tags at which a text ends, such as tabs, are added to the set `separators`.
+        """
         yield self._collapsed(parent.text)
         for child in parent:
             number = len(self.payloads)
@@ -131,9 +140,9 @@ class _OpenDocumentParagraph(Paragraph):
             yield self._collapsed(child.tail)
 
     def _collapsed(self, text: str | None) -> str:
-        """Return a text as programs show it: white space as one space, none at the start or behind other white space.
+        """Return a text (None: "") with white space as programs show it: one space, none at the start or after another.
 
-        Spaces that are shown are elements.
+        Spaces that are always shown are XML elements, which this method does not see.
         """
         if not text:
             return ""
@@ -169,7 +178,7 @@ class _OpenDocumentParagraph(Paragraph):
 
 
 def _characters(element: Any) -> Iterator[str]:
-    """Yield the text of an element of OpenDocument, in which elements stand for some spaces, tabs and line breaks."""
+    """Yield the strings in an OpenDocument element; elements for spaces, tabs and line breaks give these characters."""
     yield element.text or ""
     for child in element:
         if child.tag == f"{_TEXT}s":

@@ -27,17 +27,18 @@ _PUNCTUATED_SHARE = 0.3  # if more cues end with punctuation, a cue without it i
 
 
 class Syntax(NamedTuple):
-    """The inline markup of a subtitle format: its tags, line breaks and escapes."""
+    """The inline markup of a subtitle format: a pattern of its tags, its line break, and functions for its escapes."""
 
     tags: re.Pattern[str]
-    """Matches a tag. For tags that come in pairs, the group `name` is the tag's name and `end` the slash of an end tag.
+    """A pattern that matches a tag. For tags that come in pairs, the group `name` is the tag's name and `end` the slash
+    of an end tag.
     """
     line_break: str | None
-    """What breaks a line in a cue, such as `\\N`; None: the line break of the file."""
+    r"""The text that breaks a line in a cue, such as `\N`; None: the line break of the file."""
     decode: Callable[[str], str] = str
-    """Return the text that escaped text stands for."""
+    """A function that returns escaped text of the format without escapes."""
     encode: Callable[[str], str] = str
-    """Return a text with its special characters escaped."""
+    """A function that returns a text with the format's special characters escaped."""
 
 
 def _encode_vtt(text: str) -> str:
@@ -59,15 +60,17 @@ class Cue:
     """A cue of a subtitle file: a text that is shown for some time, with its position in the file and its times."""
 
     start: int
-    """Position of the cue's text in the file."""
+    """The offset, in characters of the file, where the cue's text starts."""
     end: int
     lines: list[tuple[int, str]]
-    """Each line of the cue's text: its position in the file and its source."""
+    """A list of (offset in the file, source text) for each line of the cue."""
     begins_at: float
     """Seconds from the start of the film to the start of the cue."""
     ends_at: float
     style: str = ""
-    """The cue's style, layer and speaker, or its voices in WebVTT; cues with different ones never share a sentence."""
+    """A text that combines the cue's style, layer and speaker, or its voices in WebVTT; cues with different ones never
+    share a sentence.
+    """
 
 
 # --- SubRip and WebVTT ---
@@ -78,7 +81,7 @@ _TIMING = re.compile(rf"\s*{_TIME}[ \t]*-->[ \t]*{_TIME}(?:\s.*)?")
 
 
 def read_srt(source: Source) -> Document:
-    """Read a SubRip file as a document; its units are the sentences, which may continue over several cues.
+    """Read a SubRip file as a `Document`, whose units are the sentences, which may continue over several cues.
 
     Raises:
         TransduceError: the file has text, but no time code.
@@ -88,13 +91,15 @@ def read_srt(source: Source) -> Document:
 
 
 def read_vtt(source: Source) -> Document:
-    """Read a WebVTT file as a document; its units are the sentences, which may continue over several cues."""
+    """Read a WebVTT file as a `Document`, whose units are the sentences, which may continue over several cues."""
     file = source.text_file()
     return _document(file, list(_cues(file.text, is_vtt=True)), _VTT, keep_source=source.settings.keep_source)
 
 
 def _cues(text: str, *, is_vtt: bool) -> Iterator[Cue]:
-    """Yield the cues of a SubRip or WebVTT text: the lines after each time code, without identifiers and comments.
+    """Yield a `Cue` for each cue with text in a SubRip or WebVTT file: the lines after each time code.
+
+    Identifiers and comments are left out.
 
     Raises:
         TransduceError: a SubRip text has letters, but no time code.
@@ -136,7 +141,7 @@ _DRAWING_OR_KARAOKE = re.compile(r"\{[^{}]*\\(?:p[1-9]|[kK][fo]?\d)[^{}]*\}")
 
 
 def read_ass(source: Source) -> Document:
-    """Read a SubStation Alpha file as a document; its units are the sentences of its dialogue lines.
+    """Read a SubStation Alpha file as a `Document`, whose units are the sentences of its dialogue lines.
 
     Drawings, karaoke, comments and lines without valid times stay the same.
     """
@@ -176,22 +181,22 @@ _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
 class _Segment(NamedTuple):
-    """The lines of a subtitle cue that one speaker says; `start` and `end` are their positions in the file."""
+    """The lines of a subtitle cue that one speaker says, with the offsets in the file where they start and end."""
 
     cue: Cue
     start: int
     end: int
     prefix: str
-    """The dash of a dialogue before the text, with white space; empty if there is none."""
+    """The dash of a dialogue before the text, with white space; "" if there is none."""
     inline: InlineText
     sources: dict[Tag, str]
-    """What each tag of the text is in the file."""
+    """A dict from each tag of the text to its source in the file."""
     width: int
-    """Columns that a line of the translation may have: those of the longest source line, at least 42."""
+    """The number of columns that a line of the translation may have: that of the longest source line, at least 42."""
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Divide a subtitle cue into segments, the lines that one speaker says.
+    """Divide a subtitle cue into a list of `_Segment`, the lines that one speaker says.
 
     A new segment starts at a dash, a WebVTT voice or a line of music, after a line that ends a sentence, and after 12
     lines.
@@ -220,7 +225,7 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
     """Divide subtitle text into decoded strings and inline tags; tags without a partner are empty elements.
 
     Returns:
-        The strings and tags in order, and what each tag is in the file.
+        A list of the strings and tags in order, and a dict from each tag to its source in the file.
     """
     matches = list(syntax.tags.finditer(text))
     partner: dict[int, int] = {}
@@ -249,9 +254,9 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
 
 
 def _join(lines: Sequence[str], syntax: Syntax) -> str:
-    """Return the lines that one speaker says in a cue joined to one line, with their tags.
+    """Return the lines that one speaker says in a cue joined to one text, with their tags in the file's syntax.
 
-    A span that ends at a line break and starts again after it becomes one.
+    A formatted span that ends at a line break and starts again after it becomes one.
     """
     joined = lines[0]
     for line in lines[1:]:
@@ -263,7 +268,7 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without the tags by which one span ends with the first line and starts again with the second.
+    """Return two lines without the tags by which a formatted span ends with the first and goes on in the second.
 
     Lines without such tags are returned as they are.
     """
@@ -275,7 +280,7 @@ def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
 
 
 def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
-    """Return what the speakers of all cues say (segments) in order, in groups that each share a sentence.
+    """Return a list of groups (lists) of `_Segment`, what speakers say in all cues in order; a group shares a sentence.
 
     A group has segments of up to five consecutive cues, and is translated as one text.
     """
@@ -333,7 +338,7 @@ def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_sourc
 
 
 def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
-    """Return the edit that replaces a sentence in all cues over which it extends.
+    """Return the `Edit` that replaces a sentence in all cues over which it extends.
 
     Its unit is the whole sentence. The translation is divided over the cues again, and over lines within them.
 
@@ -373,7 +378,7 @@ _OFFSET = 1000  # difference between the tag numbers of consecutive cues
 
 
 def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
-    """Return the strings and tags of one cue with tag numbers that no other cue of the same sentence uses.
+    """Return a list of one cue's strings and tags, with tag numbers that no other cue of the same sentence uses.
 
     Args:
         parts: the strings and tags.
@@ -383,7 +388,7 @@ def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
 
 
 def _combined(group: Sequence[_Segment]) -> InlineText:
-    """Return the text of the cues that share a sentence as one text to translate.
+    """Return the text of several cues that share a sentence as one `InlineText` to translate.
 
     The cues are joined like lines, and each cue's tags get other numbers.
     """
@@ -399,7 +404,8 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
 def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
     """Divide a translation among the cues of its sentence, in proportion to the widths of their source texts.
 
-    A translation with fewer words than cues is repeated in each cue, with tags only in the first.
+    The result is a list of strings and tags for each cue. A translation with fewer words than cues is repeated in each
+    cue, with tags only in the first.
 
     Args:
         parts: the strings and tags of the translation.
@@ -423,7 +429,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
         widths: relative width of each piece; there is one cut less.
 
     Returns:
-        The positions in ascending order; None if the text has fewer words than pieces.
+        A list of the positions in ascending order; None if the text has fewer words than pieces.
     """
     breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
     columns = [0, *accumulate(map(columns_of, text))]
@@ -452,7 +458,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
         positions: where to cut, in characters of the text without tags, ascending.
 
     Returns:
-        The strings and tags of each piece, without white space at its ends.
+        A list of strings and tags for each piece, without white space at its ends.
     """
     pieces: list[list[Part]] = [[]]
     opened: list[Tag] = []
@@ -478,9 +484,9 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
 
 
 def _stripped(parts: list[Part]) -> list[Part]:
-    """Return the strings and tags of a text without white space at its start and end, even if tags stand there.
+    """Return a text's strings and tags as a list, without white space at its start and end, even inside of tags.
 
-    A span that begins at the end of the text and has no content is removed, too.
+    A formatted span that begins at the end of the text and has no content is removed, too.
     """
     if len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-1].kind == "close":  # a span that begins at the cut
         while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
@@ -501,17 +507,17 @@ _MAX_BALANCED = 8  # lines
 
 
 def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
-    """Divide a text with tags into lines of about the same length, of at most `width` columns if the words allow it.
+    """Divide a text with tags into lines of about equal length, of at most `width` columns if the words allow it.
 
-    A text that needs more than eight lines is not divided, because a player wraps it. Spans stay open over the line
-    breaks.
+    A text that needs more than eight lines is not divided, because a player wraps it. Formatted spans stay open over
+    the line breaks.
 
     Args:
         parts: the strings and tags of the text.
         width: maximum width of a line in columns.
 
     Returns:
-        The strings and tags of each line.
+        A list of strings and tags for each line.
     """
     text = "".join(part for part in parts if isinstance(part, str)).strip()
     count = max(1, math.ceil(columns_of(text) / width))
@@ -530,7 +536,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
 
 
 def _joined_spans(lines: list[list[Part]]) -> list[list[Part]]:
-    """Return lines without the tags that close a span at a line's end and open it again at the start of the next."""
+    """Return lines (lists of strings and tags) without tags that close a span at a line's end and then reopen it."""
     for one, other in pairwise(lines):
         while (
             one

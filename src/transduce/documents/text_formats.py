@@ -23,18 +23,18 @@ _LINE = re.compile(r"(?P<text>[^\r\n]*)(?P<end>\r\n|\n|\r|\Z)")
 
 
 class Line(NamedTuple):
-    """A line of a text file and its position, in characters from the start of the file."""
+    """A line of a text file: its offset in characters from the start of the file, its text and its line break."""
 
     start: int
     end: int
-    """The position after the text, before the line break."""
+    """The offset in the file after the line's text, before the line break."""
     text: str
     break_: str
-    """The line break; empty at the end of a file without one."""
+    r"""The line break, such as "\n"; "" for a last line without one."""
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """Yield the lines of a text with their positions; lines end at LF, CR LF or CR, and may be empty.
+    """Yield a `Line` for each line of a text; lines end at LF, CR LF or CR, and may be empty.
 
     No empty line follows the last line break.
     """
@@ -44,14 +44,14 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def line_joint(before: str, after: str) -> str:
-    """Return what joins two lines of a text: a space, or nothing after a soft hyphen or in scripts without spaces."""
+    """Return the text that joins two lines: a space, or "" after a soft hyphen or in scripts without spaces."""
     if before.endswith(SOFT_HYPHEN):
         return ""
     return "" if is_unspaced_or_punctuation(before[-1:]) and is_unspaced_or_punctuation(after[:1]) else " "
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the lines of a wrapped text joined to one line, without white space at their ends."""
+    """Return the lines of a wrapped text joined to one, without white space at their ends and soft hyphens there."""
     joined = ""
     for line in map(str.strip, lines):
         joint = line_joint(joined, line) if joined and line else ""
@@ -65,7 +65,7 @@ _LIST_MARK = re.compile(r"\s*(?:[-*+•–—>#]|\d{1,3}[.)]|[A-Za-z]\.|[^\W\d_]
 
 
 def read_text(source: Source) -> Document:
-    """Read a plain text as a document; its units are the lines, or with `join_lines` the wrapped paragraphs.
+    """Read a plain text as a `Document`, whose units are the lines, or with `join_lines` the wrapped paragraphs.
 
     Lines without a letter are left out and stay the same.
     """
@@ -144,18 +144,21 @@ class Message(NamedTuple):
 
     @property
     def has_tags(self) -> bool:
-        """True if the text has an end tag or a tag without content; start tags alone, as in `cp <file>`, are words."""
+        """True if the text has an end tag or a tag without content. Start tags alone, as in `cp <file>`, are words."""
         return _MARKUP_TAG.search(self.source) is not None and _NAMED_NUMBER.search(self.source) is None
 
     @property
     def unit(self) -> Unit:
-        """The unit to translate: of the kind `message` if the text has tags, otherwise plain text."""
+        """The `Unit` to translate: of the kind `message` if the text has tags, otherwise plain text."""
         if self.has_tags:
             return Unit(_NUMBERED_TAG.sub(rf"<\1{NUMBERED}\2\3>", self.source), "message")
         return Unit(self.source)
 
     def written(self, translation: str) -> str:
-        """Return a translation of the unit as the program writes it: signs stay signs, since it may not read HTML."""
+        """Return a translation of the text's unit as the program writes it, with signs such as `&` as signs.
+
+        Translation writes them as entities such as `&amp;`, which stay only if the source has them.
+        """
         if not self.has_tags:
             return translation
         for sign, entity, markup in _ENTITIES:
@@ -182,7 +185,7 @@ Path = tuple[str, ...]
 
 
 def read_json(source: Source) -> Document:
-    """Read a JSON file as a document; its units are the string values that are text for people.
+    """Read a JSON file as a `Document`, whose units are the string values that are text for people.
 
     Without the setting `fields` they are chosen by key and form (identifiers, addresses and the like are left out);
     with it they are the values at these paths. Keys and values without a letter are never translated.
@@ -200,7 +203,10 @@ def read_json(source: Source) -> Document:
 
 
 def _locale_edits(text: str, language: str) -> Iterator[Edit]:
-    """Yield the edit that writes the target language into the locale of an Application Resource Bundle (ARB)."""
+    """Yield the `Edit` that writes the target language's code into the key `@@locale` of an ARB file, if it has one.
+
+    ARB is the JSON format Application Resource Bundle.
+    """
     code = canonical(language) if len(base_code(language)) == 2 else short_code(language)
     code = language if canonical(language) == canonical(code) and "_" not in language else code
     for path, start, end in _json_strings(text):
@@ -209,7 +215,7 @@ def _locale_edits(text: str, language: str) -> Iterator[Edit]:
 
 
 def read_json_lines(source: Source) -> Document:
-    """Read a JSON Lines file (one JSON value per line) as a document; its units are string values with text for people.
+    """Read a JSON Lines file (one JSON value per line) as a `Document`, whose units are string values for people.
 
     The values are chosen as in JSON files, or by the setting `fields`; empty lines are skipped.
 
@@ -226,14 +232,14 @@ def read_json_lines(source: Source) -> Document:
 
 
 def _check_json(text: str, line: int) -> None:
-    """Refuse text that is not JSON or is nested too deeply.
+    """Refuse text that is not JSON or is nested too deeply; return nothing otherwise.
 
     Args:
         text: the text.
         line: the number of the line in a JSON Lines file, for the message; 0 if the text is a whole file.
 
     Raises:
-        TransduceError: the text is refused.
+        TransduceError: the text is not JSON, or is nested too deeply.
     """
     try:
         json.loads(text)
@@ -253,7 +259,7 @@ def _checked_fields(edits: list[Edit], fields: Sequence[str]) -> list[Edit]:
 
 
 def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
-    """Return the edits that replace the string values of a JSON text to be translated.
+    """Return a list of `Edit`, one for each string value of a JSON text that is to be translated.
 
     Args:
         text: the JSON text.
@@ -277,9 +283,9 @@ def _edit_value(value: str, start: int, end: int, *, is_ascii: bool) -> Edit:
 
 
 def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:
-    """Yield the path (keys and indices) of each string value of a valid JSON text, and its start and end.
+    """Yield (path, start, end) for each string value of a valid JSON text.
 
-    Start and end are positions in the text and include the quotes.
+    The path is a tuple of keys and indices, as texts; start and end are positions in the text and include the quotes.
     """
     stack: list[str | int] = []  # the key or index inside each open object or list
     position = 0
@@ -335,7 +341,7 @@ def _is_prose(path: Path, value: str) -> bool:
 
 
 PLURAL_FORMS = ("zero", "one", "two", "few", "many")
-"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
+"""The names of the plural forms in Unicode's CLDR, apart from `other`, which every language has."""
 _ONE_AND_OTHER = (
     "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
     "sw ta te tr ur uz"
@@ -354,7 +360,9 @@ _FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_P
 
 
 def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
-    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
+    """Return a set of the plural forms for whole numbers that a language has, but a message lacks.
+
+    The set is empty for a language whose forms are not known.
 
     Args:
         forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
@@ -383,9 +391,10 @@ class _Cell(NamedTuple):
 
 
 def read_csv(source: Source) -> Document:
-    """Read a CSV file as a document; its units are the cells of the chosen columns that have a letter.
+    """Read a CSV file as a `Document`, whose units are the cells of the chosen columns that have a letter.
 
-    The delimiter (`,`, `;`, `|` or a tab) is found from the first rows. A table of one column needs no choice.
+    The delimiter (`,`, `;`, `|` or a tab) is found from the first rows. A table of one column needs no choice. Formulas
+    are left out.
 
     Raises:
         TransduceError: the setting `columns` is missing or names no column, or a row has more cells than the header.
@@ -395,9 +404,9 @@ def read_csv(source: Source) -> Document:
 
 
 def read_tsv(source: Source) -> Document:
-    """Read a tab-separated file as a document; its units are the cells of the chosen columns that have a letter.
+    """Read a tab-separated file as a `Document`, whose units are the cells of the chosen columns that have a letter.
 
-    A table of one column needs no choice.
+    A table of one column needs no choice. Formulas are left out.
 
     Raises:
         TransduceError: the setting `columns` is missing or names no column, or a row has more cells than the header.
@@ -420,7 +429,7 @@ def _delimiter(text: str) -> str:
 
 
 def _rows(text: str, delimiter: str) -> Iterator[list[_Cell]]:
-    """Yield the rows of a CSV or TSV text as cells with their positions and decoded texts.
+    """Yield the rows of a CSV or TSV text, each a list of `_Cell` with position and decoded text.
 
     Quoted cells may contain delimiters, line breaks and doubled quotes; a cell with other text behind its closing quote
     is taken as it is written.
@@ -467,7 +476,7 @@ def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:
         rows: the rows of the table, with the header first.
 
     Raises:
-        TransduceError: a row has more cells than the header, so that a delimiter in a text probably cut the text.
+        TransduceError: a row has more cells than the header, probably because a text contains the delimiter.
     """
     for row in rows[1:]:
         if any(cell.text.strip() for cell in row[len(rows[0]) :]):
@@ -491,7 +500,7 @@ def _edit_cell(cell: _Cell, delimiter: str) -> Edit:
 
 
 def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[list[int], bool]:
-    """Return the indices of the columns to translate in ascending order, and whether the first row is a header.
+    """Return a list of the indices of the columns to translate, ascending, and whether the first row is a header.
 
     Args:
         rows: the rows of the table, at least one.
@@ -531,12 +540,12 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]+)""", 
 
 
 def read_html(source: Source) -> Document:
-    """Read an HTML file as a document with one unit, the whole file; one without a letter has no units."""
+    """Read an HTML file as a `Document` with one unit, the whole file; a file without a letter has no units."""
     return _html_document(source.text_file(_html_encoding(source.content), is_markup=True))
 
 
 def _html_encoding(content: bytes) -> str:
-    """Return the encoding that an HTML file declares in a `meta` element or in its XML declaration; otherwise UTF-8.
+    """Return the encoding that an HTML file, as bytes, declares in a `meta` element or XML declaration, else UTF-8.
 
     Only the first 4,096 bytes are searched.
     """
@@ -557,7 +566,7 @@ _LABEL = re.compile(r"(<(?:\w+:)?text(?:\s[^<>]*)?>)([^<>]*)(?=</)")
 
 
 def read_epub(source: Source) -> Document:
-    """Read an e-book (EPUB) as a document; its units are its pages, as HTML, and the labels of its table of contents.
+    """Read an e-book (EPUB) as a `Document`, whose units are its pages, as HTML, and labels of its table of contents.
 
     Raises:
         TransduceError: the book has copy protection, or its list of files is missing or damaged.
@@ -587,7 +596,7 @@ def read_epub(source: Source) -> Document:
 
 
 def _manifest(archive: Archive) -> list[tuple[str, str]]:
-    """Return the name in the archive and the media type of each file of an e-book, as its package documents list them.
+    """Return a list of (name in the archive, media type) for an e-book's files, as its package documents list them.
 
     Raises:
         TransduceError: a package document is missing or malformed.
@@ -608,7 +617,7 @@ def _elements(archive: Archive, name: str, element: str) -> list[Any]:
 
 
 def _labels(file: TextFile) -> Document:
-    """Read an e-book's table of contents (an NCX file) as a document; its units are the labels with a letter.
+    """Read an e-book's table of contents (an NCX file) as a `Document`, whose units are the labels with a letter.
 
     The author's name, which is a label too, is left out.
     """

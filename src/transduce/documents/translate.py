@@ -35,16 +35,16 @@ UNIT_MARKUP = {
     "html": MarkupSettings(attributes=_ATTRIBUTES),
     "message": MarkupSettings(attributes=_ATTRIBUTES, split_lines=True),
 }
-"""Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
+"""Settings for translating texts with XML or HTML tags: a dict from a text's kind (not plain) to `MarkupSettings`."""
 
 _PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
 
 
 class TranslateTexts(Protocol):
-    """A function that translates texts which are all of one kind, by a model or a server's queue."""
+    """A protocol of functions that translate texts of one kind, such as by a model or a server's queue."""
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> Sequence[str]:
-        """Return the translation of each text, in order.
+        """Return a sequence of the translations of texts, in order.
 
         Args:
             texts: the texts.
@@ -53,7 +53,7 @@ class TranslateTexts(Protocol):
 
 
 Observer = Callable[[Sequence[Unit], Sequence[str]], None]
-"""A function that is called after each translated group of a document's units, with these and their translations."""
+"""A function that is called after each group of a document's texts, with its units and their translations."""
 
 
 def translate_upload(
@@ -68,7 +68,7 @@ def translate_upload(
     Args:
         content: the bytes of the document.
         name: its file name, used for its suffix and for error messages.
-        translate: translates texts.
+        translate: a function that translates texts of one kind, such as plain text or HTML.
         settings: the format, and which texts to translate; None: the defaults.
         limits: limits on size; None: the defaults for uploads.
 
@@ -90,7 +90,7 @@ def translate_content(
 
     Args:
         document: the document, whose texts are translated in groups of some thousand characters (`portions`).
-        translate: translates texts.
+        translate: a function that translates texts of one kind.
         observe: called with the texts and translations of each group in order, those of `finished` too; None: nothing.
         finished: translations of the first groups from an interrupted run; they are used, not translated again.
     """
@@ -110,7 +110,7 @@ def translate_content(
 
 
 def describe_kept_units(document: Document) -> str | None:
-    """Return a sentence with the number of XLIFF units that stay without a full translation; None if there are none."""
+    """Return a sentence with the number of a document's XLIFF units that stay partly untranslated; None without any."""
     if not document.kept_units:
         return None
     count = count_noun(len(document.kept_units), "XLIFF unit")
@@ -118,9 +118,9 @@ def describe_kept_units(document: Document) -> str | None:
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Yield a document's units (texts) in order, in groups of up to 20,000 characters that are translated together.
+    """Yield lists of a document's units (texts), in order, each with up to 20,000 characters to translate at once.
 
-    A longer unit is a group of its own; no unit is divided.
+    A longer unit is a list of its own; no unit is divided.
     """
     portion: list[Unit] = []
     size = 0
@@ -135,10 +135,10 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 
 
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
-    """Return the translation of each unit (text) of a document, in order; a unit whose translation is empty stays.
+    """Return a list of the translations of a document's units (texts), in order.
 
-    Equal units are translated only once, and units of one kind together. If the model reads earlier sentences as
-    context, all units are translated in the document's order instead.
+    A unit whose translation is empty keeps its text. Equal units are translated only once, and all units of one kind
+    together. If the model reads earlier sentences as context, units are translated in the document's order instead.
     """
     found = _translate_units(units, translate)
     return [new if plain_text(new, unit.kind).strip() else unit.text for unit, new in zip(units, found, strict=True)]
@@ -161,16 +161,16 @@ def _translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[s
 
 
 class ContextTexts:
-    """Stores the last texts of a document with their translations, for a model that reads them as context.
+    """A store of the last texts of a document with their translations, for a model that reads them as context.
 
     Subclasses translate the texts of the document, as a callable (`TranslateTexts`).
     """
 
     def __init__(self, max_sentences: int) -> None:
-        """Start a document, for a model that reads at most this many earlier sentences; 0: none."""
+        """Start a document without earlier texts, for a model that reads up to `max_sentences` of them; 0: none."""
         self.max_sentences = max_sentences
         self.before: list[tuple[str, str]] = []
-        """The last texts of the document with their translations."""
+        """A list of (text, translation) for the last texts of the document, without tags."""
 
     @property
     def reads_context(self) -> bool:
@@ -180,7 +180,7 @@ class ContextTexts:
     def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
         """Store texts and their translations, without tags, as context for the texts that are translated next.
 
-        Only as many of the last ones as the model reads are kept; for a model without context this does nothing.
+        Only the last ones are kept, as many as the model reads; for a model without context this does nothing.
         """
         if self.reads_context:
             most = self.max_sentences
@@ -189,7 +189,7 @@ class ContextTexts:
 
 
 class ModelTexts(ContextTexts):
-    """Translates the plain, XML and HTML texts of one document by a `Translator`, as a callable (`TranslateTexts`)."""
+    """A callable that translates plain, XML and HTML texts of one document by a `Translator` (a `TranslateTexts`)."""
 
     def __init__(
         self,
@@ -199,9 +199,9 @@ class ModelTexts(ContextTexts):
         glossary: GlossaryLike = None,
         text_settings: TextSettings | None = None,
     ) -> None:
-        """Store the translator and its search settings, glossary and text settings for all texts.
+        """Store the translator, and its settings and glossary for all texts of the document.
 
-        None stands for the translator's own settings, and for no glossary.
+        For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
         """
         super().__init__(0 if translator.context is None else translator.context.before)
         self.translator = translator
@@ -210,7 +210,9 @@ class ModelTexts(ContextTexts):
         self.text_settings = text_settings
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return the model's translation of each text, in order; the texts of all calls are one document.
+        """Return a list of the model's translations of texts, in order; the texts of all calls are one document.
+
+        Plain texts that are only a sign, such as a number, are returned unchanged.
 
         Args:
             texts: the texts, which follow those of the call before if the model reads earlier sentences.
@@ -242,7 +244,7 @@ class ModelTexts(ContextTexts):
 
 
 def text_without_markup(text: str, kind: UnitKind) -> str:
-    """Return the sentences of a document's text, or of its translation, without XML or HTML tags.
+    """Return a document's text, or its translation, without XML or HTML tags, its sentences joined by spaces.
 
     Plain text stays as it is.
     """
@@ -250,13 +252,13 @@ def text_without_markup(text: str, kind: UnitKind) -> str:
 
 
 def count_texts(document: Document) -> int:
-    """Return the number of texts of a document that are translated; a page of HTML has several."""
+    """Return the number of texts of a document that are translated; a page of HTML counts with its sentences."""
     pages = (markup_plan(unit.text, UNIT_MARKUP["html"], spaced=True) for unit in document.units if unit.kind == "html")
     return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
 
 Progress = Callable[[int, int], None]
-"""A function that is called with the number of translated characters and the number of all characters."""
+"""A function that is called with two integers: the number of translated characters and the number of all."""
 
 
 def translate_document(
@@ -309,7 +311,7 @@ def translate_document(
 
 
 def _identity(translate: "ModelTexts") -> bytes:
-    """Return bytes that represent what determines translations, so that only the same translation is resumed.
+    """Return JSON bytes that represent what determines translations, so that only the same translation is resumed.
 
     They contain a digest of the models' weights and the datastore, the tokenizer, the settings and the glossary.
     """
@@ -330,7 +332,7 @@ def _identity(translate: "ModelTexts") -> bytes:
 
 
 def _counted(document: Document, progress: Progress) -> Observer:
-    """Return a function that counts the source characters of each translated group of texts and reports the sum.
+    """Return an `Observer` that adds up the source characters of translated groups of texts and reports the sum.
 
     Args:
         document: the document, whose characters are the total.
@@ -396,7 +398,7 @@ def write_translated(
 
 
 class _Store:
-    """The file `PATH.partial` beside a document that is being written, with its finished translations.
+    """The file `PATH.partial` beside a document that is being written, which stores its finished translations.
 
     It has one line of JSON with a digest of the document and the model, and then one for each group of translations.
     """
@@ -404,7 +406,9 @@ class _Store:
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
         self.path = path.with_name(f"{path.name}.partial")
         self.portions: list[list[str]] = []
-        """The groups of translations that an interrupted run finished, in the document's order."""
+        """The groups of translations that an interrupted run finished, a list of lists of texts in the document's
+        order.
+        """
         self._added = 0
         content = self.path.read_bytes() if self.path.exists() else b""
         if b"\n" in content:
@@ -413,7 +417,7 @@ class _Store:
             write_file(self.path, msgspec.json.encode(digest) + b"\n")
 
     def __enter__(self) -> Self:
-        """Return this store; the end of the block deletes its file, unless an error leaves translations in it."""
+        """Return this store; the end of the ``with`` block deletes its file, unless an error leaves translations."""
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""The texts of documents that are translated, with inline formatting as tags; text files whose texts are replaced."""
+"""Define the units (texts) of documents that are translated, their inline tags, and text files that are rewritten."""
 
 import codecs
 import re
@@ -23,9 +23,13 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     format: str | None = None
     """Name of the format, such as `srt`; None: by the file's name and content."""
     columns: tuple[str, ...] = ()
-    """CSV and TSV: the columns to translate, by the names in the first row or by numbers from 1."""
+    """CSV and TSV: the columns to translate, by the names in the first row or by numbers from 1. A table of one column
+    needs none.
+    """
     fields: tuple[str, ...] = ()
-    """JSON: the values to translate, as paths such as `items.*.title`; `*` stands for any key or index."""
+    """JSON: paths of the values to translate, such as `items.*.title`; `*` stands for any key or index. Empty: all
+    prose.
+    """
     keep_source: bool = False
     """Plain text and subtitles: write each source text above its translation."""
     join_lines: bool = False
@@ -45,7 +49,9 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 # --- units ---
 
 UnitKind = Literal["text", "xml", "html", "message"]
-"""Plain text; text with XLIFF's inline tags (`<g id="1">…</g>`, `<x id="2"/>`); HTML; or a program's text with tags."""
+"""The kind of a text: plain; with XLIFF's inline tags (`<g id="1">…</g>`, `<x id="2"/>`); HTML; or a program's with
+tags.
+"""
 
 
 class Unit(NamedTuple):
@@ -57,21 +63,26 @@ class Unit(NamedTuple):
 
 
 class UntranslatedText(str):
-    """A text of a document in place of its translation, so that a format that stores both has no translation of it."""
+    """A text of a document that stands in place of its translation because it has none.
+
+    A format that stores source and translation then leaves out the translation.
+    """
 
     __slots__ = ()
 
 
 @dataclass
 class MessageRecord:
-    """A record of what becomes of a document's ICU messages with branches, such as `{n, plural, one {…} other {…}}`."""
+    """A record of what becomes of a document's ICU messages with branches, such as `{n, plural, …}`, for reports."""
 
     kept: list[str] = field(default_factory=list)
-    """The texts with messages that stay as they are."""
+    """The texts with messages that cannot be divided exactly and stay untranslated."""
     lost: list[str] = field(default_factory=list)
-    """The texts whose translation lacked an argument when the document was written, so that they stay, too."""
+    """The texts whose translation, when the document was last written, lacked an argument, so that they stay
+    untranslated, too.
+    """
     plural_forms: list[frozenset[str]] = field(default_factory=list)
-    """The forms, such as `one` and `other`, of each plural in the messages that are translated."""
+    """A list with a set of forms, such as `one` and `other`, for each plural in the messages that are translated."""
 
 
 class Document(NamedTuple):
@@ -79,19 +90,21 @@ class Document(NamedTuple):
 
     units: list[Unit]
     write: Callable[[Sequence[str]], bytes]
-    """Return the document's bytes with its texts replaced by these translations, one for each unit, in order."""
+    """A function that returns the document's bytes with its texts replaced by translations, one for each unit, in
+    order.
+    """
     kept_fuzzy: int = 0
-    """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
+    """The number of entries of a PO file that are flagged fuzzy and keep all or part of their translation."""
     kept_units: tuple[str, ...] = ()
-    """The units of an XLIFF file, by id and source, that stay as they are although a segment has no translation."""
+    """The ids and sources of XLIFF units that stay as they are although one of their segments has no translation."""
     same_plurals: int = 0
     """The number of entries of a PO file in which several plural forms are translations of the same text."""
     lacks_plural_rule: bool = False
     """True if a PO template has no plural forms, and those of the target language are not known."""
     guesses_singular: bool = False
-    """True if the header of a PO file has no valid rule for plural forms, and the form of the number 1 is guessed."""
+    """True if the header of a PO file has no valid plural rule, so that the form for the number 1 is guessed."""
     messages: MessageRecord | None = None
-    """What becomes of the document's ICU messages with branches; None: it has none."""
+    """The record of what becomes of the document's ICU messages with branches; None: it has none."""
 
 
 # --- inline tags ---
@@ -104,34 +117,34 @@ class Tag(NamedTuple):
     """An inline tag in a text: the start or end of a formatted span, or an element without text."""
 
     kind: TagKind
-    """The start or end of a formatted span; an element without content, such as a bookmark; a line break; or an object
-    that stands for content which is not translated, such as code.
+    """`open` or `close`: the start or end of a formatted span. `empty`: an element without content, such as a bookmark.
+    `break`: a line break. `object`: stands for content which is not translated, such as code.
     """
     id: int
-    """Number of the element, unique in its text; the end tag has the number of its start tag."""
+    """The number of the element that the tag stands for, unique in its text; an end tag has that of its start tag."""
 
 
 Part = str | Tag
 # The names of tags in a unit are those of XLIFF.
 _TAG_NAMES: dict[TagKind, str] = {"open": "g", "empty": "it", "break": "br", "object": "x"}
 TAG = re.compile(r'<(?P<end>/?)(?P<name>g|x|it|br)(?:\s+id="(?P<id>\d{1,6})")?\s*(?P<empty>/?)>')
-"""A tag in a unit of kind `xml`."""
+"""A pattern of the inline tags in a unit of kind `xml`, such as `<g id="1">`, with groups end, name, id and empty."""
 
 
 class InlineText:
     """A text with inline tags that is translated as one unit, and whose tags are placed in the translation.
 
-    Tags and white space that stand before or after all words are not part of the unit.
+    Tags and white space before or after all words are not part of the unit.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
-        """Separate what is translated from the tags and white space around all words.
+        """Separate the part of a text that is translated from the tags and white space around all words.
 
         Args:
             parts: texts and tags in order; start and end tags are balanced.
         """
         self.parts = joined_parts(parts)
-        """All texts and tags of the source, with adjacent texts joined."""
+        """A list of all strings and tags of the source, with adjacent strings joined."""
         start, end = _core(self.parts)
         self.before, self.after = list(self.parts[:start]), list(self.parts[end:])
         core = list(self.parts[start:end])
@@ -144,7 +157,7 @@ class InlineText:
             self.after.insert(0, core[-1][len(stripped) :])
             core[-1] = stripped
         self.core = [part for part in core if part]
-        """Texts and tags of the unit, without those before and after all words."""
+        """A list of the strings and tags that are translated, without those before and after all words."""
 
     @property
     def plain(self) -> str:
@@ -153,16 +166,16 @@ class InlineText:
 
     @property
     def unit(self) -> Unit:
-        """The text as one unit to translate: of kind `xml` if tags are left between words, otherwise plain text."""
+        """The `Unit` to translate: of kind `xml` if there are tags between words, otherwise plain text."""
         if any(isinstance(part, Tag) for part in self.core):
             return Unit("".join(map(_write_part, self.core)), "xml")
         return Unit(self.plain)
 
     def translated(self, translation: str) -> list[Part]:
-        """Return the translated text with the outer tags and white space of the source, as texts and balanced tags.
+        """Return the translation between the outer tags and white space of the source, as a list of strings and tags.
 
-        Each tag of the source occurs once: unknown and repeated tags in the translation are removed, and missing ones
-        are added at its end.
+        Tags are balanced, and each tag of the source occurs once: unknown and repeated tags in the translation are
+        removed, and missing ones are added at its end.
 
         Args:
             translation: the translation of `unit`, with tags written as in the unit.
@@ -176,14 +189,14 @@ class InlineText:
 
 
 def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
-    """Divide texts and tags at separators, such as tabs, so that what stands between them is translated by itself.
+    """Divide the strings and tags of a text at separators, such as tabs, into texts that are translated by themselves.
 
     Args:
-        parts: texts and tags; start and end tags are balanced.
+        parts: strings and tags; start and end tags are balanced.
         separators: tags at which a text ends.
 
     Returns:
-        In order: the texts with their inline tags, the separators, and the tags whose partner is in another text.
+        A list, in order: an `InlineText` for each text, the separators, and tags whose partner is in another text.
     """
     number = 0
     stretch: dict[Tag, int] = {}
@@ -210,7 +223,7 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
 def find_nested_ranges(
     parts: Sequence[Part], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
 ) -> dict[Tag, Tag]:
-    """Return the empty tags that enclose words in pairs, such as the two ends of a comment: a dictionary, start to end.
+    """Return the pairs of empty tags that enclose words, such as both ends of a comment, as a dict from start to end.
 
     Ranges that cross another range or a formatted span are left out. `range_of` returns, for a tag of a range, a key
     that its two ends share and whether the tag is the start; None for other tags.
@@ -234,7 +247,7 @@ def find_nested_ranges(
 
 
 def joined_parts(parts: Iterable[Part]) -> list[Part]:
-    """Return a text's parts (strings and tags) with adjacent strings joined and empty strings removed."""
+    """Return a list of a text's parts (strings and tags) with adjacent strings joined and empty ones removed."""
     joined: list[Part] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -245,10 +258,10 @@ def joined_parts(parts: Iterable[Part]) -> list[Part]:
 
 
 def _core(parts: Sequence[Part]) -> tuple[int, int]:
-    """Return the start and end index of the parts to translate, among a text's strings and tags.
+    """Return the index of the first part to translate in a list of strings and tags, and the index after the last.
 
-    Outside of this range are white space, elements without text, and tags that stand before, after or around all
-    words; tags inside of it are balanced. Without words or objects the range is empty.
+    Outside of this range are white space, elements without text, and tags that stand before, after or around all words;
+    tags inside of it are balanced. Without words or objects the range is empty.
     """
     partner: dict[int, int] = {}
     opened: dict[int, int] = {}
@@ -276,7 +289,7 @@ def _core(parts: Sequence[Part]) -> tuple[int, int]:
 
 
 def _is_wordless(part: Part) -> bool:
-    """Return whether a part of a text is white space, an element without text (`empty`) or a line break."""
+    """Return whether a part of a text, a string or tag, is white space, a tag of kind `empty`, or a line break."""
     return not part.strip() if isinstance(part, str) else part.kind in ("empty", "break")
 
 
@@ -293,7 +306,7 @@ def _write_part(part: Part) -> str:
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
-    """Return the strings and tags of a translated XML text, such that each tag of the source occurs once and balanced.
+    """Return a list of the strings and tags of a translated XML text; each tag of the source occurs once and balanced.
 
     Unknown and repeated tags are removed, open elements are closed at the end, and missing tags are added there.
 
@@ -332,7 +345,7 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
 
 
 def plain_text(text: str, kind: UnitKind) -> str:
-    """Return the text of a unit, or of its translation, without the inline tags and with entities decoded.
+    """Return the text of a document's unit, or its translation, without inline tags and with entities decoded.
 
     Args:
         text: the text.
@@ -353,22 +366,22 @@ _MARKS = (
 
 
 class Edit(NamedTuple):
-    """The characters `start` to `end` of a text file, which are replaced when the texts in them are translated."""
+    """A change of a text file that replaces the characters `start` to `end` when the texts in them are translated."""
 
     start: int
     end: int
     units: list[Unit]
-    """The units whose translations the new content contains."""
+    """The units (texts) whose translations the new content contains."""
     render: Callable[[Sequence[str]], str]
-    """Return the new content of the span, given the translations of its units."""
+    """A function that returns the new content of the characters, from the translations of the edit's units."""
     is_in_place: bool = True
-    """True if the span is where the source texts stand: it stays as it is if all translations equal the texts. False
-    if it stores translations beside the source, as in PO and XLIFF: it is always written.
+    """True if the characters are the source texts: they stay if all translations equal the texts. False if they hold
+    the translations beside the source, as in PO and XLIFF, and are always written, except for untranslated texts.
     """
 
 
 class TextFile:
-    """A decoded text file that is written again with some spans replaced; its other bytes never change."""
+    """A decoded text file that can be written with some spans of characters replaced; all other bytes stay the same."""
 
     def __init__(self, content: bytes, encoding: str = "utf-8", *, is_markup: bool = False) -> None:
         """Decode the content of a text file and find its line break.
@@ -401,7 +414,7 @@ class TextFile:
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
-        """Return the document whose units are the texts of some edits, and which is written by carrying the edits out.
+        """Return a `Document` whose units are those of some edits, and which is written by carrying out the edits.
 
         Args:
             edits: the spans to replace, which are disjoint and in order.
@@ -428,12 +441,12 @@ class TextFile:
         return Document(units, write)
 
     def encode(self, text: str) -> bytes:
-        """Return the bytes of a text in the file's encoding, after the file's byte order mark if it has one.
+        """Return a text as bytes in the file's encoding, after the file's byte order mark if it has one.
 
         Characters that the encoding lacks become references such as `&#8364;` in HTML and XML.
 
         Raises:
-            TransduceError: the encoding of another file lacks a character of the text.
+            TransduceError: the file is neither HTML nor XML, and its encoding lacks a character of the text.
         """
         try:
             return self.mark + text.encode(self.encoding, "xmlcharrefreplace" if self._is_markup else "strict")
@@ -449,12 +462,12 @@ _CODE_STYLE = re.compile(
 
 
 def is_code_style(name: str | None) -> bool:
-    """Return whether a style's name in an office document, such as `Source Text`, is one of code; None is no style."""
+    """Return whether a style's name in an office document, such as `Source Text`, is one for code; False for None."""
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
 
 
 def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> frozenset[str]:
-    """Return the identifiers of the styles for code among a document's styles.
+    """Return a set of the identifiers of those of a document's styles that are for code.
 
     Args:
         styles: the identifier of each style, its name, and the identifier of the style that it is based on, if any. A
@@ -485,12 +498,12 @@ _FORMULA_END = re.compile(rf"(?<!{_SPACED})(?<![\u0300-\u036f]){_FORMULA}\Z")
 
 
 def is_note_mark(text: str, *, is_link: bool) -> bool:
-    """Return whether the text of an element is only the mark of a note, such as `[1]`, or `(2)` if it is a link."""
+    """Return whether an element's text is only the mark of a note: a number such as `[1]`, or in a link `(2)`."""
     return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
 
 
 def is_mark_a_word(before: str) -> bool:
-    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", by the text before it.
+    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", judging by the text before it.
 
     A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
     """
@@ -499,7 +512,7 @@ def is_mark_a_word(before: str) -> bool:
 
 
 def is_after_word(before: str) -> bool:
-    """Return whether the text before a number in a link, without brackets, allows the number to be the mark of a note.
+    """Return whether the text before a number in a link allows the number to be the mark of a note, without brackets.
 
     The text must end with a word, or with punctuation. The result is False after scripts without spaces, in which the
     number may be a word.
@@ -510,7 +523,7 @@ def is_after_word(before: str) -> bool:
 
 
 def formula_part(source: str, *, at_end: bool = False) -> str:
-    """Return the part of a formula at the start of a text, such as the `CO` of CO<sub>2</sub>; "" without one.
+    """Return the part of a chemical formula at the start of a text, such as `CO` of CO<sub>2</sub>; "" without one.
 
     Args:
         source: the text, in which characters may be written as entities of HTML.

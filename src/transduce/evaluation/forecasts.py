@@ -24,7 +24,7 @@ _DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the forecasts of one time series and of its two baselines, in the unit of the series."""
+    """Errors of the forecasts of one time series, and of repeating its last season or value, in the series' unit."""
 
     mean_absolute: float
     """The mean absolute error of the forecasts."""
@@ -50,20 +50,24 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     season: int
     """Number of points of a season, which a baseline repeats; 1: no season."""
     series: dict[str, ForecastErrors]
-    """The errors of each series, by its name."""
+    """A dict from the name of each series to its `ForecastErrors`."""
     skill: float
-    """The percentage by which the mean absolute error is below the better baseline's, as the mean over series.
-
-    The baselines repeat the last season and the last value. Above 0 is better than both.
+    """The percentage by which the forecasts' mean absolute error is below that of the better baseline, as the mean over
+    series. The baselines repeat the last season and the last value. Above 0 is better than both.
     """
     square_skill: float
-    """The percentage by which the root mean square error is below the better baseline's, as the mean over series."""
+    """The percentage by which the forecasts' root mean square error is below that of the better baseline (repeating the
+    last season or value), as the mean over series.
+    """
     learned: int | None = None
     """Number of the forecast points that the model was trained on, which makes the errors too low; None: unknown."""
 
     @property
     def is_weak(self) -> bool:
-        """True if the model has errors, and not fewer than repeating the last season or value, which may have none."""
+        """True if the forecasts have errors and, on average, are no better than the better baseline.
+
+        The baselines repeat the last season and the last value; the measure is the mean absolute error (`skill`).
+        """
         return self.skill <= 0.0 and any(errors.mean_absolute > 0.0 for errors in self.series.values())
 
     def __str__(self) -> str:
@@ -96,7 +100,7 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
         return last if self.season == 1 else f"last season {getattr(errors, f'season_{measure}'):.4g}, {last}"
 
     def _better(self, measure: str) -> str:
-        """Return the name of the baseline with the lower error, which may differ between series."""
+        """Return words for the baseline with the lower error, or for the better one of each series if these differ."""
         season, last = f"repeating the last {self.season} points", "repeating the last value"
         best = {_best(errors, measure)[0] for errors in self.series.values()}
         if self.season == 1 or best == {"last"}:
@@ -105,7 +109,7 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _best(errors: ForecastErrors, measure: str) -> tuple[str, float]:
-    """Return the name of the baseline, "season" or "last", with the lower error of a series, and this error."""
+    """Return the name of the baseline, "season" or "last", with the lower error in a series, and this error."""
     found = {name: float(getattr(errors, f"{name}_{measure}")) for name in ("season", "last")}
     return min(found.items(), key=lambda item: item[1])
 
@@ -134,11 +138,12 @@ def find_season(*stretches: Numbers) -> int:
 
     A season is a peak of the autocorrelation that stands out from that of noise, with low values before and after it,
     and it occurs at least three times in the longest stretch. A straight line is removed from each stretch first, so
-    that a trend does not count as a season. If the level wanders, the season is found in the differences of
-    neighboring points. For several series the mean autocorrelation is used.
+    that a trend does not count as a season. If the level wanders, the season is found in the differences of neighboring
+    points. For several series the mean autocorrelation is used.
 
     Args:
-        stretches: the points of C series, (N, C); points are not compared across the borders of stretches.
+        stretches: the points of C series, one or more arrays (N, C); points are not compared across the borders of
+            stretches.
     """
     level = [_without_line(values) for values in stretches if len(values) > 1]
     by_level, by_changes = _peak(level), _peak([np.diff(values, axis=0) for values in level])
@@ -153,10 +158,10 @@ def find_season(*stretches: Numbers) -> int:
 
 
 def _peak(stretches: Sequence[Numbers]) -> int:
-    """Return the lag from 2 of the first significant and nearly highest peak of the autocorrelation; 1 if none is.
+    """Return the first lag from 2 on of a significant and nearly highest peak of the autocorrelation; 1 if none is.
 
     Args:
-        stretches: the points of C series without trend, (N, C).
+        stretches: the points of C series without trend, arrays (N, C).
     """
     lengths = np.array([len(values) for values in stretches])
     longest = min(max(lengths, default=0) // _MIN_SEASONS, _MAX_SEASON)
@@ -195,7 +200,12 @@ def _peak(stretches: Sequence[Numbers]) -> int:
 
 
 def _refined(lag: int, correlation: Numbers) -> int:
-    """Return the season of a peak of the autocorrelation more exactly, by the peaks at 2, 4, 8, … times its lag."""
+    """Return the season at a peak of the autocorrelation in points, refined by the peaks at 2, 4, 8, … times its lag.
+
+    Args:
+        lag: the lag of the peak.
+        correlation: the autocorrelation at each lag from 0.
+    """
     radius, season, times = max(1, lag // 8), float(lag), 2
     while round(times * season) + radius < len(correlation):
         start = round(times * season) - radius
@@ -207,23 +217,28 @@ def _refined(lag: int, correlation: Numbers) -> int:
 
 
 def _twice(correlation: Numbers) -> Numbers:
-    """Return the mean of the autocorrelations at each lag and at twice this lag, for the lags up to half the longest.
+    """For each lag up to half the longest, return the mean of the autocorrelations at the lag and at twice the lag.
 
-    The peak at a season is sharper in it.
+    In this mean, the peak at a season is sharper.
     """
     twice: Numbers = correlation[::2]
     return 0.5 * (correlation[: len(twice)] + twice)
 
 
 def _nearly(highest: float, count: int) -> float:
-    """Return the least score of a lag that is nearly as high as the highest score, for a series of `count` points."""
+    """Return the least score at which a lag counts as nearly as good as the lag of the highest score.
+
+    Args:
+        highest: the highest score.
+        count: the number of points of the series; the tolerance is wider for fewer points.
+    """
     return highest - max((1.0 - _NEARLY) * highest, _NEARLY_ERRORS * (1.0 - highest) / math.sqrt(count))
 
 
 def _without_line(values: Numbers) -> Numbers:
-    """Return each series, (N, C), minus its best-fitting straight line, so that a trend does not look like a season.
+    """Return the points of series, (N, C), minus each one's best-fitting straight line, so that no trend is left.
 
-    A series that is a straight line up to rounding becomes exactly 0.
+    A trend would look like a season. A series that is a straight line up to rounding becomes exactly 0.
     """
     time = np.arange(len(values)) - (len(values) - 1) / 2.0
     centered = values - values.mean(axis=0)
@@ -235,13 +250,13 @@ def _without_line(values: Numbers) -> Numbers:
 
 
 def _autocorrelation(stretches: Sequence[Numbers], max_lag: int) -> Numbers:
-    """Return the mean autocorrelation of series without trend at the lags from 0 to `max_lag`.
+    """Return the mean autocorrelation of series without trend at the lags from 0 to `max_lag`, (max_lag + 1,).
 
     Each sum of products is divided by the mean energy of the points that it multiplies, so that long lags do not seem
     weaker. Series that are all zeros are left out; without any other, all lags have 0.
 
     Args:
-        stretches: the points of C series, (N, C); products are not taken across their borders.
+        stretches: the points of C series, arrays (N, C); products are not taken across their borders.
         max_lag: the longest lag.
     """
     sizes = np.max([np.abs(values).max(axis=0) for values in stretches], axis=0)
@@ -265,6 +280,8 @@ def score_forecasts(
     past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int, learned: int | None = None
 ) -> ForecastReport:
     """Score forecasts against the actual values, and compare their errors with repeating the last season or value.
+
+    The result is a `ForecastReport`.
 
     Args:
         past: the known points, (B, S, C); at least a season.
@@ -295,9 +312,9 @@ def score_forecasts(
 
 
 def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the mean absolute and the root mean square error of each series, (C,), over all windows and points.
+    """Return two arrays (series,): the mean absolute and the root mean square error over all windows and points.
 
-    Forecasts and actual values are (B, T, C).
+    Forecasts and actual values are (windows, points, series).
     """
     differences = forecasts - actual
     return np.abs(differences).mean(axis=(0, 1)), np.sqrt((differences**2).mean(axis=(0, 1)))
@@ -310,7 +327,7 @@ def _skill(errors: Numbers, baseline: Numbers) -> float:
 
     Args:
         errors: the forecast's error of each series, (C,).
-        baseline: the better baseline's, (C,).
+        baseline: the error of the better baseline for each series, (C,).
     """
     comparable = baseline > 0.0
     return float(100.0 * (1.0 - errors[comparable] / baseline[comparable]).mean()) if comparable.any() else 0.0

@@ -19,7 +19,7 @@ from transduce.ui_language import column, columns_of, localized, padded, shorten
 
 
 def f1_of_counts(common: int, predicted: int, right: int) -> float:
-    """Return the F1, 0 to 1, of so many predicted and so many right items, of which `common` are both."""
+    """Return the F1 score, 0 to 1, from numbers of predicted and right items, of which `common` are both."""
     return 2.0 * common / (predicted + right) if common else 0.0
 
 
@@ -56,9 +56,11 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     macro_f1: float
     """The mean over labels of each label's F1, in percent, so that rare labels count as much as frequent ones."""
     labels: tuple[LabelScores, ...] = ()
-    """The scores of each label, in alphabetical order."""
+    """A tuple of the `LabelScores` of each label, in alphabetical order."""
     confusion: tuple[tuple[int, ...], ...] = ()
-    """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
+    """A tuple of rows, one for each right label, with the number of texts for each predicted label, in the order of
+    `labels`.
+    """
 
     def __str__(self) -> str:
         accuracy = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.texts, 'text')})"
@@ -67,7 +69,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels.
 
-        If the labels are too long for columns of the confusion table, their numbers head the columns.
+        If the labels are too long for columns of the confusion table, their numbers head the columns; if the table is
+        too wide even so, it is left out.
         """
         labels = [shortened(each.label, _LABEL_COLUMNS) for each in self.labels]
         numbers = [""] * len(labels)
@@ -100,6 +103,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
     """Compute accuracy and macro F1 of predicted labels, with the scores and the confusions of each label.
+
+    The result is an `AccuracyReport`.
 
     Args:
         predicted: a label for each text.
@@ -162,7 +167,7 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
     f1: float | None = None
     """The harmonic mean of the spans' precision and recall, in percent, as in seqeval; None without spans."""
     f1_of_kinds: dict[str, float] = {}
-    """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
+    """A dict from each kind of span, such as PER or LOC, to its F1 in percent; empty if the tags describe no spans."""
 
     def __str__(self) -> str:
         line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {count_noun(self.words, 'word')})"
@@ -173,7 +178,7 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagCounts(NamedTuple):
-    """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
+    """Counts of words and of the spans that tags mark in a sentence, whose sums determine accuracy and span F1."""
 
     words: int
     """The number of words in the sentence."""
@@ -184,11 +189,11 @@ class TagCounts(NamedTuple):
     predicted: int
     """The number of predicted spans."""
     wanted: int
-    """The number of spans of the reference."""
+    """The number of spans that the right tags mark."""
 
 
 def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
-    """Count the words, right tags and spans of a sentence, given the predicted and the right tag of each word.
+    """Return the `TagCounts` of a sentence, from the predicted and the right tag of each word.
 
     Raises:
         TransduceError: the numbers of tags differ.
@@ -205,6 +210,8 @@ def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
 
 def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> TaggingReport:
     """Compute the accuracy of predicted tags and, if the right tags (B-PER, I-PER) mark spans, the F1 of the spans.
+
+    The result is a `TaggingReport`.
 
     Args:
         predicted: the tags of each sentence's words.
@@ -254,7 +261,7 @@ class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     deleted_labels: tuple[str, ...] = ("TOP", "ROOT", "S1", "-NONE-", ",", ":", "``", "''", ".", "?", "!")
     """Constituents with these labels are not counted, and words with these tags are removed from the sentence."""
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
-    """Pairs of labels that count as equal when brackets are compared."""
+    """Pairs of labels that count as equal when the brackets of two trees are compared, such as ADVP and PRT."""
     short_length: int = 40
     """Sentences of at most this many words, including punctuation, are also scored separately."""
 
@@ -268,19 +275,19 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
     sentences: int = 0
     """The number of sentences, each with a reference tree."""
     matched: int = 0
-    """The number of brackets that occur in both trees of a sentence."""
+    """The number of brackets that the predicted and the reference tree of a sentence share."""
     reference: int = 0
     """The number of brackets of the reference trees."""
     predicted: int = 0
     """The number of brackets of the predicted trees."""
     exact: int = 0
-    """The number of sentences in which all brackets match and none is superfluous."""
+    """The number of sentences whose predicted brackets are all those of the reference, and no others."""
     words: int = 0
     """The number of words that are not removed as punctuation."""
     tagged: int = 0
-    """The number of words that are not removed and have the reference's part-of-speech tag."""
+    """The number of words that are not removed as punctuation and have the reference's part-of-speech tag."""
     invalid: int = 0
-    """The number of sentences without a predicted tree, or with one over other words; nothing matches in them."""
+    """The number of sentences without a predicted tree, or with a tree over other words; nothing matches in them."""
 
     @property
     def precision(self) -> float:
@@ -324,7 +331,7 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of words of a short sentence, with punctuation."""
 
     def __str__(self) -> str:
-        """Return a line of scores for sentences of all lengths, and one for the short sentences."""
+        """Return a line of scores for sentences of all lengths, and a line for the short sentences, as one text."""
         titles = ("all lengths", f"at most {self.short_length} words")
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 
@@ -344,7 +351,7 @@ def _line(title: str, counts: BracketCounts) -> str:
 def score_trees(
     predicted: Sequence[Tree | None], references: Sequence[Tree], settings: BracketSettings | None = None
 ) -> BracketReport:
-    """Compute precision, recall and F1 of the labeled brackets of predicted trees.
+    """Compute precision, recall and F1 of the labeled brackets of predicted trees, as `BracketReport`.
 
     Function tags and traces are removed from both sides. No sentence is skipped: if a tree is missing or covers other
     words than the reference, all brackets of the reference are missed and all predicted ones are wrong. The reference's
@@ -381,8 +388,8 @@ def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSetting
         settings: which words and brackets count.
 
     Returns:
-        The sentence's counts, and its length in words with punctuation. If the reference has no words but traces, only
-        the sentence is counted, and its length is 0.
+        The sentence's `BracketCounts`, and its length in words with punctuation. If the reference has no words but
+        traces, only the sentence is counted, and its length is 0.
     """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)
@@ -410,7 +417,7 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """Return how often each bracket (label, index of its first word, index after its last) occurs in a tree.
+    """Return a Counter of how often each bracket (label, index of its first word, index after its last) is in a tree.
 
     Words are numbered without punctuation, and constituents of punctuation only do not count.
 

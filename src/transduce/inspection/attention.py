@@ -142,7 +142,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
 
 
 def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
-    """Return the attention weights of a model for a text, or for a sentence and its translation, by layer and head.
+    """Return the attention weights of a model for a text, or a sentence and its translation, as `AttentionMaps`.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
@@ -156,7 +156,7 @@ def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None =
 
 
 def maps_of(reading: Reading) -> AttentionMaps:
-    """Return the attention weights of a model for a text, given a `Reading`, the result of `read` for both.
+    """Return, as `AttentionMaps`, a model's attention weights for the text of a `Reading`, the result of `read`.
 
     Raises:
         TransduceError: the model has no attention.
@@ -187,9 +187,9 @@ def maps_of(reading: Reading) -> AttentionMaps:
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """Return the attention weights of layers, (1, heads, queries, keys) each, as one array.
+    """Return the attention weights of layers, a list of tensors (1, heads, queries, keys), as one array.
 
-    Its shape is (layers, heads, queries, keys), and (0, 0, 0, 0) without layers.
+    The array's shape is (layers, heads, queries, keys), and (0, 0, 0, 0) without layers.
     """
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
@@ -210,7 +210,7 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return the attention between the words of a text or sentence pair, computed from that between tokens.
+    """Return, as `WordAttention`, the attention between the words of a text or sentence pair, from that between tokens.
 
     Attention is averaged over the attending word's tokens, and summed over the attended word's. Cross-attention is used
     if the model has it, and otherwise self-attention. Layers and heads are averaged, and heads with sharper attention

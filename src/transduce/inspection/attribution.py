@@ -68,8 +68,8 @@ class Attribution(msgspec.Struct, frozen=True):
     """The contribution of each source word to each target word, (target words, source words)."""
     changes: Weights | None = None
     """With `integrated`, how much all source words together raise the log-probability of each target word, in nats,
-    (target words,): exact integrated gradients would sum to it, and those of few points often miss it. None with other
-    methods.
+    (target words,). Contributions by exact integrated gradients sum to this change, but those of few points often do
+    not. None with other methods.
     """
 
     def shares(self) -> Weights:
@@ -307,7 +307,7 @@ class _Subject:
 
     @property
     def weighs_attention(self) -> bool:
-        """True if `integrated` follows the attention to each word, False if it follows the words' embeddings."""
+        """True if the path of `integrated` scales attention to a word, False if it scales the word's embedding."""
         if not self.is_pair or self.model.config.attention_window is not None or _other_attention(self.model):
             return False
         scores = [each for each in self.model.modules() if isinstance(each, ScoredAttention)]

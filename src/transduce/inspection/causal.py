@@ -1,8 +1,10 @@
 """Causal tools: ablate heads and layers, patch activations between two texts, and read every layer by the logit lens.
 
 Attention shows where a head looks. Ablation and patching change a model's activations (`record_activations`) and
-measure the effect on its predictions. Legend: C copies of a text in one batch, H heads, Q positions of queries, V width
-of a head's value, T positions, D model width.
+measure the effect on its predictions.
+
+Legend: C copies of a text in one batch, H heads, Q positions of queries, V width of a head's value, T positions, D
+model width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,7 +219,7 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 def _head_grids(
     reading: Reading, values: Mapping[str, Tensor], measure: Callable[[Mapping[str, Edit], int], Sequence[float]]
 ) -> tuple[Grid, ...]:
-    """Return, for each kind of attention, a table, layers × heads: a measure of the model with one head replaced.
+    """Return, for each kind of attention, a table, layers × heads: a measure with one head's output replaced.
 
     Args:
         reading: the text.
@@ -264,7 +266,10 @@ def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
 
 
 def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield for each kind of attention the stack, the sub-layer's name, and a list of hook points: one per layer."""
+    """Yield for each kind of attention the stack, the sub-layer's name, and a list of hook points, one per layer.
+
+    A hook point is at the outputs of a layer's heads.
+    """
     names = [point.name for point in hook_points(reading.model) if point.name.endswith(".heads")]
     for stack, kind in dict.fromkeys((name.split(".")[0], name.split(".")[2]) for name in names):
         yield stack, kind, [name for name in names if name.split(".")[::2] == [stack, kind]]

@@ -63,8 +63,8 @@ class LayerType(NamedTuple):
     d).
     """
     timed: Callable[[int, int], Callable[[], object]]
-    """A function of n and d that returns another, without arguments, which computes a layer for n positions of width d
-    and is timed.
+    """A function of n and d that returns a function to be timed: it has no arguments, and computes a layer for n
+    positions of width d.
     """
 
 

@@ -114,7 +114,7 @@ def _score_tags(run: ExperimentRun, source: str) -> _Measured:
 
 
 def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
-    """Return a finished run's scores on the experiment's test set, if any, and its best validation score, if any."""
+    """Return a finished run's scores on the test set, if any, and its best validation score, as `_Measured`."""
     result, test = run.result(), test_set(experiment, run)
     measured = _Measured({}, {}, {})
     if test is not None and run.output_path.exists():

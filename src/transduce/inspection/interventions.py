@@ -143,7 +143,7 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 def without_heads(heads: Sequence[int]) -> Edit:
     """Return a function that replaces the outputs of some heads by zeros, for edits of `record_activations`.
 
-    The function takes the outputs of all heads, (B, Q, H, V), and leaves them unchanged in a copy.
+    The function takes the outputs of all heads, (B, Q, H, V), and returns a changed copy.
     """
 
     def edit(outputs: Tensor) -> Tensor:

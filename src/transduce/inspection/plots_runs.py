@@ -260,9 +260,9 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Return even dimensions, sorted, whose sinusoids have about 8, 4, 2 and 1 periods in `length` positions.
+    """Return a sorted list of at most four even dimensions, whose sinusoids are readable in a plot.
 
-    A plot of these few is readable. Equal ones are given once.
+    They have about 8, 4, 2 and 1 periods in `length` positions.
     """
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
@@ -271,8 +271,8 @@ def _readable(length: int, d_model: int) -> list[int]:
 def plot_rotation(*, length: int, d_k: int) -> Chart:
     """Return a chart on rotary embeddings (Su et al. 2021): the product of query and key by their positions.
 
-    It shows that the product depends on distance only. Query and key are the same vector with norm 1, all numbers
-    equal, so the product at distance 0 is 1.
+    The chart shows that the product depends on distance only. Query and key are the same vector with norm 1, all
+    numbers equal, so that the product at distance 0 is 1.
     """
     _check_even(d_k)
     vector = torch.full((1, 1, length, d_k), d_k**-0.5, dtype=torch.float64)

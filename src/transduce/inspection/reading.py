@@ -57,8 +57,8 @@ class Reading:
     forward: Callable[[int], Tensor]
     """Function from a number of copies of the text to the states that predict, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
-    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model); None for
-    models without Transformer layers.
+    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model), and keeps the
+    shape; None for models without Transformer layers.
     """
     positions: tuple[int, ...] = ()
     """For each prediction, the position of the state that it is computed from."""
@@ -157,7 +157,8 @@ class Reading:
     def _row_without(self, position: int, removed: Sequence[int]) -> int:
         """Return a predicting state's position after the tokens at `removed` are left out; -1 if the state is gone.
 
-        A language model then predicts the next token from the state before the removed tokens.
+        In a language model, the state before the removed tokens then predicts the next token, and its position is
+        returned.
         """
         is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.marks)
         return -1 if is_gone else position - sum(each <= position for each in removed)

@@ -71,11 +71,11 @@ CTRANSLATE2 = table(
         "token_types": "none",
     },
 )
-"""The components of models that CTranslate2 can compute."""
+"""A table of the model components that CTranslate2 can compute; models with others cannot be exported."""
 
 
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of a configuration's settings that CTranslate2 does not support; empty if it supports all."""
+    """Return a list of the names of a configuration's settings that CTranslate2 does not support; empty without any."""
     unsupported = {
         # CTranslate2's decoders apply a wrong relative bias after a prompt of several tokens.
         "positions": config.kind == "decoder" and config.positions == "relative",
@@ -172,7 +172,7 @@ def _language_model_specification(model: Decoder) -> Any:
 
 
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return the keyword arguments of CTranslate2's specifications of encoder and decoder that describe the layers.
+    """Return keyword arguments (a dict) for CTranslate2's specifications of encoder and decoder, describing layers.
 
     They cover norms, activation, positions and heads, and follow from the model's configuration.
     """
@@ -352,7 +352,9 @@ class CTranslate2LanguageModel(ExportedModel):
         return continuations
 
     def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of the greedy continuations of prompts, which must be all empty or all nonempty.
+        """Return a list of token ids for each prompt, its greedy continuation.
+
+        Prompts must be all empty or all nonempty.
 
         Args:
             prompts: token ids of each prompt, without the start symbol.

@@ -1,4 +1,4 @@
-"""Read models written after tutorials from files: their weights, their word lists, and what the weights do not show."""
+"""Read models written after tutorials from files: their weights, word lists, and settings that weights do not show."""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -32,27 +32,29 @@ _INNER: dict[Style, str] = {
     "blocks": "ffn.dense1.weight",
     "transduce": "feed_forward.inner.weight",
 }
-"""For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""
+"""A dict from a tutorial's style to the ending of the name of a feed-forward network's first matrix, for counting
+layers.
+"""
 
 
 class TutorialModel(NamedTuple):
-    """A model that was imported from a tutorial's files, with its tokenizer."""
+    """A model that was imported from a tutorial's files: its configuration and weights, with its tokenizer."""
 
     model: ImportedModel
     tokenizer: Tokenizer
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a tutorial's code that its model's weights do not show."""
+    """The properties of a tutorial's code that are needed to import its model, but that the weights do not show."""
 
     style: Style
-    """How the code names its layers."""
+    """The tutorial's way of naming layers, such as `torch` or `annotated`."""
     num_heads: int
     """Number of attention heads."""
     norm_order: Literal["pre", "post"] | None = None
-    """The order of norms; None: the usual one of the style."""
+    """The place of norms: `pre` or `post`; None: the usual one of the style."""
     scales_embeddings: bool = True
-    """False if embeddings are not multiplied by √d_model; they are not in the style `separate`, either."""
+    """False if embeddings are not multiplied by √d_model; in the style `separate`, they never are."""
     activation: Activation | None = None
     """The activation of a language model's feed-forward networks; None: the usual one."""
     embeddings: tuple[str, str, str] | None = None
@@ -61,7 +63,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the encoder's and the decoder's stack of layers; None: the usual ones."""
 
     def names(self) -> TutorialNames:
-        """Return the names of embeddings, output layer and stacks."""
+        """Return the `TutorialNames` of embeddings, output layer and stacks that are set, or else the style's."""
         names = USUAL_NAMES[self.style]
         if self.embeddings is not None:
             source, target, output = self.embeddings
@@ -73,7 +75,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecialWords(NamedTuple):
-    """The spellings of special symbols in word lists of translators; None: a usual one, such as <s>, </s>, <pad>."""
+    """The spellings of start, end and padding symbols in a translator's word lists; None: a usual one, such as <s>."""
 
     start: str | None = None
     end: str | None = None
@@ -86,7 +88,7 @@ class SpecialWords(NamedTuple):
 def read_translator(
     file: Path, lists: Sequence[str], listing: Listing, special: SpecialWords, *, source_start: bool = False
 ) -> TutorialModel:
-    """Read a translator written after a tutorial.
+    """Read a translator written after a tutorial from its files, and return it as `TutorialModel`.
 
     Args:
         file: the weights, a state_dict.
@@ -113,7 +115,7 @@ def read_translator(
 
 
 def _read_list(file: str, special: SpecialWords) -> dict[str, int]:
-    """Return the words of a vocabulary file with their ids, and with usual names of the special symbols.
+    """Return a dict from the words of a vocabulary file to their ids, with usual names of the special symbols.
 
     Raises:
         TransduceError: the file lacks a symbol that `special` names.
@@ -130,7 +132,7 @@ def _read_list(file: str, special: SpecialWords) -> dict[str, int]:
 def _translator_config(
     file: Path, listing: Listing, weights: Mapping[str, Tensor], ids: tuple[int, int, int]
 ) -> ModelConfig:
-    """Return the configuration of a tutorial's translator, from the shapes of its weights and its listing.
+    """Return the `ModelConfig` of a tutorial's translator, from the shapes of its weights and its listing.
 
     Args:
         file: the file of weights, for messages.
@@ -204,7 +206,7 @@ def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
 def _with_rows(
     weights: Mapping[str, Tensor], added: Mapping[str, int], bias: str, sizes: tuple[int, int]
 ) -> dict[str, Tensor]:
-    """Return weights with more rows, for tokens that were added to a word list and must never be generated.
+    """Return a dict of weights with more rows, for tokens that were added to a word list and must never be generated.
 
     The rows are zero, and the bias of the tokens' logits is −10,000.
 
@@ -223,7 +225,7 @@ def _with_rows(
 
 
 def read_language_model(file: Path, words: str, listing: Listing) -> TutorialModel:
-    """Read a language model written after nanoGPT, minGPT or Karpathy's lecture.
+    """Read a language model written after nanoGPT, minGPT or Karpathy's lecture, and return it as `TutorialModel`.
 
     Args:
         file: the weights, a state_dict.
@@ -257,7 +259,7 @@ def read_language_model(file: Path, words: str, listing: Listing) -> TutorialMod
 
 
 def _language_tokenizer(file: str, rows: int) -> Tokenizer:
-    """Return the tokenizer of an imported language model.
+    """Return the tokenizer of an imported language model, which keeps line feeds.
 
     Args:
         file: a tokenizer.json, or a file with a list of characters.
@@ -286,10 +288,10 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read a state_dict from a file of PyTorch or safetensors, without running code that a pickle may contain.
+    """Read a state_dict, a dict from names to tensors, from a file of PyTorch or safetensors.
 
-    A state_dict inside a checkpoint (`state_dict`, `model_state_dict`, `model`) is taken out of it, and the prefixes
-    of DataParallel and torch.compile are removed from the names.
+    Code that a pickle may contain is not run. A state_dict inside a checkpoint (`state_dict`, `model_state_dict`,
+    `model`) is taken out of it, and the prefixes of DataParallel and torch.compile are removed from the names.
 
     Raises:
         TransduceError: the file is too large, damaged, or holds something else than tensors by name.

@@ -60,7 +60,7 @@ _FEED_FORWARD_LIST = {
 
 
 def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, norm: str) -> _Layer:
-    """Map this package's parameter names of an attention to the names of a tutorial's, which has four linear layers.
+    """Map this package's parameter names of an attention to those of a tutorial's, which has four linear layers.
 
     Args:
         ours: prefix of this package's names, such as `self_attention`.
@@ -70,7 +70,8 @@ def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, 
         norm: its full name of the sub-layer's norm.
 
     Returns:
-        For each parameter its tensors in the tutorial; `{p}` stands for weight or bias, `{norm}` for the norm's name.
+        A dict from each parameter's name to a tuple of the tutorial's tensors for it; `{p}` stands for weight or bias,
+        `{norm}` for the norm's name.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in projections),
@@ -149,15 +150,15 @@ class TutorialNames(NamedTuple):
     output: str
     """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"
-    """Prefix of the names of the encoder's weights."""
+    """The prefix of the names of the encoder's weights, without the dot."""
     decoder: str = "decoder"
-    """Prefix of the names of the decoder's weights."""
+    """The prefix of the names of the decoder's weights, without the dot."""
     layer: str = "layers.{number}"
     """Name of a layer within its stack, in which `{number}` counts from 0."""
 
 
 ANNOTATED = TutorialNames(source="src_embed.0.lut.weight", target="tgt_embed.0.lut.weight", output="generator.proj")
-"""The names in "The Annotated Transformer"."""
+"""The names of embeddings, output layer and stacks in "The Annotated Transformer"."""
 
 USUAL_NAMES: dict[Style, TutorialNames] = {
     "annotated": ANNOTATED,
@@ -191,7 +192,7 @@ USUAL_NAMES: dict[Style, TutorialNames] = {
         layer="h.{number}",
     ),
 }
-"""The names of embeddings, output layer and stacks in the best-known listing of each style."""
+"""The names of embeddings, output layer and stacks in the best-known tutorial of each style, a dict by style."""
 
 
 def import_tutorial(
@@ -212,16 +213,17 @@ def import_tutorial(
             `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`;
             `transduce` for the model that transduce's own tutorial writes, docs/tutorial, with its sinusoids;
             `karpathy` for the language models nanoGPT and minGPT and for the lecture that writes a GPT from an empty
-            file (`language_model_config` returns their configuration; `names` has no effect).
-            Norms with the weights `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes
-            `annotated`, and `norm_epsilon` that tutorial's 1e-6 unless `config` has another value than the default.
-            Layers without biases get zeros, and norms without weights (made inside `forward`) get ones: no output
-            changes. An attention whose heads are modules of their own (`heads.0.q`) is joined to one.
+            file (`language_model_config` returns their configuration; `names` has no effect). Norms with the weights
+            `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes `annotated`, and
+            `norm_epsilon` that tutorial's 1e-6 unless `config` has another value than the default. Layers without
+            biases get zeros, and norms without weights (made inside `forward`) get ones: no output changes. An
+            attention whose heads are modules of their own (`heads.0.q`) is joined to one.
         names: the names of embeddings, output layer and stacks.
         interleaved: positions alternate sines and cosines, as in the paper and both tutorials.
 
     Returns:
-        The configuration with tied weights and vocabulary sizes filled in, and the weights in float32 by our names.
+        An `ImportedModel`: the configuration with tied weights and vocabulary sizes filled in, and the weights in
+        float32 by this package's names.
 
     Raises:
         TransduceError: a weight is missing, unexpected, or of another shape.
@@ -276,7 +278,7 @@ def language_model_config(
     pad_id: int = 0,
     eos_id: int = 0,
 ) -> ModelConfig:
-    """Return the configuration of a language model written after nanoGPT, minGPT or Karpathy's lecture.
+    """Return the `ModelConfig` of a language model written after nanoGPT, minGPT or Karpathy's lecture.
 
     Args:
         weights: the model's state_dict.
@@ -313,7 +315,7 @@ def language_model_config(
 
 
 def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """Return the weights of a tutorial's language model by nanoGPT's names, with the shapes of `nn.Linear`.
+    """Return the weights of a tutorial's language model as a dict by nanoGPT's names, with the shapes of `nn.Linear`.
 
     Causal masks are left out. The projections of the heads in Karpathy's lecture are joined. Matrices of GPT-2's
     Conv1D, (inputs, outputs), are transposed. A missing output layer is the embeddings.
@@ -356,7 +358,7 @@ def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
 
 
 def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a tutorial model's weights in float32, so that one table of names fits all listings of a style.
+    """Return a tutorial model's weights in float32 as a dict by name, so that one table of names fits each style.
 
     Norms' `a_2` and `b_2` become `weight` and `bias`, heads that are modules of their own are joined, and tables of
     sinusoids are left out.
@@ -375,7 +377,7 @@ _HEADS_OUTPUT = re.compile(r"(.*)\.output_linear\.(weight|bias)")
 
 
 def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights in which the projections of attention heads that are modules of their own are one matrix.
+    """Return weights by name in which the projections of attention heads that are modules of their own are one matrix.
 
     The joined projections are named `W_Q`, `W_K` and `W_V`, and the output layer `fc`; other weights keep their names.
     """
@@ -392,9 +394,10 @@ def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_position_table(tensor: Tensor) -> bool:
-    """Return whether a tensor is a table of the paper's sinusoids, which needs no import.
+    """Return whether a tensor is a table of the paper's sinusoids, which the import leaves out.
 
-    Such a table is (T, D), with or without an axis of length 1 in front or in the middle; sines and cosines alternate.
+    Such a table is (positions, width), with or without an axis of length 1 in front or in the middle; sines and cosines
+    alternate.
     """
     table = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor.squeeze(1) if tensor.dim() == 3 else tensor
     if table.dim() != 2 or table.shape[1] % 2 or not len(table):
@@ -431,7 +434,7 @@ def _layer_weights(
     names: TutorialNames,
     other_names: set[str],
 ) -> dict[str, Tensor]:
-    """Return all weights of a tutorial model except embeddings and output layer, by this package's names.
+    """Return all weights of a tutorial model except embeddings and output layer, a dict by this package's names.
 
     Args:
         renamed_weights: the model's weights with normalized names.
@@ -470,7 +473,7 @@ def _layer_weights(
 def _neutral(
     weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
 ) -> dict[str, Tensor]:
-    """Return zeros for biases and ones for norms that no layer of a tutorial model has, which changes no output.
+    """Return zeros for biases and ones for norms that no layer of a tutorial model has, so that no output changes.
 
     Only the styles `separate` and `karpathy` may lack norms; `annotated` gets none, because it has all weights.
 
@@ -480,7 +483,7 @@ def _neutral(
         style: the tutorial's way of naming.
 
     Returns:
-        The added tensors by the tutorial's names.
+        A dict of the added tensors by the tutorial's names.
     """
     added = {}
     for name, (parts, shape) in expected.items():
@@ -496,7 +499,7 @@ def _neutral(
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """Return a tutorial's names of the tensors whose concatenation is a parameter of this package.
+    """Return a tuple of a tutorial's names of the tensors whose concatenation is a parameter of this package.
 
     Args:
         name: this package's name, such as `encoder_layers.0.feed_forward.inner.bias`.
@@ -525,7 +528,7 @@ _WRITERS = ("output.weight", "output.bias", "outer.weight", "outer.bias")  # (D,
 
 
 def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, order: Tensor) -> dict[str, Tensor]:
-    """Return weights with the dimensions of the model's residual stream permuted, which changes no output.
+    """Return a dict of weights with the dimensions of the model's residual stream permuted, which changes no output.
 
     Positions are not weights, so the caller must compute them in the new order.
 
@@ -551,7 +554,7 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 
 
 def _axis(name: str) -> str | None:
-    """Return which axis of the weight with this name has the model width D, to permute that axis.
+    """Return which axis of the weight with this name has the model's width, to permute that axis.
 
     The result is "rows" for the first axis, "columns" for the second, and None if neither has.
     """

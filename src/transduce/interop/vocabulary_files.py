@@ -46,7 +46,7 @@ from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.text.vocabulary import Symbol, Vocabulary
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
-"""A file, a folder, a list of tokens, or a mapping of tokens to ids."""
+"""A vocabulary that a user names: a file, a folder, a list of tokens, or a mapping of tokens to ids."""
 
 _SPACE, _LINE_FEED = "▁", "\n"
 _SPECIAL_LINE = re.compile(r"\[[A-Za-z]\w*\]\n")  # begins a word list, though JSON may begin with a bracket, too
@@ -68,7 +68,9 @@ class OpenedVocabulary(NamedTuple):
 
     tokenizer: Tokenizer
     notes: list[str]
-    """Sentences for the user about special tokens that the vocabularies lacked and that were added."""
+    """A list of sentences for the user about special tokens that the vocabularies lacked and that were added or
+    replaced.
+    """
 
 
 def read_vocabulary(
@@ -106,7 +108,7 @@ def read_vocabulary(
 def open_vocabulary(
     sources: Sequence[VocabularySource], *, symbols: Sequence[str] = (), nfc: bool = False
 ) -> OpenedVocabulary:
-    """Make a tokenizer of one existing vocabulary for source and target, or of one vocabulary for each.
+    """Make a tokenizer of one existing vocabulary for source and target, or of one each; return an `OpenedVocabulary`.
 
     Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note.
 
@@ -207,7 +209,11 @@ def _text(content: bytes) -> str | None:
 
 
 def _lines_or_json(text: str, path: Path) -> Any:
-    """Return the lines of a word list, or what JSON describes; a first line such as [PAD] begins a word list."""
+    """Return a word list's lines, or the value that JSON describes; a first line such as [PAD] is not JSON.
+
+    Raises:
+        TransduceError: the text begins like JSON, but is none.
+    """
     if text.lstrip()[:1] not in ("{", "[") or _SPECIAL_LINE.match(text):
         return text.removesuffix("\n").split("\n")
     try:
@@ -220,7 +226,7 @@ def _lines_or_json(text: str, path: Path) -> Any:
 
 
 def _with_special_pieces(content: bytes, location: str, notes: list[str]) -> bytes:
-    """Return a sentencepiece model with tokens for padding and the end of a text, which it may lack.
+    """Return the bytes of a sentencepiece model with tokens for padding and the end of a text, which it may lack.
 
     The start symbol, which nothing else uses, becomes the padding; other tokens are added at the end.
 
@@ -271,7 +277,7 @@ def _put_control(name: str, ids: Mapping[str, int], added: list[Piece], replaced
 
 
 def read_words(path: Path, *, may_be_space: bool = False) -> dict[str, int]:
-    """Return the tokens of a word list with their ids: a token a line, or a JSON list or object of ids.
+    """Read a word list (a token a line, or a JSON list or object of ids) as a dict from tokens to ids.
 
     Args:
         path: the file.
@@ -294,7 +300,7 @@ def start_symbol_id(ids: Mapping[str, int]) -> int | None:
 
 
 def _numbered(tokens: object, location: str, *, may_be_space: bool = False) -> dict[str, int]:
-    """Check the tokens of a word list, and return them with their ids.
+    """Check the tokens of a word list, and return a dict from tokens to ids.
 
     Args:
         tokens: a list of tokens, whose ids are their indices, or a mapping of tokens to ids.
@@ -355,7 +361,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
 
 
 def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
-    """Make a tokenizer of single characters with these ids, as tutorials on language models use them.
+    """Make a tokenizer of single characters from a dict of their ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
     the end. `location` names the list in error messages.
@@ -401,7 +407,8 @@ def _special_ids(
         notes: a sentence is appended for each added token.
 
     Returns:
-        The ids of the special tokens by kind, and the ids of all tokens, in which added ones follow the highest id.
+        Two dicts: the ids of the special tokens by kind, and the ids of all tokens, in which added ones follow the
+        highest id.
     """
     special, ids = dict[str, int](), dict(ids)
     for kind, name in _DEFAULT_NAMES.items():
@@ -414,7 +421,7 @@ def _special_ids(
 
 
 def _with_start(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a word list's tokenizer changed so that it puts the start symbol before each source sentence.
+    """Return a word list's tokenizer that puts the list's start symbol before each source sentence.
 
     Raises:
         TransduceError: the tokenizer is not of a word list, or its list has no start symbol such as `<s>`.
@@ -431,7 +438,7 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Learn a vocabulary of the most frequent whole words for source and target, or one for each.
+    """Learn a vocabulary of the most frequent whole words, one for source and target together or one for each.
 
     Args:
         sides: the texts of both sides together, or those of source and target.
@@ -513,7 +520,7 @@ def _short_symbol(token: AddedToken) -> str | Symbol:
 
 
 def _configured_names(path: Path) -> dict[str, str]:
-    """Return the names of padding (`pad`), end (`eos`) and unknown (`unk`) that files beside a tokenizer.json specify.
+    """Return a dict of the names of `pad`, `eos` and `unk` tokens that files beside a tokenizer.json specify.
 
     They are tokenizer_config.json and special_tokens_map.json; kinds that neither has are left out.
     """
@@ -597,7 +604,7 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return, for each token that a vocabulary adds to its base, the ids of the base's tokens that spelled its text.
+    """Return a list of base token ids for each token that an extended vocabulary adds, which spell the token's text.
 
     They serve to start the new token's embedding from those of the old tokens. Each list has at least one id.
 

@@ -43,9 +43,11 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """A file of vectors for the target's embeddings. In a shared matrix, its vectors are used for words in both files.
     """
     rescale: bool = True
-    """True to multiply all vectors by one number, so that they are as long as the random ones that they replace."""
+    """True to multiply all vectors by one number, so that their mean length equals that of the random vectors that they
+    replace.
+    """
     frozen: bool = False
-    """True to keep the rows with a vector fixed while the other rows are trained."""
+    """True to keep embeddings that have a pretrained vector fixed while the others are trained."""
 
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
@@ -55,12 +57,12 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class MatchedVectors(NamedTuple):
-    """The vectors of a file that belong to a vocabulary's tokens, with the tokens' ids and how many were found."""
+    """The vectors of a file that belong to tokens of a vocabulary, the tokens' ids, and a report of the coverage."""
 
     rows: Tensor
-    """Ids of the tokens with a vector, ascending, (N,)."""
+    """The ids of the tokens with a vector, ascending, int64 (number of these tokens,)."""
     vectors: Tensor
-    """The vectors, (N, D), float32."""
+    """The vectors in the order of `rows`, float32 (number of tokens with a vector, width)."""
     coverage: "Coverage"
 
 
@@ -68,13 +70,13 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """A report of how many tokens of a vocabulary have a pretrained vector."""
 
     tokens: int = msgspec.field(name="pieces")
-    """Number of tokens that could have a vector."""
+    """The number of tokens that could have a pretrained vector: all but padding, end and unknown."""
     found: int
-    """Number of tokens that have one."""
+    """The number of tokens that have a pretrained vector."""
     words_in_file: int
-    """Number of vectors in the file."""
+    """The number of vectors in the file."""
     width: int
-    """Numbers in each vector."""
+    """The number of dimensions of each vector."""
 
     @property
     def share(self) -> float:
@@ -102,7 +104,7 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
             they replace.
 
     Returns:
-        The coverage of the vocabulary.
+        The `Coverage` of the vocabulary: how many tokens have a vector.
 
     Raises:
         TransduceError: the file has another format, or its vectors are not as wide as the model.
@@ -113,7 +115,7 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
 
 
 def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> MatchedVectors:
-    """Return the vectors of a file that belong to tokens of a vocabulary.
+    """Return the vectors of a file that belong to tokens of a vocabulary, as `MatchedVectors`.
 
     A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
     this order.
@@ -184,10 +186,10 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Return, for each word of which a vector would be used, the ids of the tokens that would use the vector.
+    """Return a dict from each spelling whose vector would be used to the tokens that would use it, as (id, rank) pairs.
 
-    Each id is in a pair with the rank of this spelling for the token: 0 if it is the token itself, more if it is the
-    token without the leading ▁ or in lower case, whose vector is only used if there is none of a lower rank.
+    The rank of a spelling for a token is 0 if it is the token itself, more if it is the token without the leading ▁ or
+    in lower case; such a vector is only used if there is none of a lower rank.
     """
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
@@ -201,7 +203,7 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
 
 
 def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
-    """Yield each word of a file of word vectors with its vector, float32, in the file's order.
+    """Yield (word, vector) for each word of a file of word vectors, in the file's order; vectors are float32 arrays.
 
     The format (word2vec text or binary, GloVe; plain or gzip) is recognized by the content.
 
@@ -249,7 +251,7 @@ def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
 
 
 def _is_text(line: bytes) -> bool:
-    """Return whether the line behind a header is text that ends with a number, which binary vectors never look like."""
+    """Return whether the bytes after a header are a text line that ends with a number; binary vectors never are."""
     parts = line.split()
     try:
         return len(parts) > 1 and math.isfinite(float(parts[-1])) and not re.search(rb"[\x00-\x08\x0e-\x1f]", line)
@@ -273,9 +275,9 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _is_numbered_word(line: bytes, width: int) -> bool:
-    """Return whether a line with more than `width` numbers looks like a word that ends with whole numbers.
+    """Return whether a line with more than `width` numbers seems to begin with a word that ends with whole numbers.
 
-    So it does if these have no decimal point, but numbers behind them have one.
+    So it does if these have no decimal point, but the vector's numbers after them have one.
     """
     word, *numbers = line.rstrip().rsplit(b" ", width)
     extra = word.split(b" ")[1:][width - _numbers_at_end(line) :]
@@ -285,7 +287,7 @@ def _is_numbered_word(line: bytes, width: int) -> bool:
 def _read_text(
     first: bytes, file: IO[bytes], path: Path, shape: tuple[int, int] | None = None
 ) -> Iterator[tuple[str, Vector]]:
-    """Yield each word with its vector, float32, from lines of text with a word and the numbers of its vector.
+    """Yield (word, vector) from lines of text with a word and the numbers of its vector, which is float32.
 
     A word may contain spaces, as some of GloVe's do. The header states the vectors' width, or else the first lines show
     it.
@@ -336,7 +338,7 @@ def _read_text(
 
 
 def _word_of_line(line: bytes, width: int, location: str, *, is_stated: bool) -> tuple[str, Vector]:
-    """Return the word of a line, and its vector of `width` numbers, float32.
+    """Return the word in a line and its vector, float32 (width,).
 
     Without a header that states the width (`is_stated`), a word must not end with a number such as 1.5.
 
@@ -379,7 +381,7 @@ def _too_long(path: Path, shape: tuple[int, int], found: str) -> TransduceError:
 
 
 def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, int]) -> Iterator[tuple[str, Vector]]:
-    """Yield each word with its vector, float32, from word2vec's binary format.
+    """Yield (word, vector) from a file in word2vec's binary format; vectors are float32 arrays.
 
     There a word, a space and little-endian float32 numbers follow one another; some writers add a line feed after each
     vector.
@@ -422,11 +424,11 @@ class _BufferedBytes:
         return taken if len(taken) == count else None
 
     def rest(self) -> bytes:
-        """Return the bytes that have not been taken, or the first of them if there are many."""
+        """Return the bytes of the file that have not been taken, or about the first 64 KiB of them."""
         return self.buffer + self.file.read(1 << 16)
 
     def until_space(self) -> bytes | None:
-        """Return the bytes before the next space, and skip them and the space.
+        """Return the bytes of the file before the next space, and skip them and the space.
 
         The result is None if the file ends before a space, or about 10,000 bytes have none, so that they cannot be a
         word.

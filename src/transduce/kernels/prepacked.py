@@ -42,7 +42,7 @@ projection, whose errors change the chosen token. `layer` is any other linear la
 class MakeLinear(Protocol):
     """A function that makes a linear module, (…, D) to (…, O), from a float32 matrix (O, D) and a bias (O,) or None.
 
-    Its third argument says what the layer is used for (a `LinearUse`).
+    The third argument says what the layer is used for (a `LinearUse`).
     """
 
     def __call__(self, weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module: ...
@@ -180,13 +180,13 @@ PREPACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The components and options that a model may have if `prepack` is to lay out its weights for inference kernels."""
+"""The `Table` of components and options that a model may have if `prepack` is to lay out its weights."""
 
 
 InferenceModel = Transformer | Decoder | Encoder
 """The union of the model classes whose weights can be prepacked: `Transformer`, `Decoder` and `Encoder`."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
-"""The union of the model classes with prepacked weights."""
+"""The union of the model classes with prepacked weights, those with names that begin with `Prepacked`."""
 _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,

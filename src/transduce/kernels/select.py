@@ -221,9 +221,10 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
-    """Return a beam search that runs in CPU or GPU kernels, and starts from a decoding state before its first step.
+    """Return a search (beam, greedy or sampling) in CPU or GPU kernels, which starts from a decoding state.
 
-    The result is None if the state is not one of these kernels, or if the kernels do not support the search options.
+    The state must not have run a step. The result is None if the state is not one of compiled CPU kernels or of CUDA
+    graphs, or if the kernels do not support the search options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -256,8 +257,8 @@ class DecoderChoice(NamedTuple):
 def select_decoder(model: nn.Module) -> DecoderChoice:
     """Return a `DecoderChoice`: the backend that decodes a model, and the reasons why no faster one does.
 
-    An encoder-only model is encoded instead. The answer may change when a hook is added to the model or a module is
-    replaced.
+    For an encoder-only model, it is the backend that encodes. The choice may change when a hook is added to the model
+    or a module is replaced.
     """
     device = next(model.parameters()).device
     if device.type == "cuda":
@@ -301,9 +302,10 @@ def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Run a decoder-only model on prompts (B, P), padded to P tokens from lengths (B,), and return the decoding state.
+    """Run a decoder-only model on prompts, token ids (B, P) of which `lengths` (B,) are not padding.
 
-    The state is that of compiled kernels if they support the model, else the model's own.
+    Return the decoding state after the prompts: that of compiled kernels if they support the model, else the model's
+    own.
     """
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):

@@ -58,7 +58,8 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
     """Return the function that computes a component with kernels; None if the component's own `forward` must run.
 
-    Its own `forward` runs for an unknown class, an overridden method, an unknown hook, or a global PyTorch hook.
+    The component's `forward` runs for an unknown class, an overridden method, an unknown hook, or a global PyTorch
+    hook.
     """
     kind, own = type(component), vars(component)
     if kind not in _KERNELS or _has_hooks(component):
@@ -150,7 +151,7 @@ def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | No
 
 
 def _norm(kernels: TrainingKernels, module: LayerNorm | RMSNorm, x: Tensor) -> Tensor:
-    """Compute LayerNorm or RMSNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
+    """Return the LayerNorm or RMSNorm of x, from the training backend's kernel, or from PyTorch if it has none."""
     arguments = _norm_arguments(module)
     if arguments is None or not kernels.supports_rows(x):
         return type(module).forward(module, x)  # type: ignore[arg-type]
@@ -496,7 +497,7 @@ class MaskedSublayer(NamedTuple):
 
     sublayer: Sublayer
     mask: object
-    """The mask of attention; None for a feed-forward network."""
+    """The mask of the sub-layer's attention, in a form that kernels take; None for a feed-forward network."""
 
     @property
     def attention(self) -> MultiHeadAttention | None:
@@ -607,7 +608,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class _Kernel(NamedTuple):
-    """A function that computes with kernels what the `forward` method of one class computes."""
+    """An entry of the table of kernels: a function that computes what the `forward` method of one class computes."""
 
     compute: Callable[..., Any]
     replaces: Callable[..., Any]

@@ -302,7 +302,7 @@ class MultiHeadAttention(Component):
         return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """Return the keys, then the values, of all G key/value heads: (B, S, D) to (B, S, G × K + G × V)."""
+        """Return one tensor of all G key/value heads' keys, then values: (B, S, D) to (B, S, G × K + G × V)."""
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
@@ -472,7 +472,7 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Return outputs, (B, H, Q, V).
+        """Compute attention of all heads: return sums of the values, weighted by queries and keys, (B, H, Q, V).
 
         Args:
             query: (B, H, Q, K).
@@ -556,7 +556,10 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return 1 at the greatest weight of each row (last axis) and 0 elsewhere, with the gradients of the weights."""
+    """Return a tensor with 1 at the greatest weight of each row (last axis), 0 elsewhere, and the weights' gradients.
+
+    The weights are those of attention: hard attention computes with the best key alone, and trains as soft attention.
+    """
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 

@@ -57,7 +57,7 @@ class UpdatedVectors(NamedTuple):
     average: Tensor | None
     """The moving average of the master weights; None: the run keeps none."""
     working: Tensor | None
-    """The master weights rounded to the dtype that the model computes in; None: it is float32."""
+    """The master weights rounded to the dtype that the model computes in; None: the model computes in float32."""
 
 
 class AdamScalars(NamedTuple):
@@ -268,7 +268,7 @@ class TrainingKernels(Protocol):
 
     @property
     def linear_activations(self) -> frozenset[str]:
-        """The names of the activations that `linear` can apply to its output."""
+        """The set of the names of the activations that `linear` can apply to its output."""
 
     def supports_activation(self, name: str, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Return whether `activate` supports the activation with this name for width F, in x's dtype on x's device."""
@@ -356,13 +356,14 @@ class TrainingKernels(Protocol):
 
         Args:
             matrices: (R, C) each.
-            polynomials: three of them.
+            polynomials: three polynomials, each by its coefficients (a, b, c), applied in turn.
             scale: multiplies the result.
             by_gram_matrix: whether to apply the polynomials to x xᵀ and multiply x once, which is faster if C is many
                 times R.
 
         Returns:
-            For each matrix, whether it was changed: not if powers of its elements would overflow or underflow.
+            A list that tells for each matrix whether it was changed: not if powers of its elements would overflow or
+            underflow.
         """
 
     def supports_logits(self, logits: Tensor) -> bool:

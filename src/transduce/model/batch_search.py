@@ -140,7 +140,7 @@ class BatchSearch(Protocol):
         """Run at most `steps` decoding steps of all sentences; stop earlier when all sentences are finished."""
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return tokens, int64 (B, W, t), and log-probabilities, (B, W), of the W live hypotheses of each sentence."""
+        """Return the W live hypotheses of each sentence: tokens, int64 (B, W, t), and log-probabilities, (B, W)."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return a list of at most `count` finished hypotheses of the sentence with this index in the original batch.
@@ -175,10 +175,10 @@ class JoinableSearch(BatchSearch, Protocol):
         """
 
     def can_absorb(self, other: Any) -> bool:
-        """Return whether the sentences of another search, which has taken one step, may join this one."""
+        """Return whether the sentences of another search, which has taken one step, may join this search."""
 
     def absorb(self, other: Any, indices: Sequence[int]) -> None:
-        """Move the unfinished sentences of another search, which has taken one step, into this one.
+        """Move the unfinished sentences of another search, which has taken one step, into this search.
 
         Args:
             other: a search for which `can_absorb` holds. It must not be used afterwards.

@@ -135,7 +135,7 @@ _FUNCTIONS = FunctionType | MethodType | BuiltinFunctionType
 
 
 def difference_from_config(model: AnyModel) -> Difference | None:
-    """Return the first difference of a model from the one that its configuration describes; None: there is none.
+    """Return a `Difference`, the first of a model from the one that its configuration describes; None: there is none.
 
     Compared are exact classes, methods, attributes, submodules, the names and shapes of tensors, and the values of
     buffers that a state dict does not hold. Values of weights, dropout rates and hooks (`forward_hooks`) are not.
@@ -149,7 +149,10 @@ def difference_from_config(model: AnyModel) -> Difference | None:
 
 
 def forward_hooks(model: nn.Module) -> list[str]:
-    """Return the names of modules with forward hooks that may change what they compute; "model" is the whole model."""
+    """Return a list of the names of modules with forward hooks that may change what the modules compute.
+
+    "model" is the whole model.
+    """
     hooks = [
         (path, hook)
         for path, module in model.named_modules()
@@ -161,7 +164,10 @@ def forward_hooks(model: nn.Module) -> list[str]:
 
 
 def _differences(path: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield the differences of a module, with the dotted name `path`, from the one that a configuration describes."""
+    """Yield a `Difference` for each way in which a module, and its submodules, differ from the described module.
+
+    `path` is the module's dotted name for the texts, empty for the whole model.
+    """
     where, kind, expected = f"`{path or 'model'}`", type(module), type(described)
     if parametrize.is_parametrized(module):
         (tensor, first), *_ = module.parametrizations.items()  # type: ignore[operator, union-attr]
@@ -428,7 +434,10 @@ def _largest_changes(model: AnyModel) -> tuple[float, float]:
 
 
 def _change(expected: Tensor, found: Tensor) -> float:
-    """Return the largest difference of two outputs in standard deviations; 0 if the expected one is not finite."""
+    """Return the largest difference of two outputs, in standard deviations of the expected output.
+
+    The result is 0 if the expected output is not finite.
+    """
     if not bool(expected.isfinite().all()):
         return 0.0
     return float((found - expected).abs().nan_to_num(torch.inf).max() / expected.std())

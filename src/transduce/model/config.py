@@ -99,7 +99,7 @@ def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
-    """Return the configuration with these settings, given as plain values such as those of a JSON file.
+    """Return a `ModelConfig` with these settings, given as plain values such as those of a JSON file.
 
     Raises:
         msgspec.ValidationError: a value has the wrong type, or names no component.
@@ -122,7 +122,7 @@ def explained(error: msgspec.ValidationError) -> str:
 
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return the permitted values of each field of a struct that has a `Literal` type, by the field's name."""
+    """Return a dict from each field of a struct that has a `Literal` type to a tuple of the permitted values."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
@@ -136,7 +136,7 @@ def _check_choices(config: "ModelConfig") -> None:
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return the permitted types of each field of a struct without a `Literal` type, by the field's name.
+    """Return a dict from each field of a struct without a `Literal` type to a tuple of the permitted types.
 
     `NoneType` is among them if the field may be None.
     """
@@ -348,7 +348,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Decoder layers: N of Table 3. An encoder-only model does not use it."""
 
     d_model: int = 512
-    """Width of the embeddings and of every layer's output; an even number, a multiple of `num_heads`."""
+    """Width of the embeddings and of every layer's output: a multiple of `num_heads` unless `d_k` and `d_v` are set,
+    and even for sinusoids and recurrent models."""
 
     d_ff: int = 2048
     """Width inside the feed-forward layer."""
@@ -561,7 +562,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def forbidden_tokens(self) -> list[int]:
-        """The token ids that search never outputs, ascending: padding and start symbol, unless it is the end symbol."""
+        """A sorted list of the token ids that search never outputs: padding and start symbol.
+
+        The end symbol's id is not among them, even if padding or start symbol have the same id.
+        """
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 
     @property
@@ -593,7 +597,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 
     def changed(self) -> dict[str, object]:
-        """Return the settings that differ from their defaults, by name; settings without a default are left out."""
+        """Return a dict, by name, of the settings that differ from their defaults.
+
+        Settings without a default are left out.
+        """
         fields = msgspec.structs.fields(type(self))
         values = {field.name: (getattr(self, field.name), field.default) for field in fields if not field.required}
         return {name: value for name, (value, default) in values.items() if value != default}

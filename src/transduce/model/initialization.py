@@ -15,10 +15,10 @@ from transduce.model.positions import LearnedPositions, RelativePositions
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the attention and feed-forward weights of a model by name, each with the row counts of the matrices in it.
+    """Return a dict from each attention or feed-forward weight of a model to the row counts of the matrices in it.
 
-    Queries, keys and values are three matrices in one weight, and the halves of a gated layer are two. Embeddings,
-    output projections, heads and recurrent cells are not included.
+    A key is the weight's dotted name. Queries, keys and values are three matrices in one weight, and the halves of a
+    gated layer are two. Embeddings, output projections, heads and recurrent cells are not included.
     """
     return {
         f"{path}.{name}": rows
@@ -28,9 +28,10 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the weights of an attention or feed-forward module by name, each with the row counts of its matrices.
+    """Return a dict from each weight of an attention or feed-forward module to the row counts of its matrices.
 
-    One weight may hold several matrices, as those of queries, keys and values. Other modules have none.
+    A key is the weight's name. One weight may hold several matrices, as those of queries, keys and values. For other
+    modules the dict is empty.
     """
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}

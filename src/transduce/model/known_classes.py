@@ -58,11 +58,11 @@ class _Entry(NamedTuple):
     """An entry of the registry of known module classes: the reference class, and permitted children and tensors."""
 
     computes: type[nn.Module]
-    """The reference class, such as `Linear`, whose function a module of the known class computes."""
+    """For a known class, the reference class, such as `Linear`, whose function its modules compute."""
     children: frozenset[str] | None
-    """Names of the submodules that a module of the class may hold; None: any."""
+    """For a known class, the names of the submodules that its modules may hold; None: any."""
     tensors: frozenset[str] | None
-    """Names of the parameters and buffers that a module of the class may hold; None: any."""
+    """For a known class, the names of the parameters and buffers that its modules may hold; None: any."""
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}

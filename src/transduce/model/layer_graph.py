@@ -118,7 +118,7 @@ class Sublayer(NamedTuple):
 
     @property
     def linears(self) -> list[Linear]:
-        """The linear layers of the sub-layer, in the order of computation."""
+        """A list of the linear layers of the sub-layer, in the order of computation."""
         return [operation for operation in self.operations if isinstance(operation, Linear)]
 
     @property
@@ -193,11 +193,11 @@ SETTINGS = frozenset(
         *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
 )
-"""The settings of `ModelConfig` that descriptions cover; a model that changes another setting is unsupported."""
+"""The settings of `ModelConfig` that layer graphs cover; a model that changes another setting is unsupported."""
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:
-    """Return the names of settings with non-default values that no layer graph describes.
+    """Return a list of the names of a model's settings that have non-default values and that no layer graph describes.
 
     A model with such a setting is unsupported.
     """
@@ -205,9 +205,10 @@ def unknown_settings(config: ModelConfig) -> list[str]:
 
 
 def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
-    """Return the names of settings whose values a backend's table does not list, or that no layer graph describes.
+    """Return a list of the names of a model's settings that a backend does not support.
 
-    Only the configuration is needed, so this check precedes the building of a model.
+    Either the backend's table does not list the value, or no layer graph describes the setting. Only the configuration
+    is needed, so this check precedes the building of a model.
     """
     actual = {
         "kind": ("class", config.kind.capitalize()),
@@ -230,8 +231,8 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
 def graph_of(module: nn.Module) -> Graph:
     """Return the layer graph of a model or layer: a description of its operations, by which backends are chosen.
 
-    It describes the current state of a model, an `EncoderLayer` or a `DecoderLayer`. It is `Unsupported` if a component
-    is unknown or was changed.
+    The graph describes the current state: a `ModelGraph` for a model, a `LayerGraph` for an `EncoderLayer` or
+    `DecoderLayer`, or `Unsupported` if a component is unknown or was changed.
     """
     return description_of(module).graph
 
@@ -245,9 +246,10 @@ def refusal(table: "Table", module: nn.Module) -> str | None:
 
 
 def description_of(module: nn.Module) -> "Description":
-    """Return the description of a model or layer in its current state; it is cached until the module changes.
+    """Return the `Description` of a model or layer in its current state: a layer graph, with a snapshot.
 
-    Callers ask at the start of each batch, because hooks may be added after a backend was selected.
+    The description is cached until the module differs from the snapshot. Callers ask at the start of each batch,
+    because hooks may be added after a backend was selected.
     """
     change = global_change()
     cached = _DESCRIPTIONS.get(module)

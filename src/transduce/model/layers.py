@@ -203,7 +203,7 @@ def _check_bias(bias: nn.Module, config: ModelConfig) -> None:
 class StackPositions(nn.Module):
     """A module that makes the mask and the position encodings for the self-attention of all layers of a stack.
 
-    It holds the rotary positions or the bias of `BIASES`, which the layers share.
+    It holds the rotary embedding or the bias of attention scores by positions, which the layers share.
     """
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
@@ -291,7 +291,7 @@ def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
-    """Build the layers of a stack: `count` layers, or one layer if the configuration shares weights among layers."""
+    """Build the layers of a stack as an `nn.ModuleList`: `count` layers, or one if the configuration shares weights."""
     return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
 
 

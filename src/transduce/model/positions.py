@@ -166,9 +166,9 @@ class Rotation(NamedTuple):
     """
 
     cosine: Tensor
-    """The cosines, (T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
+    """The cosines of the angles, (T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
     sine: Tensor
-    """The sines, in the shape of `cosine`."""
+    """The sines of the angles, in the shape of `cosine`."""
     interleaved: bool
     """True if pairs are dimensions (2i, 2i + 1), as in the paper; otherwise (i, i + K / 2), as in Llama."""
 
@@ -228,7 +228,7 @@ class RotaryPositions(nn.Module):
         return Rotation(cosine, sine, self.interleaved)
 
     def _angles(self, length: int) -> Tensor:
-        """Return the cosines, then the sines, of the rotary angles of positions 0 … length - 1, (length, K)."""
+        """Return a table, (length, K), of the rotary angles' cosines, then sines, at positions 0 … length - 1."""
         pair = torch.arange(self.width // 2, dtype=torch.float64)
         frequency = self.base ** (-2.0 * pair / self.width)
         if self.scaling is not None:
@@ -272,7 +272,7 @@ class RelativePositions(nn.Module):
         return bias if bias.dim() == 4 else bias[None]
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance (key position minus query position), in the shape of `distance`.
+        """Return a tensor of each distance's bucket index, shaped like `distance` (key minus query position).
 
         If not `bidirectional`, keys in the future have distance 0.
         """

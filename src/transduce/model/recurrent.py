@@ -124,7 +124,7 @@ class CellState(NamedTuple):
 
     hidden: Tensor
     cell: Tensor | None
-    """The cell state of an LSTM; None for a GRU."""
+    """The cell state of an LSTM, (N, D); None for a GRU."""
     past: Tensor | None = None
     """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); None without attention to the
     past.

@@ -517,7 +517,10 @@ class PromptState(DecodingState):
     """A decoding state of a decoder-only model: a cache with prompts of different lengths and their continuations."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
-        """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass."""
+        """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass.
+
+        Without `lengths`, a prompt ends before the padding at its right.
+        """
         self.model = model
         self.cache = model.new_cache()
         index = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)

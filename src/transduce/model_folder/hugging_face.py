@@ -293,7 +293,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
     if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
-        ends = _ends(generation) or ends
+        # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
+        ends = tuple(id for id in _ends(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,

@@ -71,8 +71,13 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
-    if (folder / _TOKENIZER_SETTINGS).is_file():
-        settings = read_json(folder, _TOKENIZER_SETTINGS, dict[str, Any])
+    settings, config = (
+        read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
+        for name in (_TOKENIZER_SETTINGS, "config.json")
+    )
+    # Earlier versions of transformers name the class in config.json, which is not kept.
+    settings |= {name: config[name] for name in ("tokenizer_class",) if config.get(name) and not settings.get(name)}
+    if settings:
         settings.pop("auto_map", None)  # names custom code, which is never run
         for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
             if side in settings and language is not None:

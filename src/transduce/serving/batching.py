@@ -230,7 +230,7 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
-        """Return the sentences of a new batch: the longest one that waits in a job, and others of similar length.
+        """Return a list of the sentences of a new batch: a job's longest waiting one, and others of similar length.
 
         A job whose sentences are context of one another goes into one batch alone, in order.
 
@@ -438,12 +438,12 @@ def num_hypotheses(job: Job) -> int:
 
 
 def busy_error() -> RequestError:
-    """Return the error (status 503) for a request that finds no free slot in the queue."""
+    """Return the `RequestError` (status 503) for a request that finds no free slot in the queue."""
     return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
 def deadline_error(timeout: float | None = None) -> RequestError:
-    """Return the error (status 504) for a request that was not answered before its deadline.
+    """Return the `RequestError` (status 504) for a request that was not answered before its deadline.
 
     Args:
         timeout: the request's own time limit in seconds; None: the server's limit was the deadline.
@@ -458,7 +458,7 @@ def deadline_error(timeout: float | None = None) -> RequestError:
 
 
 def shutdown_error() -> RequestError:
-    """Return the error (status 503) for a request to a server that is shutting down."""
+    """Return the `RequestError` (status 503) for a request to a server that is shutting down."""
     return RequestError(503, "The server is shutting down: try again later.", retry_after_seconds=10)
 
 
@@ -470,7 +470,7 @@ _LOG = logging.getLogger("transduce.serving")
 
 
 class BatchObserver:
-    """Observes the search of a batch: reports progress, and drops sentences of requests that no client waits for."""
+    """An observer of the search of a batch: reports progress, and drops sentences that no client waits for."""
 
     def __init__(
         self,
@@ -729,7 +729,7 @@ class Engine:
             raise busy_error()
 
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
-        """Decode the jobs of a request together, and return a list per job with the result of each sentence.
+        """Decode the jobs of a request together, and return for each job a list with the result of each sentence.
 
         Args:
             jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
@@ -787,7 +787,7 @@ async def _wait(answer: asyncio.Future[list[Any]], disconnected: asyncio.Future[
 
 
 def queue_timeout_error() -> RequestError:
-    """Return the error (status 503) for a request that did not start decoding in time."""
+    """Return the `RequestError` (status 503) for a request that did not start decoding in time."""
     return RequestError(
         503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5
     )

@@ -103,7 +103,7 @@ Report = Callable[[Progress], None]
 
 
 class Completions:
-    """Completes prompts with the server's models, for the APIs of OpenAI and Ollama.
+    """The part of the server that completes prompts with its models, for the APIs of OpenAI and Ollama.
 
     A translation model translates a prompt, and a language model continues it.
     """
@@ -383,7 +383,7 @@ class GenerationJob(Job):
 
 
 class _PromptDecoder(ContinuousDecoder):
-    """Continues the prompts of several requests to one language model together, step by step."""
+    """A decoder that continues the prompts of several requests to one language model together, step by step."""
 
     def __init__(self, served: ServedGenerator) -> None:
         self._running = ContinuousGeneration(served.generator)

@@ -228,7 +228,7 @@ class Job:
         """The estimated work of decoding all sentences, in decoding steps times sentences."""
         # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
         self.waiting = sorted(range(len(sentences)), key=lambda index: -self.tokens[index])
-        """Indices of the sentences that have not gone into a batch yet."""
+        """Indices of the sentences that have not gone into a batch yet, the longest sentence first."""
         self.results: list[Any] = [None] * len(sentences)
         """Result of each sentence, or None until it is decoded."""
         self.num_batches = 0
@@ -378,12 +378,12 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The spans of the sentence's inline HTML elements, whose words are to be located in the translation."""
+        """The character spans of the sentence's inline HTML elements; their words are located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
     def elements(self) -> Sequence[Span]:
-        """The spans of the sentence that stand for protected elements of HTML, which translation must not change."""
+        """The character spans in the sentence that stand for protected HTML elements, which stay unchanged."""
         return self.job.elements.get(self.number, ())
 
 

@@ -164,7 +164,7 @@ class Routes:
             return code
 
     def model(self, source: str, target: str) -> Model | None:
-        """Return the model for a pair of canonical language codes; None leaves a text as it is.
+        """Return the model for a pair of canonical language codes, or None if a text stays as it is.
 
         None is returned if source and target are the same language, unless a model such as one of dialogue or of
         summaries has this pair.

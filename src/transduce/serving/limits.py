@@ -35,9 +35,10 @@ _DECODING_START = re.compile(rb"POST (?P<path>" + "|".join(_DECODING_PATHS).enco
 
 
 class AdmissionCounter:
-    """Limits how many requests a server starts to read in one iteration of the event loop to the queue's free slots.
+    """A counter of the requests that a server starts to read in one iteration of the event loop.
 
-    So a burst of requests does not delay the server by reading requests that it must refuse.
+    It admits at most as many as the queue has free slots. So a burst of requests does not delay the server by reading
+    requests that it must refuse.
     """
 
     def __init__(self, free_slots: Callable[[], int], make_refusal: Callable[[str], RequestError]) -> None:
@@ -53,9 +54,9 @@ class AdmissionCounter:
         """Number of requests admitted during the current iteration of the event loop."""
 
     def admit(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Count one more request and return True, or return False if those of this event-loop iteration fill the queue.
+        """Count one more request and return True, or return False if the requests of this iteration fill the queue.
 
-        A request that is not admitted is tried again in the next iteration.
+        An iteration is one of the event loop. A request that is not admitted is tried again in the next iteration.
 
         Args:
             loop: the running event loop.
@@ -182,7 +183,9 @@ def _digest(key: str) -> bytes:
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
-    """Return the API keys in a text file, one per line; empty lines and lines that start with # are skipped.
+    """Return a tuple of the API keys in a text file, one per line.
+
+    Empty lines and lines that start with # are skipped.
 
     Raises:
         TransduceError: the file cannot be read, or holds no key.
@@ -201,7 +204,10 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
 
 
 class RateLimiter:
-    """Limits the requests of each client per minute, with a token bucket: each takes one, and they return evenly."""
+    """A limiter of each client's requests per minute, with a token bucket.
+
+    Each request takes a token from its client's bucket, and tokens come back at an even rate.
+    """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Create a limiter.

@@ -83,14 +83,14 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
     """The detected source language, set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Alternative translations, set if the request asked for some; best first, without duplicates, and for a list of
-    texts one list for each text."""
+    """Alternative translations, set if the request asked for some; best first, without duplicates unless they are
+    sampled, and for a list of texts one list for each text."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them by their old name."""
     warnings: list[str] | UnsetType = UNSET
-    """Texts that seem not to be in the language that the request names; unset if there are none."""
+    """Warnings about texts that seem not to be in the language that the request names; unset if there are none."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):
@@ -301,7 +301,7 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers of the error response: Retry-After (in whole seconds) and Connection, where they apply."""
+        """A dict of the error response's HTTP headers: Retry-After (whole seconds) and Connection, where they apply."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -311,12 +311,12 @@ class RequestError(Exception):
 
 
 def invalid_request(reason: str) -> RequestError:
-    """Return the error (status 400) for a request that is malformed or exceeds a limit, with the reason."""
+    """Return the `RequestError` (status 400) for a request that is malformed or exceeds a limit, with the reason."""
     return RequestError(400, f"Invalid request: {reason}")
 
 
 def unsupported_field(name: str) -> RequestError:
-    """Return the error for a field of a request that would change the answer, but that the server does not know."""
+    """Return the `RequestError` (status 400) for a field that would change the answer, but is not known."""
     return invalid_request(f"`{name}` is not supported by this server: leave it out")
 
 

@@ -46,7 +46,7 @@ class Metrics:
         return self.registry.get_sample_value(sample, labels) or 0.0
 
     def render(self, gauges: Mapping[str, tuple[str, float]]) -> bytes:
-        """Return the text that Prometheus reads, in UTF-8: all counters and histograms, then the gauges.
+        """Return the bytes of the text that Prometheus reads: all counters and histograms, then the gauges.
 
         Args:
             gauges: values of this moment, such as the length of the queue: description and value by name.

@@ -286,7 +286,7 @@ def _now() -> str:
 
 
 class _LineFormatter(TextFormatter):
-    """Formats a streamed completion as Ollama's API does: one JSON object per line."""
+    """A formatter of a streamed completion as Ollama's API has it: one JSON object per line."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         """Create a formatter for one answer, whose duration counts from now.

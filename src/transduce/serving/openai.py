@@ -163,7 +163,7 @@ class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
     logprob: float
     """The log-probability, in nats."""
     bytes: list[int]
-    """The text in UTF-8."""
+    """The token's text as a list of the bytes of its UTF-8."""
     top_logprobs: list[Any] = []
     """Empty, as other tokens are not known."""
 
@@ -558,7 +558,7 @@ class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OpenAIEventFormatter(TextFormatter):
-    """Formats a streamed completion as OpenAI's server-sent events: chunks of text, then `[DONE]`."""
+    """A formatter of a streamed completion as OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
     def __init__(self, head: dict[str, Any], *, is_chat: bool, with_usage: bool) -> None:
         """Create a formatter for one streamed completion.

@@ -68,9 +68,10 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """Return the typed message in a JSON object, in which, at any depth, a key must not occur twice.
+    """Return the typed message in a JSON object: an instance of the struct `message`.
 
-    Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+    At any depth a key must not occur twice. Numbers and booleans may also be texts, such as "3", because LibreTranslate
+    and DeepL accept both.
 
     Args:
         body: the JSON.
@@ -105,7 +106,7 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def read_form(body: bytes) -> "_Fields":
-    """Return the fields of an URL-encoded form in UTF-8: for each name (without "[]"), a list of its values.
+    """Return a dict from each field of an URL-encoded form in UTF-8 (its name without "[]") to a list of its values.
 
     Raises:
         RequestError: the form is not UTF-8, or has too many fields.
@@ -126,7 +127,7 @@ _Fields = dict[str, list[str | UploadedFile]]
 
 
 def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] = ()) -> _Fields:
-    """Return the fields of a multipart form (RFC 7578): for each name (without "[]"), a list of its values.
+    """Return a dict from each field of a multipart form (RFC 7578; its name without "[]") to a list of its values.
 
     Args:
         body: the form.
@@ -177,7 +178,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """Collects the parts of one multipart form from the events of python-multipart's parser."""
+    """A collector of the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
@@ -260,9 +261,9 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 
 
 def _validation_error(error: msgspec.ValidationError) -> RequestError:
-    """Return the error (status 400) for a request that does not fit its struct, as LibreTranslate's clients expect it.
+    """Return the `RequestError` (status 400) for a request that does not fit its struct.
 
-    A missing field becomes "missing NAME parameter".
+    LibreTranslate's clients expect its sentence: for a missing field it is "missing NAME parameter".
     """
     missing = _MISSING_FIELD.match(str(error))
     if missing:
@@ -338,7 +339,7 @@ async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: 
 
 
 def body_too_large_error(max_bytes: int) -> RequestError:
-    """Return the error (status 413) for a request whose body has more than `max_bytes` bytes."""
+    """Return the `RequestError` (status 413) for a request whose body has more than `max_bytes` bytes."""
     return RequestError(413, f"The request's body must have at most {max_bytes:,} bytes, also when it is uncompressed.")
 
 
@@ -384,7 +385,7 @@ class Decoder:
 
 
 class Inflater(Decoder):
-    """Decompresses a request's body of gzip or deflate chunk by chunk, and never more bytes than requested."""
+    """A decoder of a request's body that decompresses gzip or deflate chunk by chunk, within a number of bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name

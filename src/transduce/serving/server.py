@@ -348,7 +348,10 @@ class Server(uvicorn.Server):
         self._is_loading = threading.Lock()
 
     def _refusal(self, path: str) -> RequestError:
-        """Return the error (status 503) for a request to a path that the full queue cannot take, and count it."""
+        """Return the `RequestError` (status 503) for a request that the full queue cannot take, and count it.
+
+        `path` is the path of the request, under which the metrics count the refusal.
+        """
         self.application.service.metrics.requests.labels(path, busy_error().status).inc()
         return busy_error()
 

@@ -112,7 +112,7 @@ class Answer(NamedTuple):
     text: str
     """The best translation."""
     alternatives: list[str]
-    """Other translations, the best first, without duplicates."""
+    """Other translations, the best first; without duplicates, unless the model's search samples."""
     source: str
     """Canonical code of the source language, named or detected."""
     detected: DetectedLanguage | None
@@ -425,7 +425,9 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return search settings that find more translations of a sentence, with a wider beam if necessary.
+    """Return a copy of search settings that finds more translations of a sentence, with a wider beam if necessary.
+
+    Settings that already find this number are returned unchanged.
 
     Args:
         search: the settings to change.
@@ -672,9 +674,10 @@ class RequestChecks:
         self.limiter = RateLimiter(service.settings.client_rate)
 
     async def read(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that needs decoding, after checking the rate limit and the queue.
+        """Return the typed message of a request that needs decoding: an instance of the struct `message`.
 
-        The body is read only if the queue of decoding can take the request.
+        The rate limit and the queue are checked first. The body is read only if the queue of decoding can take the
+        request.
 
         Args:
             request: the request.

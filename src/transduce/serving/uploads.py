@@ -295,7 +295,7 @@ class DocumentStore:
         return translation
 
     def get(self, id: str, key: str) -> DocumentTranslation:
-        """Return an uploaded document with the state of its translation to a client that knows its secret key.
+        """Return the `DocumentTranslation` of an uploaded document, if the client knows its secret key.
 
         The time after which the result is deleted starts again.
 

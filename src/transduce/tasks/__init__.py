@@ -12,4 +12,4 @@ TaskName = Literal[
     "parsing",
     "time-series",
 ]
-"""The names of the kinds of tasks, in the order in which help and settings list them."""
+"""Type of a task's name, the setting `task.kind`; the names are in the order in which help and settings list them."""

@@ -127,7 +127,7 @@ class PreparationBar:
     """
 
     def __init__(self, console: Console, total: int | None, noun: str) -> None:
-        """Create the progress display.
+        """Create the progress display of preparing a corpus.
 
         Args:
             console: the terminal or file to print to.
@@ -281,7 +281,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     def describe(self, batch: Batch) -> dict[str, Any]:
         """Return a dict that describes a batch: indices of its pairs in the prepared corpus, texts and token ids.
 
-        It can be written as JSON. The keys are `pairs`, `source`, `target`, `source_ids` and `target_ids`.
+        The dict can be written as JSON. Its keys are `pairs`, `source`, `target`, `source_ids` and `target_ids`.
         """
         sides = {"source": (self.tokenizer.source, batch.source), "target": (self.tokenizer.target, batch.target)}
         rows = {
@@ -429,7 +429,7 @@ def use_prepared_corpus(
 
 
 def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
-    """Return again the corpus that `transduce prepare` wrote, for a run that started with it and resumes.
+    """Return the corpus that `transduce prepare` wrote, for a run that started with this corpus and resumes.
 
     `read` returns the task's text, from settings that name all files and from the run's folder.
 
@@ -479,15 +479,10 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Return the number of a corpus's pairs, and of characters without spaces that it has at least three times.
+    """Return the size of a corpus: its number of pairs, and of characters such as Chinese ones (`CorpusSize`).
 
-    Such characters are those of scripts without spaces, such as Chinese; their number bounds the vocabulary's size.
-    What was removed or replaced while reading is counted in `notes`.
-
-    Raises:
-        TransduceError: a file is missing, or is a pipe or a device.
-
-    What was removed or replaced while reading is counted in `notes`.
+    Counted are different characters of scripts without spaces that occur at least three times; the default size of the
+    vocabulary depends on them. What was removed or replaced while reading is counted in `notes`.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.

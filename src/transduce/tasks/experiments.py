@@ -485,7 +485,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
 def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
     """Return a list of comment lines for a run's settings file: each plugin's path and digest.
 
-    The list is empty if the run's model uses no component of the user's own. Later changes of a plugin are so noticed.
+    By the digest, a later change of a plugin is noticed. The list is empty if the run's model uses no component of the
+    user's own.
     """
     model = run.content.get("model", {})
     is_own = any(model.get(name) in own for name, own in OWN_NAMES.items())
@@ -493,7 +494,7 @@ def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
 
 
 def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | None:
-    """Return a sentence on what has changed since a run was started and keeps it from continuing; None without that.
+    """Return a sentence on what has changed since a run was started and keeps it from continuing; None if nothing.
 
     Settings, plugins that the model needs, and training files are compared.
     """
@@ -698,7 +699,7 @@ def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings
 
 
 def _test_command(run: ExperimentRun, test: TestSettings) -> tuple[list[str], list[str]]:
-    """Return the words of the command that writes a run's output of a test set, and those of further options.
+    """Return two lists of words: the command that writes a run's output of a test set, and further options of it.
 
     The options set how the text is read and searched; the run's output is made anew when they change.
     """

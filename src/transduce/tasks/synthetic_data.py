@@ -209,7 +209,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
 
 
 def _check_monolingual(settings: Settings, request: RunRequest) -> None:
-    """Raise an error for a run whose settings ask for back-translation of monolingual text but do not allow it.
+    """Raise an error if the settings ask for back-translation of monolingual text, but the run cannot do it.
 
     Raises:
         TransduceError: the task is another, targets or files are missing, or there are several processes.

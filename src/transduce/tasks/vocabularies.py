@@ -184,7 +184,7 @@ def extend_base_tokenizer(
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
     """Yield pairs of the text that a vocabulary is learned from: the corpus with noise, and the lines of files `more`.
 
-    Lines of these files, and of text alone, are pairs with an empty target.
+    Lines of these files, and of a corpus without targets, are pairs with an empty target.
     """
     alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):

@@ -33,7 +33,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjs
 
 
 class Pair(NamedTuple):
-    """A source and target sentence with their file and their line in it, counted from 1."""
+    """A source and a target sentence, with the path of their file and the number of their line in it, from 1."""
 
     source: str
     target: str
@@ -42,49 +42,59 @@ class Pair(NamedTuple):
 
 
 class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The files that sentence pairs are read from: one or more pairs of line-aligned files, or files of pairs."""
+    """The files of a corpus of sentence pairs, line-aligned or with pairs on each line, and how they are read."""
 
     source: tuple[str, ...]
-    """Files of the source side, or files of pairs (TSV, JSON lines)."""
+    """Paths of the files of the source side, or of files of pairs (TSV, JSON lines)."""
     target: tuple[str, ...] = ()
-    """Files of the target side, as many as of the source side and in the same order; empty for files of pairs."""
+    """Paths of the files of the target side, as many as of the source side and in the same order; empty for files of
+    pairs.
+    """
     format: Format = "auto"
     """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
     languages: tuple[str, str] | None = None
-    """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"; None:
-    unknown.
+    """The pair of source and target language code, which are also keys of JSON objects {"zh": …, "en": …}, alone or
+    inside "translation"; None: unknown.
     """
     strict: bool = False
     """True if a table line without exactly two columns is an error; otherwise such lines are skipped and counted."""
     back_translated: tuple[str, ...] = ()
-    """Files in `source` that were translated by a machine from targets written by people."""
+    """Those files of `source` whose texts were translated by a machine from human-written targets
+    (back-translation).
+    """
     directions: tuple[tuple[str, str], ...] = ()
-    """Source and target language of each file of `source`, for a corpus of several language pairs, in which the token
-    of the target language starts every source sentence. Empty: a single language pair.
+    """A pair of source and target language code for each file of `source`, for a corpus of several language pairs, in
+    which the token of the target language starts every source sentence. Empty: a single language pair.
     """
     line_feeds: bool = False
-    """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; else spaces."""
+    """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; if false, these become
+    spaces.
+    """
     tags: tuple[str, ...] = ()
-    """The tag of each file of `source`, whose token starts every source sentence of the file; an empty tag: none."""
+    """The tag of each file of `source`, whose token starts every source sentence of the file; an empty text for files
+    without a tag.
+    """
     loss_weights: tuple[float, ...] = ()
-    """The weight in the loss of each file of `source`, by which the weights of its pairs are multiplied; empty: 1."""
+    """For each file of `source`, the factor of its pairs' weights in the loss; an empty tuple: 1 for all files."""
     weight_field: str | None = None
     """The field of JSON lines that holds the weight of a pair in the loss; None: pairs have no weights."""
     document_field: str | None = None
     """The field of JSON lines that names the document of a pair; None: blank lines separate documents."""
     has_documents: bool = False
-    """True if the pairs of a document are consecutive, and a pair may be trained with those before it as context."""
+    """True if pairs of one document are consecutive, so that a pair may be trained with earlier pairs of its document
+    as context.
+    """
     ignored_fields: tuple[str, ...] = ()
     """Fields of JSON lines that are not read and not reported, such as the weights of a dev set."""
 
     @property
     def grouped_files(self) -> int:
-        """The number of files if each has its own language pair or tag, so that their dev pairs stay apart; else 0."""
+        """The number of files if validation pairs are chosen per file (language pairs or tags differ); else 0."""
         return len(self.source) if self.directions or self.tags else 0
 
     @property
     def has_weights(self) -> bool:
-        """True if pairs have weights in the loss."""
+        """True if some pairs may have a weight other than 1 in the loss."""
         return self.weight_field is not None or any(weight != 1.0 for weight in self.loss_weights)
 
     @property
@@ -99,35 +109,35 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class PairBlock(NamedTuple):
-    """Consecutive pairs of one file, at most 8,192, that are read, filtered and tokenized together."""
+    """At most 8,192 consecutive pairs of one corpus file, which are read, filtered and tokenized together."""
 
     number: int
     """The index of the block in the whole corpus, from 0."""
     path: str
     first_line: int
-    """The line of the first pair in its file, from 1."""
+    """The number, from 1, of the line in the file that holds the first pair of the block."""
     sources: list[str]
     targets: list[str]
     file: int = 0
-    """The index of the file in `CorpusFiles.source`."""
+    """The index of the block's file in `CorpusFiles.source`."""
     weights: list[float] | None = None
-    """The weight of each pair in the loss; None: the file has none."""
+    """The weight of each pair of the block in the loss; None: the corpus has no weight field."""
     documents: list[str] | None = None
-    """The name of each pair's document; None: the file names none."""
+    """The name of the document of each pair of the block; None: the corpus has no document field."""
 
     def pair(self, row: int) -> Pair:
-        """Return the pair at a row of the block, with its file and line number."""
+        """Return the pair at an index of the block as a `Pair`, with its file and line number."""
         return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
 
 
 class PairReader:
-    """A reader that streams a corpus in blocks of ``BLOCK_LINES`` pairs; the last block of each file is shorter.
+    """An iterable over the blocks (`PairBlock`) of a corpus, of 8,192 pairs each; a file's last block is shorter.
 
-    The assignment of lines to blocks depends only on the files, so blocks can be distributed to processes and
-    machines. A block whose index ``wanted`` rejects is only counted, in a small part of the time of reading it.
+    The assignment of lines to blocks depends only on the files, so blocks can be distributed to processes and machines.
+    A block whose index the function ``wanted`` rejects is only counted, which is much faster than reading it.
 
-    Iteration raises TransduceError with file and line if a file is missing, empty, in another encoding or malformed,
-    or if two sides differ in length.
+    Iteration raises TransduceError with file and line if a file is missing, empty, in another encoding or malformed, or
+    if two sides differ in length.
     """
 
     def __init__(
@@ -135,11 +145,11 @@ class PairReader:
     ) -> None:
         self.notes = notes if notes is not None else LineNotes()
         self.blocks = 0
-        """The number of blocks so far; after the last block, that of the corpus."""
+        """The number of blocks read or skipped so far; after iteration, the number of blocks in the corpus."""
         self.pairs = 0
-        """The number of pairs so far, including those of blocks that are only counted."""
+        """The number of pairs so far, including those of skipped blocks and lines that are no pairs."""
         self.checksums: dict[str, int] = {}
-        """The CRC-32 of the content of each file that was read to its end."""
+        """The CRC-32 of the content of each file read to its end, a dict by path."""
         self._files = files
         self._wanted = wanted or (lambda _: True)
 
@@ -201,11 +211,11 @@ class PairReader:
             raise _empty(path)
 
     def _open(self, path: str, notes: LineNotes) -> LineBlocks:
-        """Open a file for reading in blocks; lines that are not UTF-8 are kept, for the filters to drop and count."""
+        """Open a file as `LineBlocks`; lines that are not UTF-8 are kept, so that filters drop and count them."""
         return LineBlocks(path, notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Add a block of `count` pairs, read or skipped, to the totals; return the number of the next line."""
+        """Add a block of `count` pairs, read or skipped, to the totals; return the line after it (`line` + `count`)."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -216,9 +226,9 @@ class PairReader:
     def _split_table(
         self, lines: list[str], first_line: int, layout: "TableLayout", file: int
     ) -> tuple[list[str], list[str]]:
-        """Split tab-separated lines into sources and targets.
+        """Split tab-separated lines of a file into a list of sources and a list of targets.
 
-        A line that is no pair becomes a placeholder text on both sides, which the filters drop and count.
+        A header or a line that is no pair becomes a placeholder text on both sides, which the filters drop and count.
         """
         sources, targets, path = list[str](), list[str](), self._files.source[file]
         for number, text in enumerate(lines, first_line):
@@ -232,7 +242,10 @@ class PairReader:
         return sources, targets
 
     def _with_line_feeds(self, source: str, target: str) -> tuple[str, str]:
-        """Return a pair with its line feeds replaced by spaces, unless the vocabulary has a token for line feeds."""
+        """Return a pair of texts with spaces for line feeds, unless the vocabulary has a token for line feeds.
+
+        Texts with line feeds are counted in the notes.
+        """
         found = ("\n" in source) + ("\n" in target)
         if self._files.line_feeds:
             self.notes.kept_line_feeds += found
@@ -241,7 +254,7 @@ class PairReader:
         return (source.replace("\n", " "), target.replace("\n", " ")) if found else (source, target)
 
     def _split_objects(self, lines: list[str], first_line: int, file: int) -> PairBlock:
-        """Return a block with the pairs of JSON lines, with their weights and documents if the corpus has them."""
+        """Return a `PairBlock` of JSON lines, with weights and documents if the corpus has fields for these."""
         files, path = self._files, self._files.source[file]
         keys = _Keys(self._languages(file), files.weight_field, files.document_field, files.ignored_fields)
         records = [_object(text, f"{path}:{number}", keys, self.notes) for number, text in enumerate(lines, first_line)]
@@ -258,7 +271,7 @@ class PairReader:
         )
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
-        """Count a block's table lines that are not pairs.
+        """Add the lines of a block of a table that are not pairs to the counts in the notes.
 
         Raises:
             TransduceError: more than half of the block's lines do not have exactly two columns.
@@ -271,10 +284,10 @@ class PairReader:
 
 
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
-    """Yield the pairs in the files' order, in constant memory.
+    """Yield the pairs of a corpus as `Pair`, in the order of the files, in constant memory.
 
-    ``notes`` counts what is removed or replaced while reading. Lines of tables that are not pairs are left out.
-    Raises the errors of ``PairReader``.
+    ``notes`` counts what is removed or replaced while reading. Lines of tables that are not pairs are left out. Errors
+    are those of ``PairReader``.
     """
     for block in PairReader(files, notes):
         lines = range(block.first_line, block.first_line + len(block.sources))
@@ -309,7 +322,7 @@ def read_texts(path: str) -> Iterator[str]:
 
 
 def format_of(path: str, chosen: Format) -> Format:
-    """Return the format of a file: the chosen one, or for "auto" the one of the name's suffix, else "lines".
+    """Return the format of a file as text: the chosen one, or for "auto" that of the file's suffix, else "lines".
 
     A suffix of compression such as .gz is ignored.
     """
@@ -341,7 +354,7 @@ def _check_sides(files: CorpusFiles) -> None:
 
 
 def _count_rest(file: LineBlocks) -> int:
-    """Read a file to its end, and return the number of lines that were left."""
+    """Read an open file to its end without decoding it, and return the number of lines that were left."""
     return sum(iter(lambda: file.skip(BLOCK_LINES), 0))
 
 
@@ -367,10 +380,10 @@ def _empty(path: str) -> TransduceError:
 
 
 def _pair_format(path: str, chosen: Format) -> Format:
-    """Return the format of a file of pairs: the chosen one, or for "auto" the one of the name's suffix.
+    """Return the format, "tsv" or "jsonl", of a file of pairs: the chosen one, or for "auto" that of its suffix.
 
     Raises:
-        TransduceError: the file holds one side only by its name, or does not exist.
+        TransduceError: the file's name says that it holds one side only, or the file does not exist.
     """
     chosen = format_of(path, chosen)
     if chosen == "lines":
@@ -426,11 +439,11 @@ class TableLayout(NamedTuple):
 
 
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
-    """Return whether a file of tab-separated pairs has a header and quoted fields, as its first 1,000 lines show.
+    """Return the `TableLayout` of a file of tab-separated pairs: whether it has a header and quoted fields.
 
-    Fields are quoted as in CSV if each field that begins with a quote also ends with one. In addition, either all
-    fields must begin with a quote, or each quoted field must contain a doubled quote or a tab. The first line is a
-    header if both columns are language codes or usual names of columns.
+    The first 1,000 lines decide. Fields are quoted as in CSV if each field that begins with a quote also ends with one.
+    In addition, either all fields must begin with a quote, or each quoted field must contain a doubled quote or a tab.
+    The first line is a header if both columns are language codes or usual names of columns.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -450,9 +463,10 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
 
 
 def find_doubtful_header(path: str, layout: TableLayout) -> str | None:
-    """Return the first row of tab-separated pairs if it is read as a pair but may name columns; None otherwise.
+    """Return the first row of tab-separated pairs as "source / target" if it may name columns; None otherwise.
 
-    Such a row has no marks and is much shorter, in both columns, than the other rows.
+    That is a row that is read as a pair, but has only word characters and spaces and is much shorter, in both columns,
+    than the other rows.
     """
     if layout.has_header or layout.is_quoted:
         return None
@@ -470,7 +484,7 @@ def find_doubtful_header(path: str, layout: TableLayout) -> str | None:
 def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:
     """Return whether two fields of a table's first line are names of columns (language codes, usual names), not texts.
 
-    `languages` are the corpus's languages, whose codes count in any form.
+    `languages` are the codes of the corpus's languages, which count as names in any form.
     """
     first = tuple(name.strip().casefold() for name in names)
     codes = tuple(map(column_language, first))
@@ -482,7 +496,10 @@ def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) 
 
 
 def column_language(name: str) -> str | None:
-    """Return the code of the language that a column is named after by its code or name: zh for 中文; None if none."""
+    """Return the code of the language that a column is named after, by code or name: zh for 中文; None if none.
+
+    A code is returned in lower case.
+    """
     name = name.strip().casefold()
     return name if _LANGUAGE_CODE.fullmatch(name) else _CODE_OF_LANGUAGE.get(name)
 
@@ -545,7 +562,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The keys that a JSON object may have besides those of its texts: weight, document and ignored keys."""
+        """A tuple of a JSON object's permitted keys besides those of its texts: weight, document, ignored keys."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
@@ -597,7 +614,7 @@ def _field(record: dict[str, object], name: str, where: str) -> object:
 
 
 def parse_weight(value: object, name: str, where: str) -> float:
-    """Return the weight of a pair in the loss from a number or its text.
+    """Return the weight of a pair in the loss, a float, from a number or its text.
 
     Args:
         value: the pair's value in the file.
@@ -646,7 +663,7 @@ def _keys(record: dict[str, object]) -> str:
 
 
 def read_record(line: str, where: str) -> dict[str, object]:
-    """Return the JSON object of a line; `where` is its file and line, for error messages.
+    """Parse a line of JSON into a dict; `where` is the line's file and number, for error messages.
 
     Raises:
         TransduceError: the line is not a JSON object.
@@ -667,9 +684,9 @@ def read_record(line: str, where: str) -> dict[str, object]:
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    """Return the JSON object of a line whose only faults are lone surrogates or bytes that are not UTF-8.
+    """Parse a line of JSON whose only faults are lone surrogates, which also stand for bytes that are not UTF-8.
 
-    The result is None if it has other faults.
+    The result is the JSON object as a dict, or None if the line has other faults.
     """
     try:
         record = json.loads(line)

@@ -24,12 +24,12 @@ from transduce.errors import TransduceError, import_extra, not_utf8, wide_encodi
 
 
 def is_spreadsheet(path: str | Path) -> bool:
-    """Return whether a file is a spreadsheet by its name, such as pairs.xlsx."""
+    """Return whether a file's name ends as those of spreadsheets do, such as pairs.xlsx."""
     return str(path).lower().endswith((".xlsx", ".xlsm", ".xls", ".ods"))
 
 
 def spreadsheet_error(path: str | Path) -> TransduceError:
-    """Return the error that a spreadsheet cannot be read as text."""
+    """Return the error, to be raised by the caller, that a spreadsheet cannot be read as text."""
     return TransduceError(f"{path} is a spreadsheet, which is not read: save it in Excel as CSV UTF-8.")
 
 
@@ -81,7 +81,7 @@ def is_composed(text: str) -> bool:
 
 
 def is_mark(character: str) -> bool:
-    """Return whether a character is, or decomposes into, combining marks, whose order composition may change."""
+    """Return whether a character is a combining mark or decomposes into some, so that composition may reorder it."""
     return unicodedata.combining(unicodedata.normalize("NFD", character)[0]) > 0
 
 
@@ -102,25 +102,25 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MANY_LINES, _MANY_SHARE = 20, 0.05
 _CHUNK = 1 << 20
 TEXT_START = 4096
-"""Bytes at the start of a text that show whether it is UTF-16 or UTF-32."""
+"""The number of bytes at the start of a file that are checked for UTF-16, UTF-32 and binary formats."""
 _SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # .xlsx and .ods, and .xls
 
 
 MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
-"""An entity or a tag, in a text that should have neither."""
+"""A pattern of HTML entities and tags, for counting texts that contain them by mistake."""
 DAMAGED = re.compile(
     "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
 )
-"""UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again, or a replacement character."""
+"""A pattern of replacement characters, and of UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again."""
 INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 
 
 @dataclass
 class LineNotes:
-    """Counts of what was removed, replaced or skipped while lines were read, for reports."""
+    """Counts of what was removed, replaced, skipped or noticed while lines of text were read, for reports."""
 
     line_end: str = "\n"
-    """The end of the first line: a line feed, or a carriage return and a line feed."""
+    r"""The end of the first line read: "\n" or "\r\n"."""
     carriage_returns: int = 0
     byte_order_marks: int = 0
     line_feeds: int = 0
@@ -128,30 +128,32 @@ class LineNotes:
     kept_line_feeds: int = 0
     """The number of texts of JSON lines whose line feeds were kept."""
     skipped_lines: int = 0
-    """Lines of tables that are not pairs: headers, and lines without exactly two columns."""
+    """The number of lines in tables that are not pairs: headers, and lines without exactly two columns."""
     quoted_files: list[str] = field(default_factory=list)
-    """Tables whose fields are quoted as in CSV."""
+    """The paths of tables whose fields are quoted as in CSV."""
     first_pairs: list[tuple[str, str]] = field(default_factory=list)
-    """Tables whose first line is read as a pair but may name columns, and that line."""
+    """A list of (path, first line) for each table whose first line is read as a pair although it may name columns."""
     space_marks: int = 0
-    """The number of texts with U+2581 (▁), which vocabularies read as a space."""
+    """The number of texts with ▁ (U+2581), which vocabularies read as a space."""
     repeated_spaces: int = 0
-    """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
+    """The number of texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     decomposed: int = 0
-    """Texts that are not in composed form (Unicode NFC), which most vocabularies read."""
+    """The number of texts that are not in composed form (Unicode NFC), into which most vocabularies convert them."""
     marked_up: int = 0
-    """Texts with tags or entities."""
+    """The number of texts with HTML tags or entities."""
     damaged: int = 0
-    """Texts with replacement characters or twice encoded ones."""
+    """The number of texts with replacement characters, or with characters that were encoded twice."""
     invisible: int = 0
-    """Texts with invisible characters, such as zero-width spaces."""
+    """The number of texts with invisible characters, such as zero-width spaces."""
     unused_fields: dict[str, str] = field(default_factory=dict)
-    """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
+    """A dict from the name of each field of JSON objects that is not used to the file and line of its first
+    occurrence.
+    """
 
     def notices(self, *, writes_text: bool = True) -> list[str]:
-        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields.
+        """Return a list of messages about text that is not taken literally, such as CSV quotes, ▁ and unused fields.
 
-        `writes_text` is False for a model that writes no text, such as a classifier.
+        `writes_text` is False for a model that writes no text, such as a classifier; some messages are then left out.
         """
         notices = [
             f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
@@ -204,7 +206,14 @@ def is_decodable(text: str) -> bool:
 
 
 def has_many_undecodable(count: int, lines: int) -> bool:
-    """Return whether so many of the first lines of a text are not UTF-8 that it must be in another encoding."""
+    """Return whether so many lines are not UTF-8 that the whole text must be in another encoding.
+
+    That is at least 20 lines and over 5 % of the lines read.
+
+    Args:
+        count: the number of lines that are not UTF-8.
+        lines: the number of lines read.
+    """
     return count >= _MANY_LINES and count > lines * _MANY_SHARE
 
 
@@ -213,8 +222,8 @@ def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecod
 
     A byte order mark at the start and a carriage return before a line feed are removed and counted in ``notes``. An
     empty file has no lines. With ``keep_undecodable``, bytes that are not UTF-8 become lone surrogates (see
-    ``is_decodable``), so that the lines of two files still correspond; a file with many such lines is refused even
-    so.
+    ``is_decodable``), so that the lines of two files still correspond; a file with many such lines is refused all the
+    same.
 
     Raises:
         TransduceError: the file, or a line of it, cannot be read.
@@ -235,17 +244,16 @@ def decode_lines(
 
 
 class LineBlocks:
-    """A reader of the lines of a file in blocks, several times as fast as line by line; used in a ``with`` statement.
+    """A reader of the lines of a file in blocks, several times as fast as line by line, used in a ``with`` statement.
 
-    Lines have no line feeds, and byte order marks and carriage returns before line feeds are removed, as by
-    ``read_lines``.
+    Line feeds, carriage returns before them and a byte order mark at the start are removed, as by ``read_lines``.
     """
 
     def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
-        """Store the path; the file is opened by the ``with`` statement."""
+        """Create a reader for a file of text; the file is opened by the ``with`` statement."""
         self._path = Path(path)
         self.checksum = 0
-        """The CRC-32 of all lines so far, decoded or skipped, as in the (uncompressed) file."""
+        """The CRC-32 of all lines read or skipped so far, as bytes of the (uncompressed) file."""
         notes = notes if notes is not None else LineNotes()
         self._decoder = _Decoder(str(path), notes, keep_undecodable=keep_undecodable)
         self._exit = ExitStack()
@@ -264,7 +272,7 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, max_lines: int) -> list[str]:
-        """Return the next ``max_lines`` lines of the file, or all that are left; an empty list at its end.
+        """Return a list of the next ``max_lines`` lines of the file, or of all that are left; empty at its end.
 
         Raises:
             TransduceError: the file, or a line of it, cannot be read.
@@ -276,7 +284,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, max_lines: int) -> int:
-        """Skip up to ``max_lines`` lines of the file without decoding them, and return how many were skipped."""
+        """Skip up to ``max_lines`` lines of the file without decoding them. Return how many lines were skipped."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, max_lines))
@@ -289,7 +297,7 @@ class LineBlocks:
 
 
 class _Decoder:
-    """A decoder of a file's lines in order that tracks its position in the file for error messages."""
+    """A decoder of a file's lines, in order, that tracks line number and offset for error messages."""
 
     def __init__(self, name: str, notes: LineNotes, *, keep_undecodable: bool = False) -> None:
         self._name, self._notes = name, notes
@@ -299,7 +307,7 @@ class _Decoder:
         self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
-        """Return the text of the file's next line, bytes with its line feed, without the line feed.
+        """Decode the file's next line, bytes that may end with a line feed, and return its text without the line end.
 
         Raises:
             TransduceError: the line is not UTF-8 and such lines are not kept, or there are too many of them.
@@ -332,9 +340,9 @@ class _Decoder:
             raise not_utf8(f"{self._name}:{number}", f"{self._undecodable_lines} of the first {number} lines are not")
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """Decode the file's next lines at once, bytes with line feeds, and return their texts without line feeds.
+        """Decode a list of the file's next lines at once, and return a list of their texts without line ends.
 
-        Decoding one line at a time is slower.
+        Decoding one line at a time is slower; it is done only for a block that is not all UTF-8.
 
         Raises:
             TransduceError: a line is not UTF-8 and such lines are not kept, or there are too many of them.
@@ -365,14 +373,17 @@ class _Decoder:
         self._offset += sum(map(len, raw_lines))
 
     def _refuse_other_ends(self, text: str) -> None:
-        """Refuse a file that has carriage returns but no line feeds, and so would be read as a single line."""
+        """Raise an error if the text at the start of a file has several carriage returns but no line feed.
+
+        Such a file would be read as a single line.
+        """
         if not self.lines and text.count("\r") > 1 and "\n" not in text:
             raise TransduceError(
                 f"{self._name} ends its lines with carriage returns alone, so it is one line: end them with line feeds."
             )
 
     def _without_mark(self, content: bytes) -> bytes:
-        """Return bytes without a byte order mark, which is counted, if they begin the file; otherwise unchanged."""
+        """Return bytes of the file without a byte order mark at its start, which is counted; others unchanged."""
         if self.lines or not content.startswith(_BYTE_ORDER_MARK):
             return content
         self._notes.byte_order_marks += 1
@@ -388,7 +399,10 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def missing_file(path: str | Path) -> TransduceError:
-    """Return the error that a file does not exist; it says so if the path is several files with full-width marks."""
+    """Return the error that a file does not exist, to be raised by the caller.
+
+    If the path is existing files joined by full-width commas, the message says to separate them by spaces.
+    """
     names = re.split("[\uff0c\u3001\uff1b]\\s*", str(path))
     if len(names) > 1 and all(Path(name).exists() for name in names):
         return TransduceError(f"{path} does not exist: pass several files with a space between them: {' '.join(names)}")
@@ -397,9 +411,10 @@ def missing_file(path: str | Path) -> TransduceError:
 
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
-    """Convert errors raised while a file is read to TransduceErrors that name the file and, if it is broken, the line.
+    """Convert errors raised in a ``with`` block that reads a file to TransduceErrors that name the file.
 
-    ``taken`` are lines that were read but that the decoder has not counted yet.
+    For an incomplete compressed file, the message also names the line. ``taken`` are lines that were read but that the
+    decoder has not counted yet.
     """
     try:
         yield
@@ -462,7 +477,11 @@ _BINARY_STARTS = {
 
 
 def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
-    """Return a stream of text after checking that it is neither a picture or a document nor UTF-16 or UTF-32."""
+    """Return a stream of text unchanged after checking its first bytes.
+
+    Raises:
+        TransduceError: the bytes are those of a picture, a document, UTF-16 or UTF-32.
+    """
     start = stream.peek(TEXT_START)[:TEXT_START]
     kind = next((name for magic, name in _BINARY_STARTS.items() if start.startswith(magic)), None)
     if kind is not None:
@@ -484,10 +503,10 @@ def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
 
 @contextmanager
 def open_uncompressed(path: str | Path, *, is_text: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, plain or compressed, and yield the stream of its uncompressed bytes.
+    """Open a file, plain or compressed, as a context manager whose value is the stream of its uncompressed bytes.
 
     Raises:
-        TransduceError: the file cannot be read, or `is_text` is true and it is UTF-16 or UTF-32.
+        TransduceError: the file cannot be read, or `is_text` is true and it is UTF-16, UTF-32, a picture or a document.
     """
     path = Path(path)
     with (
@@ -505,7 +524,10 @@ def uncompressed_name(path: str | Path) -> Path:
 
 
 def unique_suffixes(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest endings of these paths, in whole names, that are all different, as names for people."""
+    """Return a list of the shortest path endings that distinguish the paths, such as `de/train.txt`, to show to users.
+
+    All endings have the same number of path components.
+    """
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(path_parts[-length:]) for path_parts in parts]
@@ -528,7 +550,7 @@ def content_sha256(path: str | Path) -> str:
 
 
 def count_lone_carriage_returns(path: str) -> int:
-    """Return how many carriage returns of a file have no line feed after them; 0 if it cannot be read again."""
+    """Return how many carriage returns of a file have no line feed after them; 0 if the path is not a regular file."""
     count, last = 0, b""
     if not Path(path).is_file():
         return 0

@@ -32,7 +32,7 @@ HELD_OUT = "same source as a held-out pair"
 NO_WEIGHT = "weight of 0"
 BETWEEN_DOCUMENTS = "empty line between documents"
 EXCHANGED = "exchanged"
-"""The name of pairs that stay, but are reported: each side seems to be in the other's language."""
+"""The key in reports for pairs that pass the filters although each side seems to be in the other's language."""
 REASONS = (
     UNDECODABLE,
     EMPTY,
@@ -64,7 +64,7 @@ _MANY_HELD_OUT = 0.05
 
 
 def with_current_names(content: bytes) -> bytes:
-    """Rename the setting `max_pieces` of version 0.1 to `max_tokens` in the JSON of a prepared corpus."""
+    """Return a prepared corpus's settings, JSON bytes, with version 0.1's name `max_pieces` changed to `max_tokens`."""
     return content.replace(_OLD_MAX_TOKENS, b'"max_tokens":')
 
 
@@ -72,16 +72,18 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Settings of the filters of training pairs. Pairs with control characters or invalid UTF-8 are always dropped."""
 
     max_tokens: int = 256
-    """Maximum length of each side in tokens, without the end symbol. The trained model splits longer sources."""
+    """Maximum length of each side in tokens, without the end symbol; longer pairs are dropped. The trained model splits
+    longer sources when it translates.
+    """
     max_length_ratio: float = 4.0
-    """The longer side may have at most this many times the tokens of the shorter one, plus 5."""
+    """Drop a pair if its longer side has more tokens than this factor times the tokens of the shorter side, plus 5."""
     drop_empty: bool = True
     """Drop pairs with a side that has only white space."""
     drop_identical: bool = True
     """Drop pairs whose sides are the same text, which are mostly untranslated sentences."""
     drop_duplicates: bool = False
-    """Drop pairs whose two sides both equal those of an earlier pair. Preparation then needs about 20 bytes of memory
-    per pair.
+    """Drop a pair if its source and target both equal those of an earlier pair. Preparation then needs about 20 bytes
+    of memory per pair.
     """
 
     def __post_init__(self) -> None:
@@ -92,12 +94,14 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Counts of pairs read, kept and dropped by reason, with the location of each reason's first pair."""
+    """Counts of sentence pairs read, kept and dropped by reason, with the file and line of each reason's first pair."""
 
     read: int = 0
     kept: int = 0
     held_out: int = 0
-    """The number of pairs held out of training for validation, which is done if there is no dev set."""
+    """The number of pairs held out of training for validation; 0 if the corpus has a validation (dev) set of its
+    own.
+    """
     exchanged: int = 0
     """The number of pairs that pass the filters, but whose sides seem exchanged (`are_exchanged`)."""
     identical: int = 0
@@ -105,9 +109,11 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     known_targets: int = 0
     """The number of held-out pairs whose target is also that of a training pair with another source."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
+    """The number of dropped pairs by reason: a dict with an entry for every reason (0 if none), in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """The location ("file:line") of the first dropped pair, by reason, and of the first with exchanged sides."""
+    """A dict from a reason to the location ("file:line") of the first pair dropped for it, without entries for unused
+    reasons; the key "exchanged" has the first pair with exchanged sides.
+    """
     carriage_returns: int = 0
     """The number of carriage returns removed at line ends."""
     byte_order_marks: int = 0
@@ -123,7 +129,11 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             }
 
     def lines(self, noun: str = "pair") -> list[str]:
-        """Return the report as lines of text; `noun` names what was counted, in the singular."""
+        """Return the report as a list of lines for printing; reasons and notices that concern no pair are left out.
+
+        Args:
+            noun: what was counted, in the singular, such as "pair" or "sentence".
+        """
         names = {EMPTY: "empty"} if noun in ("line", "sentence") else {}
         names |= {HELD_OUT: f"same source as a held-out {noun}", DUPLICATE: f"duplicate of an earlier {noun}"}
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
@@ -163,18 +173,22 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths in tokens.
+    """A filter that decides for each sentence pair, by its texts and by its lengths in tokens, whether to drop it.
 
-    Duplicates are found by `pair_digest` instead.
+    It does not find duplicates, for which `pair_digest` serves.
     """
 
     def __init__(self, settings: FilterSettings, *, line_feeds: bool = False) -> None:
-        """Create a filter; with `line_feeds`, texts may have line feeds, for which the vocabulary has a token."""
+        """Create a filter of sentence pairs from its settings.
+
+        With `line_feeds`, texts may contain line feeds, for which the vocabulary then has a token; without it, a line
+        feed is a control character, for which pairs are dropped.
+        """
         self.settings = settings
         self._control = _CONTROL_BUT_LINE_FEEDS if line_feeds else _CONTROL
 
     def text_reason(self, source: str, target: str) -> str | None:
-        """Return the reason to drop a pair because of its texts, such as an empty side; None to keep the pair."""
+        """Return the reason to drop a pair because of its texts, such as "empty side", or None to keep the pair."""
         settings = self.settings
         if source in (MALFORMED, HEADER):
             return NO_PAIR if source == MALFORMED else HEADER_LINE
@@ -186,11 +200,17 @@ class PairFilter:
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def is_target_reason(self, reason: str, source: str) -> bool:
-        """Return whether only the target is at fault in a pair that `text_reason` drops for this reason."""
+        """Return whether only the target is to blame for a reason that `text_reason` returned for a pair.
+
+        Only the reason and the source are passed. Identical sides and lines that are no pair do not count.
+        """
         return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
-        """Return the reason to drop a pair because of its numbers of tokens without end symbols; None to keep it."""
+        """Return the reason to drop a pair with these token counts, or None to keep it.
+
+        End symbols do not count as tokens.
+        """
         shorter, longer = sorted((source_tokens, target_tokens))
         if longer > self.settings.max_tokens:
             return TOO_LONG
@@ -198,24 +218,21 @@ class PairFilter:
 
 
 class _Side(NamedTuple):
-    """The language on one side of a pair, by which texts in it and in the language of the other side are known."""
+    """One side of a language pair: its language, and what identifies the other side's language by script and words."""
 
     language: str
     other_script: str
     other_names: tuple[str, ...]
-    """What `detect_other_language` may return for a text in the other language."""
+    """The results of `detect_other_language` that count as the other side's language."""
     words: frozenset[str]
-    """Words that are frequent in the language but not in the other one, with more than two letters."""
+    """Frequent words of this side's language with more than two letters that are not frequent in the other side's."""
     other_words: frozenset[str]
-    """Words that are frequent in the other language but not in this one, with more than two letters."""
+    """Frequent words of the other side's language with more than two letters that are not frequent in this side's."""
 
 
 @lru_cache(maxsize=64)
 def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
-    """Return a description of each side, source and target: its language, and the words that only this language has.
-
-    The words are frequent ones, by which sides that are exchanged are found.
-    """
+    """Return a `_Side` for the source and one for the target, given their language codes."""
     sides = []
     for language, other in (languages, languages[::-1]):
         own, others = (
@@ -228,9 +245,9 @@ def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
 
 
 def are_exchanged(source: str, target: str, languages: tuple[str, str]) -> bool:
-    """Return whether the sides of a pair seem exchanged: each is clearly in the other's language, or in its script.
+    """Return whether source and target seem exchanged: each is clearly in the other's language, or in its script.
 
-    The result is False if the languages are the same, or share a script and none of them is among `FREQUENT_WORDS`.
+    The result is False if the languages are the same, or share a script and neither is in the table `FREQUENT_WORDS`.
 
     Args:
         source: the source sentence.
@@ -255,9 +272,9 @@ def are_exchanged(source: str, target: str, languages: tuple[str, str]) -> bool:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash of a sentence pair in composed form (NFC), by which duplicates are found.
+    """Return an 8-byte hash (bytes) of a sentence pair in composed form (NFC), by which duplicates are found.
 
-    Neither side may contain control characters other than line feeds, which the filter of pairs ensures.
+    Neither side may contain control characters other than line feeds, as is the case after `PairFilter`.
     """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"

@@ -18,13 +18,13 @@ from transduce.text.languages import is_word_character, short_code, unspaced_cha
 _LIGATURES = str.maketrans(dict(zip("ﬀﬁﬂﬃﬄﬅﬆ", ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True)))
 _APOSTROPHES = "’ʼ＇"
 _EQUAL = {ord(character): "'" for character in _APOSTROPHES} | {0xFF01 + code: chr(0x21 + code) for code in range(94)}
-"""Characters that compare as equal: apostrophes, and full-width forms with ASCII."""
+"""A table for `str.translate` that maps variants of the apostrophe to ', and full-width forms to ASCII."""
 JOINERS = "\u200c\u200d\u00ad"
 """Invisible characters within words: two joiners, as in Persian and Hindi, and the soft hyphen."""
 
 
 def normalize_for_comparison(text: str) -> str:
-    """Return the text with composed characters (NFC) and single spaces, none at its ends, so that phrases are found.
+    """Return a text in composed form (NFC) with single spaces and none at its ends, so that phrases can be found in it.
 
     Ligatures such as ﬁ become letters.
     """
@@ -39,8 +39,8 @@ def is_spaced_word_character(character: str) -> bool:
 def capitalize(text: str, language: str | None = None) -> str:
     """Return a text with a capital as its first letter, as its language writes it at the beginning of a sentence.
 
-    Turkish and Azerbaijani have the capital İ for i, and Dutch has IJ for ij; Georgian has no capitals there. None, an
-    unknown language, is written as most are.
+    Turkish and Azerbaijani have the capital İ for i, and Dutch has IJ for ij; Georgian has no capitals there. With None
+    for an unknown language, the first letter gets its usual capital.
     """
     code = None if language is None else short_code(language)
     if code == "nl" and text[:2] == "ij":
@@ -49,15 +49,18 @@ def capitalize(text: str, language: str | None = None) -> str:
 
 
 def _lower_forms(text: str) -> tuple[str, ...]:
-    """Return a text in lower case, as most languages and as Turkish and Azerbaijani write it; with SS also as ß."""
+    """Return a tuple of lower-case forms of a text for lookup: the usual form, and the Turkish one, where I becomes ı.
+
+    For a text with SS, both forms follow again with ß for ss.
+    """
     forms = (text.replace("İ", "i").lower(), text.replace("İ", "i").replace("I", "ı").lower())
     return (*forms, *(form.replace("ss", "ß") for form in forms if "SS" in text))
 
 
 def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
-    """Return whether the part of a text from `start` to `end` starts and ends at word boundaries.
+    """Return whether the part of a text from index `start` to `end` (exclusive) begins and ends at word boundaries.
 
-    In scripts without spaces, every position is one.
+    In scripts without spaces between words, every position is a boundary.
     """
     continues_before = start > 0 and is_spaced_word_character(text[start]) and is_spaced_word_character(text[start - 1])
     continues_after = (
@@ -70,7 +73,7 @@ _HYPHENS = "-\u2010\u2011"
 
 
 def _is_part_of_hyphenated(text: str, start: int, end: int) -> bool:
-    """Return whether the part of a text from `start` to `end` is joined to a word by a hyphen, as `man` in man-made."""
+    """Return whether a hyphen joins the part of a text from `start` to `end` to another word, as in `man-made`."""
     follows = start > 1 and text[start - 1] in _HYPHENS and is_spaced_word_character(text[start - 2])
     precedes = end + 1 < len(text) and text[end] in _HYPHENS and is_spaced_word_character(text[end + 1])
     return (follows and is_spaced_word_character(text[start])) or (precedes and is_spaced_word_character(text[end - 1]))
@@ -86,9 +89,9 @@ def contains_phrase(text: str, phrase: str) -> bool:
 
 
 def occurrences(text: str, phrase: str) -> Iterator[int]:
-    """Yield the positions at which a phrase starts in a text, as whole words in scripts with spaces.
+    """Yield the index of each occurrence of a phrase in a text, with matching case.
 
-    An empty phrase has none.
+    In scripts with spaces, only whole words match. Occurrences may overlap; an empty phrase has none.
     """
     start = text.find(phrase) if phrase else -1
     while start >= 0:
@@ -107,7 +110,9 @@ class Term(msgspec.Struct, frozen=True):
     """A glossary term: a source phrase and its permitted translations."""
 
     source: str
-    """The source phrase. In lower case it matches any case, as at a sentence start; with a capital, only as written."""
+    """The source phrase. A phrase in lower case matches text in any case, as at a sentence start; one with a capital
+    matches only text written the same.
+    """
     targets: tuple[str, ...]
     """The permitted translations, such as forms of a word."""
     location: str = ""
@@ -117,7 +122,7 @@ class Term(msgspec.Struct, frozen=True):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The permitted translations; those in lower case also capitalized, as at the start of a sentence."""
+        """A tuple of permitted translations: all targets, then lower-case targets with a capital first letter."""
         capitalized = [capitalize(target) for target in self.targets if target == target.lower()]
         return tuple(dict.fromkeys([*self.targets, *capitalized]))
 
@@ -126,24 +131,24 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def _other_capitals(term: Term) -> Iterator[str]:
-    """Yield a term's translations in lower case as only Turkish, Azerbaijani and Dutch capitalize them."""
+    """Yield a term's translations that are in lower case and begin with i, in Turkish and in Dutch capitalization."""
     for target in term.targets:
         if target[:1] == "i" and target == target.lower():
             yield from (capitalize(target, "tr"), capitalize(target, "nl"))
 
 
 class Glossary:
-    """An immutable collection of glossary terms, looked up by their source text."""
+    """An immutable collection of terms with required translations, which finds its terms in source texts."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
-        """Collect terms; the targets of terms with equal sources are combined.
+        """Collect terms into a glossary; terms with equal sources become one with all their targets.
 
         Raises:
-            TransduceError: a source or a target is empty.
+            TransduceError: a source or a target is empty, or a term has no target.
         """
         self._terms: dict[str, Term] = {}
         self.repeated: list[str] = []
-        """The sources of terms that have different translations in several entries, which become alternatives."""
+        """The sources of terms whose entries differ in their translations, which then count as alternatives."""
         for term in terms:
             source, targets = normalize_for_comparison(term.source), tuple(map(normalize_for_comparison, term.targets))
             if not source or not targets or not all(targets):
@@ -169,14 +174,14 @@ class Glossary:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """All terms, in the order in which their sources were first defined."""
+        """A tuple of all terms, one for each source, in the order in which the sources were first defined."""
         return tuple(self._terms.values())
 
     def __len__(self) -> int:
         return len(self._terms)
 
     def find(self, text: str) -> list[Term]:
-        """Return the distinct terms in a text, in order of first occurrence.
+        """Return a list of the distinct terms that occur in a text, in order of first occurrence.
 
         Matching goes from left to right, prefers the longest term, and finds no term within another. In scripts with
         spaces, terms match whole words, and no part of a word with hyphens.
@@ -184,7 +189,7 @@ class Glossary:
         return list({term.source: term for _, _, term in self.occurrences(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
-        """Return a text, normalized for comparison, from which all occurrences of a term are removed."""
+        """Return a text without the occurrences of a term, normalized for comparison (NFC, single spaces)."""
         text, rest, before = normalize_for_comparison(text), "", 0
         for start, end, match in self.occurrences(text):
             if match == term:
@@ -192,7 +197,10 @@ class Glossary:
         return normalize_for_comparison(rest + text[before:])
 
     def occurrences(self, text: str) -> Iterator[tuple[int, int, Term]]:
-        """Yield start, end and term of each glossary match in a text that is normalized for comparison."""
+        """Yield (start, end, term) for each glossary term in a text, from left to right without overlaps.
+
+        The text must be normalized by `normalize_for_comparison`; `end` is exclusive.
+        """
         start = 0
         while start < len(text):
             term, length = self._term_at(text, start)
@@ -203,13 +211,13 @@ class Glossary:
     places = renamed_attribute("places", "occurrences")
 
     def term_of(self, text: str) -> Term | None:
-        """Return the term that a text consists of, apart from spaces at its ends; None if it is not exactly a term."""
+        """Return the glossary term that makes up a whole text, apart from spaces at its ends; None if none does."""
         text = normalize_for_comparison(text)
         term, length = self._term_at(text, 0) if text else (None, 0)
         return term if length == len(text) else None
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
-        """Return the longest term at a position of a text, with its length in characters; None and 1 without a term."""
+        """Return the longest term at an index of a text and its length in the text, or (None, 1) without a term."""
         first = text[start].translate(_EQUAL)
         lengths = {length for each in (first, *_lower_forms(first)) for length in self._lengths.get(each, ())}
         for length in sorted(lengths, reverse=True):
@@ -224,7 +232,7 @@ class Glossary:
         return None, 1
 
     def missing(self, source: str, translation: str) -> list[Term]:
-        """Return the terms of a source text that occur in no permitted form in its translation."""
+        """Return a list of the terms in a source text of which the translation contains no permitted form."""
         return [
             term
             for term in self.find(source)
@@ -236,9 +244,9 @@ _OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001]|->|→")  # in files th
 
 
 def read_glossary(path: Path) -> Glossary:
-    """Read a glossary file: each line has a source term, a tab and its translation; more tabs separate alternatives.
+    """Read a glossary from a file whose lines have a source term, a tab and its translation.
 
-    A term alone in its line stays unchanged in translation. Empty lines are ignored.
+    More tabs separate alternatives. A term alone in its line stays unchanged in translation. Empty lines are ignored.
 
     Raises:
         TransduceError: the file cannot be read, a line has an empty term, there is no term, or the columns are not
@@ -271,16 +279,16 @@ def _read_terms(path: Path) -> Iterator[Term]:
 
 
 class TermTally:
-    """A count of the glossary terms in source lines, and of those that are not translated as required."""
+    """A running count of the glossary terms in source lines, and a list of the terms that translations lack."""
 
     def __init__(self, glossary: Glossary, *, of_document: bool = False) -> None:
-        """Count terms of the lines of a file, or of the texts of a document."""
+        """Start a count of a glossary's terms at zero. With `of_document`, the report says "text" for "line"."""
         self.glossary = glossary
         self.of_document = of_document
         self.terms = 0
         """The number of terms in all lines; each term counts once per line."""
         self.missing: list[tuple[int, Term]] = []
-        """The terms that are missing from a line's translation, with the line number."""
+        """A list of (line number, term) for each term that the translation of a line lacks."""
 
     def add(self, number: int, source: str, translation: str) -> None:
         """Count the glossary terms in the source line with this number, and record those missing in its translation."""

@@ -21,7 +21,7 @@ from transduce.text.files import compose, uncompressed_name
 
 SOFT_HYPHEN = "\u00ad"
 CJK = "\u3040-\u30ff\u3400-\u9fff"
-"""Chinese characters and kana, as ranges in a regular expression."""
+"""The ranges of a regular expression's character class that match Chinese characters and kana."""
 # Scripts with the ranges of their characters, and the languages that are written in them, by `short_code`, with ISO
 # 15924's codes of scripts, as in zho_Hans. Other languages are written in Latin letters.
 _SCRIPTS_AND_CODES = {
@@ -64,7 +64,7 @@ _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this 
 
 
 def main_script(line: str) -> str | None:
-    """Return the script of most letters of a line, such as "Latin"; None if it has fewer than two letters.
+    """Return the name of the script of most letters in a line, such as "Latin"; None with fewer than two letters.
 
     A Chinese character counts as three letters.
     """
@@ -76,9 +76,9 @@ def main_script(line: str) -> str | None:
 
 
 def script_of(language: str) -> str:
-    """Return the script that a language code such as zho_Hans names, or else the usual script of the language.
+    """Return the name of the script that a language code such as zho_Hans states, or else the language's usual script.
 
-    The result is Latin if the script is unknown.
+    The result is "Latin" if the script is unknown.
     """
     _, *subtags = re.split("[-_]", language.lower())
     named = (subtag for subtag in subtags if len(subtag) == 4)
@@ -91,7 +91,7 @@ _NAME_WEIGHT = 0.5  # weight of a word with a capital letter, which may be a nam
 
 
 def sentence_script(text: str) -> str | None:
-    """Return the script of a text's sentences, which may contain names in Latin letters; None without letters.
+    """Return the name of the script of a text's sentences, apart from names in Latin letters; None without letters.
 
     Chinese and Japanese texts often have Latin words in them, but texts in Latin letters hardly ever have Chinese ones.
     """
@@ -146,19 +146,19 @@ TIBETAN = ("bo", "dz")
 def language_of(path: str | os.PathLike[str]) -> str | None:
     """Return the language code that ends a file's name, before a suffix such as .gz: zh for train.zh.gz.
 
-    The result is None if the name ends otherwise, as a.txt does.
+    The result is None if the name does not end in a language code, as a.txt.
     """
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
 
 
 def valid_language(code: str) -> bool:
-    """Return whether a code has the form of a language code: letters, then script or region: zh, zh-Hant, pt_BR."""
+    """Return whether a text has the form of a language code, with or without script and region: zh, zh-Hant, pt_BR."""
     return _CODE.fullmatch(code) is not None
 
 
 def is_in_large_script(text: str) -> bool:
-    """Return whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
+    """Return whether most letters of a text are of a large script: Han, kana, Hangul, or one without spaces as Thai.
 
     A vocabulary cannot contain every character of such a script, so it leaves out the rarest.
     """
@@ -176,7 +176,7 @@ _SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
 
 
 def is_sign(text: str) -> bool:
-    """Return whether a text is a sign that every language writes alike, such as `x` or `(B)`, and no word.
+    """Return whether a text is a sign that every language writes alike, such as `x`, `12` or `(B)`, and no word.
 
     A sign has no letters; or one letter, which exists in upper and lower case, and no punctuation of a sentence.
     """
@@ -187,7 +187,7 @@ def is_sign(text: str) -> bool:
 
 
 def is_unspaced_or_punctuation(character: str) -> bool:
-    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
+    """Return whether a character is a letter of a script without spaces, or East Asian (wide) punctuation."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
     return is_mark or is_unspaced_character(character)
 
@@ -198,7 +198,7 @@ def is_word_character(character: str) -> bool:
 
 
 def unspaced_characters(text: str) -> list[str]:
-    """Return the characters of a text in scripts with many characters or without spaces (Hangul too), in order."""
+    """Return a list of those characters of a text, in order, whose script has no spaces or many characters (Hangul)."""
     return _LARGE_SCRIPT.findall(text)
 
 
@@ -220,21 +220,21 @@ _NOT_LETTERS = re.compile(r"[\W\d_]+")
 
 
 class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The frequencies of character n-grams in each language, by which the language of a text is identified."""
+    """Counts of character n-grams in texts of several languages, by which the language of a text is identified."""
 
     format_version: int
     runs: dict[str, dict[str, int]]
-    """By language, the most frequent n-grams and their counts."""
+    """A dict from language codes to the counts of their most frequent n-grams, each a dict by n-gram."""
     totals: dict[str, int]
-    """By language, the total number of n-grams, including rare ones."""
+    """A dict from language codes to the total number of n-grams counted, including rare ones."""
 
     @property
     def unknown_probability(self) -> float:
-        """The probability of an n-gram that a profile lacks: equal for all languages, whatever their amount of text."""
+        """The probability of an n-gram that a language's profile lacks, equal for all languages."""
         return 0.5 / max(1, *self.totals.values())
 
     def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
-        """Return the probability that a text is in each language, most likely first, with a uniform prior.
+        """Return the probability of each language for a text, a dict by code, most likely first (uniform prior).
 
         Args:
             text: a text of any length; one without letters gives equal probabilities.
@@ -251,12 +251,12 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return dict(sorted(probabilities.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
-        """Return the log-probability, in nats, of n-grams with these counts in a language, up to a common constant."""
+        """Return the natural log-probability in a language of n-grams with these counts, up to a common constant."""
         counts, total, unknown = self.runs[language], max(1, self.totals[language]), self.unknown_probability
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
-        """Return the language profiles as JSON, the content of the file `FILE_NAME` in a model folder."""
+        """Return the profiles as JSON bytes, the content of language_profiles.json in a model folder."""
         return json_bytes(self, indent=0)
 
     def save(self, folder: str | Path) -> None:
@@ -265,7 +265,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":
-        """Read the language profiles in a model folder; return None if the folder has none.
+        """Return the language profiles in a model folder, or None if the folder has no file of them.
 
         Raises:
             TransduceError: the file does not hold language profiles, or is of another version.
@@ -284,7 +284,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 @cache
 def common_profiles() -> LanguageProfiles:
-    """Return the profiles of some common languages, which are part of this package.
+    """Return the language profiles of common languages that are part of this package; they are read once.
 
     `benchmarks/language_detection.py --learn` writes their file.
     """
@@ -292,10 +292,10 @@ def common_profiles() -> LanguageProfiles:
 
 
 def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRAMS) -> LanguageProfiles:
-    """Learn the n-gram profiles of languages from text.
+    """Learn the n-gram profiles of languages from texts, and return them as `LanguageProfiles`.
 
     Args:
-        texts: lines of text by language code; the first half million characters are used.
+        texts: lines of text by language code; the first half million characters of each are used.
         kept: number of the most frequent n-grams to keep for each language.
     """
     counts = {language: _count(lines) for language, lines in texts.items()}
@@ -307,7 +307,7 @@ def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRA
 
 
 def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
-    """Combine the languages of several profiles into one; for a language in more than one, the first is used."""
+    """Combine several `LanguageProfiles` into one; for a language in more than one of them, the first counts."""
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
@@ -448,7 +448,7 @@ _PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 
 
 def base_code(language: str) -> str:
-    """Return the language of a code in lower case, without its script and region, such as zh for zh-Hans."""
+    """Return the language part of a code, in lower case, without script and region: zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
 
 
@@ -484,7 +484,7 @@ _ALIASES = {
 
 
 def canonical(code: str) -> str:
-    """Return a user's language code in canonical spelling, also if it is unknown.
+    """Return a user's language code in canonical spelling, even if the language is unknown.
 
     Chinese codes get their script (zh and zh_CN become zh-Hans), old codes the current one (iw becomes he), and others
     only case and hyphen (EN_us becomes en-US).
@@ -511,9 +511,10 @@ _OF_SCRIPT = {"CN", "SG"} | _TRADITIONAL  # regions that say how Chinese is writ
 
 @lru_cache(maxsize=4096)  # servers get codes from clients
 def _subtags(code: str) -> _Subtags:
-    """Return the subtags of a language code; Chinese has a script, from its region or else Hans, and no such region.
+    """Return the subtags of a language code, normalized so that codes of the same language and script are equal.
 
-    The only script of a language counts as none, as in eng_Latn, and so does the region XX of mBART's en_XX.
+    Chinese gets a script (from its region, or Hans) and loses that region. The only script of a language is dropped, as
+    in eng_Latn, and so is the region XX of mBART's en_XX.
     """
     language, *rest = canonical(code).split("-")
     language = base_code(_ALIASES.get(short_code(language), short_code(language)))
@@ -534,13 +535,13 @@ def is_same_language(one: str, other: str) -> bool:
 
 
 def _is_only_script(language: str, script: str) -> bool | None:
-    """Return whether a language is always written in a script, by its ISO 15924 code; None if that is not known."""
+    """Return whether a language is always written in a script (an ISO 15924 code); None if that is not known."""
     name, is_known = _BY_CODE.get(script.lower()), language in _BY_CODE or language in _LATIN
     return script_of(language) == name if is_known and language not in _UNCERTAIN and name is not None else None
 
 
 def _fits(requested: _Subtags, known: _Subtags) -> bool:
-    """Return whether two codes may mean the same: one may lack a script or a region that the other has."""
+    """Return whether two codes may mean the same language: one may lack a script or a region that the other has."""
     same_language = (requested.language, requested.others) == (known.language, known.others)
     if not same_language or (None not in (requested.region, known.region) and requested.region != known.region):
         return False
@@ -551,7 +552,7 @@ def _fits(requested: _Subtags, known: _Subtags) -> bool:
 
 
 def fitting_code(code: str, known: Iterable[str]) -> str | None:
-    """Return the known language code that a user's code means, in the known spelling; None if none does.
+    """Return the one of the `known` language codes that a user's code means; None if none does.
 
     Case, hyphens and the two-letter or three-letter code do not matter: `zh`, `zh-CN` and `cmn` mean `zho_Hans`. A code
     without region or script also means a known one with it, and the other way around: `de-AT` means `de` or `deu_Latn`.
@@ -610,13 +611,13 @@ TWO_LETTER_CODES = frozenset(_SHORT_CODES.values())
 
 
 def short_code(language: str) -> str:
-    """Return the language of a code without script and region, in two letters if possible: en for eng_Latn."""
+    """Return the language part of a code, in lower case and in two letters if there are two: en for eng_Latn."""
     code = base_code(language)
     return _SHORT_CODES.get(code, code)
 
 
 def english_name(language: str) -> str:
-    """Return the English name of a language by its code, such as German for deu_Latn, or an unknown code itself."""
+    """Return the English name of a language by its code, such as German for deu_Latn, or the code itself if unknown."""
     return _NAME_OF.get(_subtags(language).language, language)
 
 
@@ -626,7 +627,7 @@ def is_unspaced_language(language: str | None) -> bool:
 
 
 def sentence_separator(language: str | None) -> str:
-    """Return the text that joins two sentences of a language: nothing in Chinese and Japanese, otherwise a space.
+    """Return the text between two sentences of a language: "" in Chinese and Japanese, otherwise a space.
 
     Thai, Lao, Burmese and Khmer have spaces between sentences, though not between words. None, an unknown language,
     gives a space.
@@ -675,7 +676,7 @@ def detect_other_language(text: str, language: str) -> str | None:
 def is_long_enough(text: str) -> bool:
     """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters.
 
-    In Thai, these are twelve letters.
+    In Thai, Lao, Khmer, Burmese and Tibetan, twelve letters are needed.
     """
     text = compose(text)
     counts = _count_letters(text)
@@ -684,14 +685,14 @@ def is_long_enough(text: str) -> bool:
 
 
 def _count_letters(text: str) -> dict[str, int]:
-    """Return the number of letters of each script; a Chinese character counts as three."""
+    """Return a dict from script names to the numbers of a text's letters; a Chinese character counts as three."""
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names.
+    """Return a list of a text's words in lower case without punctuation, addresses, numbers and file names.
 
     Abbreviations in capitals, such as NASA, are omitted too, unless most words are in capitals.
     """
@@ -710,7 +711,7 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
 
 
 def _is_clear_script(text: str, script: str) -> bool:
-    """Return whether a short text has enough letters of a script to rule out languages that are written in others.
+    """Return whether a short text has enough letters of a script to rule out languages written in other scripts.
 
     Two letters are enough; in Latin, two words, one of them in lower case.
     """
@@ -736,10 +737,10 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the code of the language whose frequent words a text in Latin letters has.
+    """Return the code of the language whose frequent words a list of words in Latin letters has, or None.
 
-    The result is None if it may be the expected language, or if there are no frequent words for that. Words that are
-    frequent in both languages do not count, and repeated words count once.
+    None means that the words may be in the expected language, or that there are no frequent words for that. Words that
+    are frequent in both languages do not count, and repeated words count once.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None
@@ -752,9 +753,9 @@ def _other_latin(words: list[str], expected: str) -> str | None:
 
 
 def _other_profile(words: list[str], expected: str) -> str | None:
-    """Return the name of a language whose n-grams fit the words far better than those of the expected language.
+    """Return the name of a language, or "another language", whose n-grams fit words far better than the expected one's.
 
-    The result is None if there is none, or no profile of the expected language.
+    The result is None if no language does, or without a profile of the expected language.
     """
     codes, logs_by_ngram = _common_log_probabilities()
     if expected not in codes:
@@ -775,14 +776,14 @@ def _other_profile(words: list[str], expected: str) -> str | None:
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
-    """Return how many of these words are frequent in `language` but not in `expected`, and how many vice versa."""
+    """Return two counts: of the words frequent in `language` but not in `expected`, and the other way around."""
     found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
     return len(found - expected_found), len(expected_found - found)
 
 
 @cache
 def _common_log_probabilities() -> tuple[list[str], dict[str, tuple[float, ...]]]:
-    """Return the languages of the common profiles, and a log-probability of each n-gram in each of these languages.
+    """Return a list of the common profiles' languages, and a dict from n-grams to a tuple of log-probabilities in them.
 
     The log-probabilities are relative to that of an unknown n-gram, so that unknown n-grams add nothing to a sum.
     """

@@ -95,20 +95,22 @@ _UNIT = re.compile(
 
 
 class _Number(NamedTuple):
-    """A number, date or time that a text contains, or adjacent numbers that may form a single one."""
+    """A number, date or time in a text, or adjacent numbers that may form a single one, with the text around it."""
 
     text: str
     """The number, date or time as the text writes it, with a word that multiplies it."""
     plain: str
-    """The same without such a word, in ASCII digits."""
+    """The digits and signs of the number alone, without a word that multiplies it, in ASCII digits."""
     kind: str | None
     """The kind of number: "date", "day" (day and month), "clock", "groups" (separated by spaces), or None (plain)."""
     values: frozenset[Decimal]
-    """The possible values; several if a sign is ambiguous, as in 1.234, and none for a date or a list such as 1.2.3."""
+    """A set of the number's possible values: several if a sign is ambiguous, as in 1.234, and none for a date or a list
+    such as 1.2.3.
+    """
     before: str
-    """Up to six characters before the number, which may end with a minus."""
+    """Up to six characters of the text before the number, where a minus may stand."""
     after: str
-    """Up to sixteen characters after the number."""
+    """Up to sixteen characters of the text after the number, where a unit may stand."""
 
     @property
     def is_scaled(self) -> bool:
@@ -117,19 +119,25 @@ class _Number(NamedTuple):
 
     @property
     def quantities(self) -> set[tuple[str, Decimal]]:
-        """The possible lengths in meters, masses in grams and volumes in liters, each with the name of the kind."""
+        """A set of (kind, value): the possible amounts of a number with a metric unit, empty without such a unit.
+
+        The kinds are "length" in meters, "mass" in grams and "volume" in liters.
+        """
         unit = _UNIT.match(self.text[len(self.plain) :] + self.after) or _UNIT.match(self.after)
         name, _, power = ((unit and unit.lastgroup) or "").partition("_")
         return {(name, value.scaleb(int(power) - 3)) for value in self.values} if unit else set()
 
     @property
     def may_change(self) -> bool:
-        """True before a fraction or degree sign (2½, 20 °C) and in a time such as "halb 3", which is half past 2."""
+        """True if a translation may change the digits: before a fraction or degree sign (2½, 20 °C) or after "halb".
+
+        In German, "halb 3" is half past 2.
+        """
         return any((_FRACTION_OR_DEGREE.match(self.after), _HALF_HOUR.search(self.before)))
 
     @property
     def parts(self) -> list[str]:
-        """The components, as digits, to look for separately if a translation lacks the whole number.
+        """A list of the number's components, as digits, to look for one by one if a translation lacks the whole number.
 
         For a time, these are only the minutes, because hours may be in 12-hour format.
         """
@@ -149,7 +157,10 @@ class _Number(NamedTuple):
         return self.kind == "clock" and ":" in self.plain
 
     def is_same(self, other: "_Number") -> bool:
-        """Return whether two numbers are equal, or the same date or time in different notations (2:30 and 14:30)."""
+        """Return whether another number is equal to this one, or the same date or time in another notation.
+
+        Examples are 1,000 and 1.000, or 2:30 and 14:30.
+        """
         if self.kind == other.kind == "date":
             (day, year), (other_day, other_year) = _day_and_year(self.parts), _day_and_year(other.parts)
             return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
@@ -161,7 +172,7 @@ class _Number(NamedTuple):
         return self.kind == other.kind and re.findall(r"\d+", self.plain) == re.findall(r"\d+", other.plain)
 
     def _is_same_hour(self, other: "_Number") -> bool:
-        """Return whether a plain number is an hour, as in 22 Uhr, that the other one writes as 10:00 or 10 p.m."""
+        """Return whether this plain number is an hour, as in 22 Uhr, that another number writes as 10:00 or 10 p.m."""
         if (
             not self.plain.isdecimal()
             or self.value > _HOURS
@@ -172,7 +183,10 @@ class _Number(NamedTuple):
         return hour.isdecimal() and len(hour) < 3 and (int(self.value) - int(hour)) % 12 == 0
 
     def lookup_keys(self) -> Iterator[tuple[object, ...]]:
-        """Yield keys of which two numbers have one in common if they are the same (`is_same`), and seldom otherwise."""
+        """Yield dictionary keys (tuples) for finding equal numbers fast.
+
+        Two numbers that are the same (`is_same`) have a key in common, and others seldom have.
+        """
         for value in self.values:
             yield ("value", value)
         if self.kind == "date":
@@ -188,14 +202,14 @@ class _Number(NamedTuple):
 
     @property
     def value(self) -> Decimal:
-        """The smallest possible value; -1 without any."""
+        """The smallest possible value of the number as a Decimal; -1 if it has none, as a date."""
         return min(self.values, default=Decimal(-1))
 
     def may_become(self, other: "_Number") -> bool:
-        """Return whether another plain number may be a right translation of this one, which has other digits.
+        """Return whether another plain number with other digits may be a right translation of this number.
 
-        This is so if they are the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals
-        (2, 2.5), or they are the same in another unit (2 km, 2000 m).
+        The numbers may be the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals (2,
+        2.5), or they are the same in another unit (2 km, 2000 m).
         """
         if not self.quantities.isdisjoint(other.quantities):
             return True
@@ -205,7 +219,10 @@ class _Number(NamedTuple):
 
 
 def _values(plain: str, kind: str | None) -> set[Decimal]:
-    """Return the values that a number in ASCII digits may have: two if it is not clear what its only sign means."""
+    """Return a set of the values (Decimal) that a number in ASCII digits may have.
+
+    The set has two if it is not clear what the number's only sign means, and none for a date or a list.
+    """
     parts = re.split(r"\D", plain.rstrip("."))
     signs = re.sub(r"\d", "", plain.rstrip("."))
     if kind == "date" or not all(parts):
@@ -226,13 +243,13 @@ def _values(plain: str, kind: str | None) -> set[Decimal]:
 
 
 def _are_groups(parts: Sequence[str]) -> bool:
-    """Return whether strings of digits are the groups of one number, as in 1,234,567 and, in India, 12,34,567."""
+    """Return whether a list of digit strings is one number in groups, as in 1,234,567 and, in India, 12,34,567."""
     is_long = [len(part) for part in parts[1:]]
     return len(parts[0]) < 4 and is_long[-1:] in ([3], []) and ({*is_long} <= {3} or {*is_long[:-1]} == {2})
 
 
 def _numbers(text: str) -> list[_Number]:
-    """Return the numbers, dates and times in digits that a text contains, in order."""
+    """Return a list of the numbers, dates and times that a text writes in digits, in order."""
     plain = text if text.isascii() else re.sub("[^\\W\\D]", lambda match: str(unicodedata.decimal(match[0])), text)
     plain, numbers, end = plain.replace("：", ":"), list[_Number](), -1
     for match in _WRITTEN.finditer(plain):
@@ -259,7 +276,7 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return the day and month of a date as numbers in ascending order, and the year's digits."""
+    """Return two values for a date's components: [day, month] as integers in ascending order, and the year's digits."""
     year = next((part for part in parts if len(part) == 4), parts[-1])
     rest = [part for part in parts if part is not year]
     return sorted(map(int, rest)), year
@@ -326,7 +343,10 @@ _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
 
 @cache
 def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
-    """Return the numbers by their words, a pattern of words that consist of these, and a pattern of one of these."""
+    """Return a dict from number words to numbers, a pattern of compound number words, and a pattern of a single one.
+
+    They are built once.
+    """
     lines = (line.partition("=") for line in _WORDS.split("\n") if line)
     numbers = {word: int(number) for number, _, words in lines for word in words.split()}
     one = f"({'|'.join(sorted(numbers, key=len, reverse=True))})(?:und|en|ën)?"
@@ -334,7 +354,7 @@ def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
 
 
 def _sum(numbers: Sequence[int]) -> int:
-    """Return the number that a sequence of number words means, such as 2, 100, 5, 1000: 205,000."""
+    """Return the number that the values of consecutive number words mean: 205,000 for 2, 100, 5, 1000."""
     total = group = 0
     for number in numbers:
         if number >= 1000:
@@ -345,7 +365,7 @@ def _sum(numbers: Sequence[int]) -> int:
 
 
 def _sum_han(numbers: Sequence[int]) -> int:
-    """Return the number that Chinese numerals mean, such as 3, 10000, 5, 1000: 35,000."""
+    """Return the number that the values of consecutive Chinese numerals mean: 35,000 for 3, 10000, 5, 1000."""
     total = group = digit = 0
     for number in numbers:
         if number < 10:
@@ -358,7 +378,7 @@ def _sum_han(numbers: Sequence[int]) -> int:
 
 
 def _word_values(text: str) -> set[Decimal]:
-    """Return the values of the numbers that a text writes in words or Chinese numerals."""
+    """Return a set of the values (Decimal) of the numbers that a text writes in words, Chinese or Korean numerals."""
     numbers, compound, one = _number_words()
     found, run = list[list[int]](), list[int]()
     for token in [*_WORD_OR_SIGN.findall(text.lower().replace("quatre-vingt", "quatrevingt")), "."]:
@@ -403,12 +423,12 @@ _MONTH_SIGN = re.compile(r"(?<!\d)(\d\d?) ?[月월]")
 
 
 def _months(text: str) -> set[int]:
-    """Return the numbers of the months whose names a text may contain."""
+    """Return a set of the numbers (1 to 12) of months that a text may contain, by name or as in 5月."""
     return {number for number, names in enumerate(_MONTHS, 1) if names.search(text)} | _signed_months(text)
 
 
 def _signed_months(text: str) -> set[int]:
-    """Return the numbers of the months that a text writes in digits, as in 5月."""
+    """Return a set of the numbers of months that a text writes in digits, as in 5月."""
     return {int(number) for number in _MONTH_SIGN.findall(text)}
 
 
@@ -416,7 +436,7 @@ def _signed_months(text: str) -> set[int]:
 
 
 def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> list[str]:
-    """Return the numbers of a source that its translation lacks, as the source writes them.
+    """Return a list of the numbers of a source that its translation lacks, as texts as the source writes them.
 
     Values are compared, whatever the notation: 1.234,50 and 1,234.50, 3万 and 30,000, 40 and forty. If a sign is
     ambiguous, as in 1.234, each reading counts. Numbers up to twenty, often written as words, count only if the
@@ -444,15 +464,15 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
 
 
 def is_date_or_clock(number: str) -> bool:
-    """Return whether a number, as a text writes it, is a date, a time or before a word that multiplies it.
+    """Return whether a number in a source is a date or time, or has a word that multiplies it, as in 3万.
 
-    A translation may write these differently.
+    A translation may write such numbers in another way, so that other digits are no error.
     """
     return any(each.kind in ("date", "day") or each.is_sure_clock or each.is_scaled for each in _numbers(number))
 
 
 class _Found:
-    """The numbers of a translation, in which those of the source are looked for."""
+    """The numbers of a translation, indexed so that the numbers of its source can be looked for."""
 
     def __init__(self, text: str, numbers: Sequence[_Number]) -> None:
         self._text = text
@@ -473,11 +493,14 @@ class _Found:
         self._words: set[Decimal] | None = None
 
     def same(self, number: _Number) -> list[_Number]:
-        """Return the numbers of the translation that are the same as a number of the source."""
+        """Return a list of the translation's numbers, with repetitions, that are the same as a source number."""
         return [other for key in number.lookup_keys() for other in self._by_key.get(key, ()) if number.is_same(other)]
 
     def missing_parts(self, number: _Number) -> list[str]:
-        """Return what the translation lacks of a number: nothing, some of its components, or the whole number."""
+        """Return a list of texts that the translation lacks of a source number: components, or the whole number.
+
+        The list is empty if the translation has the number.
+        """
         if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []
         if number.kind in ("date", "day"):
@@ -506,7 +529,7 @@ class _Found:
         return self._words
 
     def _has(self, part: str) -> bool:
-        """Return whether the translation has a number in plain digits, or if it is small may have it as a word."""
+        """Return whether the translation has a number of plain digits, or may have it as a word (up to twenty)."""
         value = Decimal(part) if part.isdecimal() else Decimal(-1)
         years = (other for other in self._plain if len(part) == 2 and len(other) == 4)
         return (
@@ -518,7 +541,10 @@ class _Found:
         )
 
     def _has_fraction(self, number: _Number) -> bool:
-        """Return whether a number ends with a half or quarter that the translation has in words, as a time may."""
+        """Return whether a source number ends with a half or quarter that the translation has in words.
+
+        For a time, these are the minutes 15, 30 and 45.
+        """
         end = number.parts[-1] if number.kind == "clock" else number.plain[-2:]
         if number.kind == "clock":
             is_half, is_quarter = end == "30", end in ("15", "45")
@@ -529,13 +555,13 @@ class _Found:
         )
 
     def _has_decade(self, number: _Number) -> bool:
-        """Return whether a number is a decade such as the 1960s, and the translation has it without its century."""
+        """Return whether a source number is a decade, as the 1960s, that the translation writes as the 60s."""
         decade = number.plain[-2:]
         is_decade = _DECADE.match(number.after) is not None and len(number.plain) == 4 and decade[-1] == "0"
         return is_decade and (decade in self._plain or Decimal(decade) in self._in_words())
 
     def _has_day(self, day: str, month: str) -> bool:
-        """Return whether the translation has a day of a month without a year, and names no other month or day."""
+        """Return whether the translation has a day of a month (without year) and names no other month or day."""
         months = _months(self._text)
         if not months or self._days & {int(month)}:
             return self._has(day)
@@ -544,7 +570,7 @@ class _Found:
         return int(month) in months and has_day
 
     def _has_date(self, date: _Number) -> bool:
-        """Return whether the translation has a date, as far as can be seen: its year, and no other day or month."""
+        """Return whether the translation seems to have a source's date: its year, and no other day or month."""
         if self._has_dates or not all(map(self._has, date.parts)):
             return False
         days, year = _day_and_year(date.parts)
@@ -561,7 +587,7 @@ class _Found:
 def _changed_months(
     source: str, numbers: Sequence[_Number], target: str, target_numbers: Sequence[_Number]
 ) -> Iterator[str]:
-    """Yield the name of the month of a source without dates in digits, if all dates of its translation have others."""
+    """Yield the month's name in a source without dates in digits, if the translation's dates have other months."""
     dates = [_day_and_year(other.parts) for other in target_numbers if other.kind == "date"]
     years = {number.plain for number in numbers if len(number.plain) == 4}
     if not dates or any(number.kind == "date" for number in numbers) or _months(target):
@@ -573,10 +599,11 @@ def _changed_months(
 
 
 def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
-    """Return the numbers up to twenty of a source, if its translation has as many numbers and all others are the same.
+    """Return a list of a source's numbers up to twenty that its translation replaces by others, as texts.
 
-    Only plain numbers of both sides are compared, as a date or time may have other digits. A number that may have
-    become one of the other numbers by a change of notation or unit is left out.
+    The translation must have as many numbers, and all others must be the same. Only plain numbers of both sides are
+    compared, as a date or time may have other digits. A number that may have become one of the other numbers by a
+    change of notation or unit is left out.
     """
     if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
         return []

@@ -1,6 +1,6 @@
 """Read sentence pairs from CSV, Parquet, Arrow, Hugging Face datasets, TMX, and Python objects.
 
-Each yields pairs of texts, which training first writes to JSON lines. The packages that some need are imported on use.
+Each reader yields pairs of texts, which training first writes to JSON lines. Optional packages are imported on use.
 """
 
 import csv
@@ -53,21 +53,23 @@ class Columns(NamedTuple):
     """The columns, keys or languages of a table that hold source and target texts, weights and document names."""
 
     names: tuple[str, str] | None = None
-    """The columns of source and target; None: columns named by the languages, or with usual names such as `source`."""
+    """The columns of source and target, a pair; None: found among the languages' codes and usual names such as
+    `source`.
+    """
     languages: tuple[str, str] | None = None
-    """Source and target language; None: they are not known."""
+    """The codes of source and target language, a pair; None: they are not known."""
     report: Callable[[tuple[str, str]], object] = tuple
-    """A function that is called with the columns, or the languages of TMX, that were found."""
+    """A function that is called with the pair of columns (or of languages, for TMX) that were found."""
     weight: str | None = None
     """The name of the column that holds the weight of each pair in the loss; None: pairs have no weights."""
     document: str | None = None
     """The name of the column that names the document of each pair; None: documents have no names."""
 
     def check_more(self, names: Sequence[str], where: str) -> None:
-        """Check that a table has the columns of weights and documents that are set, by the names of its columns.
+        """Check that the weight and document columns that are set are among a table's column names; return nothing.
 
         Raises:
-            TransduceError: the table lacks one; the message begins with `where`.
+            TransduceError: the table lacks one of the columns; the message begins with `where`.
         """
         for name, option in ((self.weight, "weight"), (self.document, "document")):
             if name is not None and name not in names:
@@ -77,10 +79,12 @@ class Columns(NamedTuple):
                 )
 
     def more(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the values of a row's weight and document columns by column name, without those that are not set.
+        """Return the values of a row's weight and document columns, a dict by column name.
+
+        Columns that are not set are left out; a missing document name becomes an empty text.
 
         Raises:
-            TransduceError: the weight is missing, or not a number of at least 0.
+            TransduceError: the weight is missing, or not a number of at least 0; the message begins with `where`.
         """
         values: dict[str, Any] = {}
         if self.document is not None:
@@ -91,7 +95,7 @@ class Columns(NamedTuple):
 
 
 class PairRow(NamedTuple):
-    """A pair of texts, with the values of other columns, such as its weight in the loss, by column name."""
+    """A source and a target text, with the values of their row's weight and document columns by column name."""
 
     source: str
     target: str
@@ -101,12 +105,14 @@ class PairRow(NamedTuple):
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
-    """Return the format of a file of pairs that must be converted to JSON lines; None for a file that is read directly.
+    """Return the format of a file of pairs that must be converted to JSON lines, as text such as "csv", or None.
+
+    None means that the file is read directly.
 
     Args:
         path: the file, or a folder of a dataset.
-        format: the format that is set for all files.
-        has_columns: True if columns are named; then TSV and JSON lines are converted, too.
+        format: the format that is set for all files; "auto": by the file's suffix.
+        has_columns: True if the user names columns; then TSV and JSON lines are converted, too.
     """
     if Path(path).is_dir() and any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return "datasets"
@@ -118,7 +124,7 @@ def table_format(path: str, format: Format = "auto", *, has_columns: bool = Fals
 
 
 def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[PairRow]:
-    """Yield the sentence pairs of a file in a format such as CSV, Parquet or TMX.
+    """Yield a `PairRow` for each sentence pair of a file in a format such as CSV, Parquet or TMX.
 
     Raises:
         TransduceError: the file cannot be read, a package is missing, or no columns or languages fit.
@@ -133,10 +139,10 @@ def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[Pai
 
 
 def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
-    """Yield the pairs of Python objects: an iterable of pairs or mappings, a pandas, Arrow or datasets table.
+    """Yield a `PairRow` for each pair in a Python object: an iterable of pairs or mappings, or a table.
 
     Args:
-        pairs: the object.
+        pairs: the object; tables are those of pandas, Arrow and datasets.
         columns: which columns or keys hold the texts.
         name: the argument's name, for messages.
 
@@ -161,7 +167,9 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:
-    """Yield the pair of each row, which is a mapping by column names or a sequence of two texts.
+    """Yield a `PairRow` for each row, which is a mapping by column names or a sequence of two texts.
+
+    Blank lines are skipped but counted in row numbers.
 
     Args:
         batches: the rows, in any number of batches.
@@ -204,7 +212,7 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 
 
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
-    """Return the names of a table's columns that hold source and target.
+    """Return the names of a table's source and target columns, a pair.
 
     The columns are those that are set, or else the first that exist of: columns named by the languages' codes, by usual
     names, by the languages' names, and the only two columns.
@@ -244,7 +252,9 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
 
 
 def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: str) -> tuple[int, int] | None:
-    """Return the indices of two columns that are chosen by their numbers, from 1; None if they are chosen by name.
+    """Return the indices, from 0, of two columns that are chosen by their numbers, from 1; None if chosen otherwise.
+
+    Column names that are numbers count as names.
 
     Raises:
         TransduceError: the table has fewer columns.
@@ -261,9 +271,9 @@ def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: 
 
 
 def names_languages(path: str, ignored: Sequence[str]) -> bool:
-    """Return whether the first object of a file of JSON lines has two keys, besides ignored ones, that are languages.
+    """Return whether the first object of a file of JSON lines has two keys, besides ignored ones, that name languages.
 
-    The keys of an object `translation` count in place of those around it.
+    If the object has an object `translation`, the keys of that count instead. The result is False for an empty file.
 
     Raises:
         TransduceError: the file cannot be read, or its first line is no JSON object.
@@ -278,7 +288,10 @@ def names_languages(path: str, ignored: Sequence[str]) -> bool:
 
 
 def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
-    """Return the language codes of two columns that are named after languages; None for names such as src and tgt."""
+    """Return the pair of language codes that two column names stand for, or None.
+
+    None is returned for names such as src and tgt, names of no language, and two names of the same language.
+    """
     codes = [name if column_language(name) == name.casefold() else column_language(name) for name in names]
     is_usual = any(name.casefold() in usual for name in names for usual in _USUAL_NAMES)
     return None if is_usual or codes[0] is None or codes[1] is None or codes[0] == codes[1] else (codes[0], codes[1])
@@ -290,20 +303,23 @@ def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The table, stream or Python object that a file of JSON lines was converted from, for messages about its pairs."""
+    """The table, stream or Python object from which a file of JSON lines was converted, for locations in messages."""
 
     name: str
-    """The name of the file or argument."""
+    """The name of the original file or argument."""
     unit: Literal["line", "row", "unit"] = "line"
-    """What the pairs are in it: lines, rows, or translation units."""
+    """How messages count pairs in the original: by "line", "row", or "unit" (translation unit)."""
 
     @property
     def header(self) -> bytes:
-        """The first line of the file with the origin."""
+        """The first line (JSON bytes) of the file that records an origin: its name and unit."""
         return msgspec.json.encode(self) + b"\n"
 
     def write(self, file: BinaryIO, pairs: Iterable[PairRow]) -> Iterator[PairRow]:
-        """Yield pairs unchanged, and write this origin with their numbers to the file beside their JSON lines."""
+        """Yield sentence pairs unchanged, and write this origin and the pairs' original numbers to a binary file.
+
+        The file lies beside the JSON lines with the pairs. Numbers are 8 bytes each, and omitted for rows.
+        """
         file.write(self.header)
         for pair in pairs:
             if self.unit != "row":
@@ -312,12 +328,17 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def origin_path(path: str | Path) -> Path:
-    """Return the path of the file with the origin of a file of JSON lines, which exists if that was converted."""
+    """Return the path of the file that records the origin of a file of JSON lines.
+
+    The file exists only if the JSON lines were converted from another format.
+    """
     return Path(f"{path}.origin")
 
 
 def origin_of(path: str, line: int) -> tuple[Origin, int]:
-    """Return where a line of a file comes from, and its number there; a file that was not converted is its own origin.
+    """Return the `Origin` of a file and the number in the original of one of its lines.
+
+    A file that was not converted is its own origin, with the line's own number.
 
     Args:
         path: a file of texts or pairs.
@@ -334,7 +355,7 @@ def origin_of(path: str, line: int) -> tuple[Origin, int]:
 
 
 def location_of(path: str, line: int) -> str:
-    """Return the location of a line of text or pairs of the file that a user named, such as `train.csv:17`.
+    """Return the location of a text or pair in the file that a user named, as text such as `train.csv:17`.
 
     Args:
         path: the file that is read, which may have been converted from a table.
@@ -407,7 +428,13 @@ def _check_decodable(text: str, where: str) -> None:
 
 
 def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
-    """Yield batches of rows, as mappings by column name, of a Parquet, Arrow or JSON-lines file or datasets folder."""
+    """Yield lists of rows (dicts by column name) of a Parquet, Arrow or JSON-lines file or datasets folder.
+
+    A blank line of JSON lines yields a marker in place of a row, so that row numbers stay right.
+
+    Raises:
+        TransduceError: the file is missing, broken or of another format, or a package is missing.
+    """
     if not Path(path).exists():
         raise missing_file(path)
     try:
@@ -453,7 +480,13 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
-    """Yield a pair for each TMX translation unit with both languages; of several texts in one language, the first."""
+    """Yield a `PairRow` for each TMX translation unit with both languages, of several texts in one language the first.
+
+    If no languages are set, they are the two of the first unit.
+
+    Raises:
+        TransduceError: the file is not valid XML, or no unit has both languages.
+    """
     with open_uncompressed(path) as stream:
         found, count, header_language, languages = set[str](), 0, None, columns.names or columns.languages
         number = 0
@@ -487,7 +520,10 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
 
 
 def _texts_of(unit: ElementTree.Element) -> dict[str, str]:
-    """Return the texts of a translation unit by language code, in order; of several with one code, the first."""
+    """Return the texts of a TMX translation unit as a dict by lower-case language code, in order of the file.
+
+    Of several texts with one code, the first is kept.
+    """
     texts: dict[str, str] = {}
     for variant in unit.findall("tuv"):
         segment = variant.find("seg")
@@ -518,9 +554,10 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text with a language code, or else with another spelling of it, as zh-CN is one of zh.
+    """Return the text with a language code from a dict by code, or else that of the closest other code.
 
-    Otherwise it is the first text of the language, such as de-DE for de; None without any.
+    Closest are other spellings, as zh-CN for zh, then the first text of the language, as de-DE for de; None without
+    any.
     """
     code = language.casefold().replace("_", "-")
     codes = [each for each in texts if short_code(each) == short_code(language)]

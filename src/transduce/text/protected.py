@@ -18,7 +18,9 @@ from transduce.text.languages import CJK
 from transduce.text.word_spans import Span, normalized_text
 
 PLACEHOLDER_TOKENS = tuple(f"<placeholder-{number}>" for number in range(1, 9))
-"""Reserved tokens that stand for protected spans in the source and in the translation of a model trained with them."""
+"""Reserved tokens that stand for protected spans (text to copy) in the source and translation of models trained with
+them.
+"""
 
 # --- expressions ---
 
@@ -29,7 +31,7 @@ _NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
 
 
 def _name_characters() -> str:
-    """Return the letters, marks, digits, joiners and `_` of all other scripts, as ranges of a character class."""
+    """Return character-class ranges for letters, marks, digits, joiners and `_` of scripts not in `_LATER_SCRIPTS`."""
     is_later, ranges, start, last = re.compile(f"[{_LATER_SCRIPTS}]").match, list[str](), -1, -1
     for code in range(0x2E81):
         category = unicodedata.category(chr(code))
@@ -95,7 +97,7 @@ _ATTRIBUTE = r"""\s++[\w:.-]++(?:\s*+=\s*+(?:"[^"<>]*+"|'[^'<>]*+'|[^\s"'<>=]++)
 
 
 def _any_of(words: str) -> str:
-    """Return a regular expression that matches any of the words, which spaces separate; longer ones are tried first."""
+    """Return a regular expression that matches any of the space-separated words of a text, longer words first."""
     return "|".join(map(re.escape, sorted(words.split(), key=len, reverse=True)))
 
 
@@ -175,7 +177,7 @@ _BEFORE_BRACES = "$#%@"
 def _brace_spans(text: str) -> Iterator[Span]:
     """Yield the spans of placeholders, templates and ICU messages in braces, with a sign such as $ before them.
 
-    Other text in braces, and text without a closing brace, is left out.
+    Other text in braces, text of over 2,000 characters, and text without a closing brace is left out.
     """
     opened: list[int] = []
     balanced: list[Span] = []
@@ -214,7 +216,10 @@ _HAS_CJK = re.compile(f"[{CJK}]")
 
 
 def _call_spans(text: str) -> Iterator[Span]:
-    """Yield the spans of function calls such as `foo(bar)`; without CJK letters, only calls with a sign of code."""
+    """Yield the spans of function calls in a text, such as `foo(bar)`.
+
+    In a text without CJK letters, only calls that contain a sign of code, such as `_` or `=`, count.
+    """
     is_cjk = _HAS_CJK.search(text) is not None
     for match in _CALL.finditer(text):
         if is_cjk or _CODE_SIGN.search(match["name"]) or _CODE_SIGN.search(match["arguments"]):
@@ -304,7 +309,7 @@ def _follows_word(text: str, start: int, *, is_grouped: bool) -> bool:
 
 
 def _is_one_number(text: str, sign: str | None, numbers: Sequence[Span]) -> bool:
-    """Return whether numbers with only spaces between them may be one number, such as 10 000 or a telephone number."""
+    """Return whether a list of numbers separated only by spaces may be one, such as 10 000 or a telephone number."""
     written = text[numbers[0].start : numbers[-1].end]
     digits = sum(map(str.isdecimal, written))
     return len(numbers) > 1 and (
@@ -315,7 +320,7 @@ def _is_one_number(text: str, sign: str | None, numbers: Sequence[Span]) -> bool
 
 
 def _is_incomplete(text: str, end: int) -> bool:
-    """Return whether a number that ends at an offset of a text is only a part of one, such as the 12345 of 12345万."""
+    """Return whether a number that ends at an offset of a text goes on there, as 12345 does in 12345万."""
     return re.match(_LETTER, text[end : end + 1]) is not None or _MULTIPLIED.match(text, end) is not None
 
 
@@ -323,7 +328,7 @@ _RANGES = re.compile(_RANGE)
 
 
 def _is_short_number(number: str) -> bool:
-    """Return whether a number is one that a model translates well unprotected, such as 30 or 2,500."""
+    """Return whether the text of a number is one that a model translates well unprotected, such as 30 or 2,500."""
     return all(
         sum(map(str.isdecimal, part)) < _MANY_DIGITS and _DOTTED.fullmatch(part) is None
         for part in _RANGES.split(number)
@@ -334,7 +339,7 @@ def _is_short_number(number: str) -> bool:
 
 
 def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile a user's regular expressions for protected spans, and check that none matches an empty text.
+    """Compile a user's regular expressions for protected spans to a list of patterns.
 
     Raises:
         TransduceError: an expression is invalid, or matches an empty text.
@@ -357,7 +362,7 @@ def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
 
 
 def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
-    """Return the spans of a text that translation must copy unchanged, in order and disjoint.
+    """Return a list of the spans of a text that translation must copy unchanged, in order and disjoint.
 
     A longer span takes precedence over shorter ones that begin at the same character or inside it.
 
@@ -385,7 +390,7 @@ def _specified_spans(text: str, patterns: Iterable[re.Pattern[str]]) -> list[Spa
 
 
 def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
-    """Return the protected spans of a composed text: the specified ones, and those that the expressions here match."""
+    """Return a list of the protected spans of a composed text: the `specified` ones and those that are found."""
     found = disjoint(specified)
     if _TRIGGER.search(text) is None:
         return found
@@ -396,7 +401,7 @@ def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
 
 
 def _cuts(span: Span, numbers: Sequence[Span]) -> bool:
-    """Return whether a span begins in one of the numbers, which are in order and disjoint, and is only a part of it."""
+    """Return whether a span begins within one of some number spans (in order, disjoint) and is only a part of it."""
     index = bisect_right(numbers, span.start, key=lambda number: number.end)
     if index == len(numbers) or span.start < numbers[index].start:
         return False
@@ -404,7 +409,7 @@ def _cuts(span: Span, numbers: Sequence[Span]) -> bool:
 
 
 def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
-    """Check the protected spans that a caller passed for a text, and return them.
+    """Check the protected spans, pairs (start, end), that a caller passed for a text; return them as a list of `Span`.
 
     Raises:
         TransduceError: a span is empty or outside the text, or the spans are not in order and disjoint.
@@ -422,7 +427,7 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return, in order, all spans of `first`, which must be disjoint, and those of `others` that overlap none of them.
+    """Return a sorted list of all spans of `first` (disjoint) and those of `others` that overlap none of these.
 
     Of overlapping spans in `others`, the one that begins first is kept.
     """
@@ -440,7 +445,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without any that begins inside an earlier one; of several at one offset, the longest."""
+    """Return a sorted list of spans without any that overlaps an earlier one; of several at one offset, the longest."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:
@@ -455,7 +460,7 @@ def _matches(text: str) -> Iterator[Span]:
 
 
 def _end_without_trailing(text: str, start: int, end: int) -> int:
-    """Return where a protected match, `text[start:end]`, ends without characters that belong to the sentence around it.
+    """Return the end of a protected match, `text[start:end]`, without characters that belong to the sentence around it.
 
     Such characters are closing brackets without opening ones, and punctuation after most kinds of matches. The first
     character always stays.
@@ -478,7 +483,7 @@ def _end_without_trailing(text: str, start: int, end: int) -> int:
 
 
 def is_inline_tag(text: str) -> bool:
-    """Return whether a protected span is markup between words, such as `<0>` or `</b>`, which replaces no word."""
+    """Return whether a protected text is a tag between words, such as `<0>` or `</b>`, which replaces no word."""
     return text.startswith("<") and text.endswith(">") and not text.startswith("<%")
 
 
@@ -491,41 +496,44 @@ _FORMATTING = frozenset(_NAMES_OF_PAIRS.split())
 _MAX_TAGS = 256  # in a sentence; those of a sentence with more keep their order
 _WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)++")
 _SMALL = ("sub", "sup")
-"""Elements whose numbers, such as that of a footnote, are copied."""
+"""Names of HTML elements (sub, sup) whose numbers, such as that of a footnote, are copied."""
 
 
 class TagPair(NamedTuple):
-    """A start tag and its end tag in a text, with words between them.
+    """A start tag and its end tag in a text, with the words between them, as spans.
 
-    The span of a tag whose partner is in another sentence is that of the partner at this end of the text, and empty.
+    A tag that is in another sentence has an empty span at the start or end of the text.
     """
 
     opening: Span
     closing: Span
     inner: Span
-    """The words between the tags, in the text without such tags."""
+    """The span of the words between the tags, in the text from which tags were removed."""
 
 
 class BareText(NamedTuple):
-    """A text without its pairs of tags, such as `<b>` and `</b>`, which are put around the translated words again."""
+    """A text without its pairs of tags, such as `<b>` and `</b>`, which are later put around the translated words."""
 
     text: str
     protected: tuple[Span, ...]
-    """The other spans of the text that translation must not change; a pair of tags without words is one of them."""
+    """The spans of the text, without tags, that translation must not change; a pair of tags without words is one of
+    them.
+    """
     pairs: tuple[TagPair, ...]
-    """The pairs that were taken out, nested or disjoint, in the order of their start tags."""
+    """The pairs of tags that were removed, nested or disjoint, in the order of their start tags."""
     others: tuple[Span, ...]
     """The protected spans of the text with tags, except for the tags of `pairs`."""
     offsets: tuple[tuple[int, int], ...]
-    """The offsets, in the text without and with tags, after which both texts are the same up to the next ones."""
+    """Pairs (offset without tags, offset with tags) from which both texts are equal up to the next pair's offset."""
 
     def written(
         self, tagged: str, text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation of the bare text with the tags around their words, and where protected spans are in it.
+        """Return a translation of the bare text with tags put around their words, and where protected spans are.
 
-        Tags stay nested. If the words of two pairs overlap in the translation, or those of a pair contain a protected
-        span that is not between its tags, the pair gets fewer words.
+        The second value is a tuple of (span in the source with tags, span in the result). Tags stay nested. If the
+        words of two pairs overlap, or those of a pair contain a protected span that is not between its tags, the pair
+        gets fewer words.
 
         Args:
             tagged: the source with tags.
@@ -555,7 +563,7 @@ class BareText(NamedTuple):
 
 
 def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
-    """Take pairs of tags with words between them out of a text; None if the text has no pair of tags.
+    """Remove pairs of tags with words between them from a text; return a `BareText`, or None if there are no pairs.
 
     A tag whose partner is in another sentence makes a pair with the start or end of the text. Tags that cross others
     are no pairs.
@@ -593,7 +601,7 @@ def _bare_text(
     pairs: Sequence[tuple[Span, Span]],
     protected: Sequence[Span],
 ) -> BareText:
-    """Return a text without the spans `tags`, in which the spans `kept` are protected.
+    """Return a text without the spans `tags` as `BareText`, in which the spans `kept` are protected.
 
     A space is added between two words if an end tag and a start tag separate them, as in `</li><li>`.
     """
@@ -633,9 +641,10 @@ def _bare_text(
 
 
 def _matched(tags: Sequence[tuple[Span, re.Match[str]]], end: int) -> list[tuple[Span, Span]]:
-    """Return the pairs of tags that belong together, without those that contain a tag whose partner is elsewhere.
+    """Return a sorted list of pairs (start tag's span, end tag's span) from the tags of a text of length `end`.
 
-    Such tags make pairs with empty spans at the start or end of the text, if all are start tags or all are end tags.
+    Pairs that contain a tag whose partner is elsewhere are left out. If such tags are all start tags or all end tags,
+    they make pairs with empty spans at the end or start of the text.
     """
     opened: list[tuple[Span, str]] = []
     pairs: list[tuple[Span, Span]] = []
@@ -682,7 +691,7 @@ def is_half_of_pair(text: str, *, has_end_tags: bool) -> bool:
 
 
 def _parents(pairs: Sequence[TagPair]) -> list[int]:
-    """Return the index of the pair of tags directly around each pair; -1 if there is none."""
+    """Return a list with the index of the pair of tags that directly encloses each pair; -1 if none does."""
     parents: list[int] = []
     for index, pair in enumerate(pairs):
         around = (n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end)
@@ -693,10 +702,10 @@ def _parents(pairs: Sequence[TagPair]) -> list[int]:
 def _nested_spans(
     pairs: Sequence[TagPair], text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]], length: int
 ) -> list[Span]:
-    """Return the spans of a translation at which pairs of tags are written, nested as in the source.
+    """Return a list of the spans of a translation at which pairs of tags are written, nested as in the source.
 
-    The arguments are those of `BareText.written`, and the length of the source without tags. A pair without words in
-    the translation gets the word at about the same position.
+    `spans` are where each pair's words are in the translation `text`, `copies` its protected spans, `length` the
+    source's. A pair without words in the translation gets the word at about the same position.
     """
     parents, placed = _parents(pairs), dict[int, Span]()
 
@@ -723,7 +732,7 @@ def _nested_spans(
 
 
 def _without_marks(source: str, inner: Span, text: str, span: Span) -> Span:
-    """Return the span of a translation without the punctuation at its ends that the source has outside of the span."""
+    """Return the span of a tag pair's words in a translation, without punctuation that the source has outside tags."""
     start, end = span
     if source[inner.start].isalnum() and source[: inner.start].strip():
         while start < end and not text[start].isalnum():
@@ -735,13 +744,13 @@ def _without_marks(source: str, inner: Span, text: str, span: Span) -> Span:
 
 
 def _with_whole(span: Span, copies: Sequence[Span]) -> Span:
-    """Return a span, extended so that it cuts none of some copied spans."""
+    """Return a span, extended at its start and end so that it cuts none of the copied spans `copies`."""
     start = min([span.start, *(copy.start for copy in copies if copy.start < span.start < copy.end)])
     return Span(start, max([span.end, *(copy.end for copy in copies if copy.start < span.end < copy.end)]))
 
 
 def _nearest_word(text: str, bounds: Span, share: float) -> Span:
-    """Return the word, or character of a script without spaces, nearest to a share of a text; empty without words."""
+    """Return the span of the word in `bounds` nearest to a position (0 to 1) of a text; an empty span without words."""
     words = [Span(*match.span()) for match in _WORD.finditer(text, *bounds)]
     return min(words, key=lambda word: abs(word.start - share * len(text)), default=Span(bounds.start, bounds.start))
 
@@ -751,7 +760,7 @@ def _has_words(text: str, span: Span) -> bool:
 
 
 def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
-    """Return the part of a span with the most letters and digits that overlaps none of the others, without spaces.
+    """Return the part of a span, without outer spaces, that overlaps no other span and has the most letters and digits.
 
     If the others cover the span, the result is empty, and at the end of one of them or where the span begins.
     """
@@ -775,7 +784,10 @@ def _append_tags(
     pairs: Sequence[TagPair],
     inserted: list[tuple[int, Span]],
 ) -> None:
-    """Append the offset and the tag of each start and end tag directly and indirectly inside a pair, in order."""
+    """Append (offset in the translation, tag's span) for each tag inside a pair of tags to the list `inserted`.
+
+    The order is that of the text, with inner pairs between their parents' tags; `parent` -1 means all tags.
+    """
     children = sorted((placed[n], n) for n in range(len(pairs)) if parents[n] == parent)
     for (start, end), number in children:
         inserted.append((start, pairs[number].opening))

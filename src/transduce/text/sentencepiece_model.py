@@ -31,7 +31,7 @@ _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 _NO = b"\x00"
 _FLOAT = struct.Struct("<f")
 SPACE = "▁"
-"""The character of a token that stands for a space."""
+"""The character ▁ (U+2581), which stands for a space in tokens."""
 
 
 class PieceType(IntEnum):
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A field of a protobuf message: its number, and the byte range of its value in the file."""
+    """A field of a protobuf message: its number, and the byte range of its value in the message."""
 
     number: int
     start: int
@@ -65,7 +65,7 @@ LINE_FEED_PIECE = Piece("\n", 0.0, PieceType.USER_DEFINED)
 
 
 def read_pieces(model_bytes: bytes) -> list[Piece]:
-    """Return all pieces of a sentencepiece model in the order of their ids."""
+    """Return a list of all pieces (tokens) of a sentencepiece model, given as bytes, in the order of their ids."""
     return [_piece(model_bytes, field) for field in _piece_fields(model_bytes)]
 
 
@@ -80,12 +80,18 @@ def is_by_character(model_bytes: bytes) -> bool:
 
 
 def puts_space_first(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model inserts a space before a text, so that the first word is like others."""
+    """Return whether a sentencepiece model inserts a space before a text.
+
+    The first word then has the same tokens as it has after other words.
+    """
     return _part(model_bytes, _MODEL_NORMALIZER).get(_DUMMY_PREFIX) != _NO
 
 
 def keeps_spaces(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model keeps all spaces; otherwise outer ones are removed and runs collapsed."""
+    """Return whether a sentencepiece model keeps all spaces.
+
+    Other models remove outer spaces and collapse repeated ones.
+    """
     return _part(model_bytes, _MODEL_NORMALIZER).get(_REMOVE_EXTRA_SPACES) == _NO
 
 
@@ -94,7 +100,10 @@ def _model_type(model_bytes: bytes) -> bytes | None:
 
 
 def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
-    """Return the raw field values of the submessage in field `number` of a sentencepiece model; empty if missing."""
+    """Return a dict from field numbers to raw values (bytes) of the submessage with a number in a sentencepiece model.
+
+    The dict is empty if the submessage is missing.
+    """
     for field in _fields(model_bytes, 0, len(model_bytes)):
         if field.number == number:
             return _values(model_bytes, field)
@@ -126,7 +135,8 @@ def tokenizes_words_independently(model_bytes: bytes) -> bool:
 def is_plain(model_bytes: bytes) -> bool:
     """Return whether a sentencepiece model rewrites no characters, puts ▁ before words, and is not a word model.
 
-    The models that this package trains are plain in this sense.
+    The sentencepiece models that this package trains are plain in this sense; only plain ones are written as
+    tokenizer.json.
     """
     normalizer, trainer = _part(model_bytes, _MODEL_NORMALIZER), _part(model_bytes, _MODEL_TRAINER)
     return (
@@ -138,12 +148,15 @@ def is_plain(model_bytes: bytes) -> bool:
 
 
 def padding_name(model_bytes: bytes) -> str:
-    """Return the name that a sentencepiece model sets for the padding token, even if it lacks one; else "<pad>"."""
+    """Return the name that a sentencepiece model sets for a padding token, "<pad>" by default.
+
+    A name may be set although the model has no padding token.
+    """
     return _part(model_bytes, _MODEL_TRAINER).get(_PAD_NAME, b"<pad>").decode()
 
 
 def with_pieces(model_bytes: bytes, added: Sequence[Piece] = (), replaced: Mapping[int, Piece] | None = None) -> bytes:
-    """Return a sentencepiece model with the pieces at some ids replaced, and with pieces added at the end."""
+    """Return the bytes of a sentencepiece model with pieces (tokens) replaced by id and others added at the end."""
     result, position = bytearray(), 0
     for id, field in enumerate(_piece_fields(model_bytes)):
         if replaced is None or id not in replaced:
@@ -180,7 +193,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
-    """Return a sentencepiece model with the score of each piece rounded to a multiple of 2 ** -fraction_bits.
+    """Return the bytes of a sentencepiece model with each piece's score rounded to a multiple of 2 ** -fraction_bits.
 
     Sums of such scores are exact, so that every implementation breaks ties equally.
     """
@@ -205,7 +218,10 @@ def _piece(model_bytes: bytes, field: _Field) -> Piece:
 
 
 def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
-    """Return the raw values of all fields of a protobuf message by field number; varints as their bytes."""
+    """Return a dict from field numbers to the raw values (bytes) of all fields in a protobuf message.
+
+    A varint stays encoded; of a repeated field, the last value is kept.
+    """
     return {field.number: message[field.start : field.stop] for field in _fields(message, outer.start, outer.stop)}
 
 
@@ -224,7 +240,7 @@ def _fields(message: bytes, position: int, stop: int) -> Iterator[_Field]:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Decode a varint (seven bits per byte, lowest first); return its value and the position after it."""
+    """Decode a protobuf varint (seven bits per byte, lowest first). Return its value and the position after it."""
     value = shift = 0
     while message[position] & 0x80:
         value |= (message[position] & 0x7F) << shift
@@ -262,27 +278,33 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     every character is a token; `word`: every frequent word and punctuation mark is a token, and others are unknown.
     """
     vocabulary_size: int = 8_000
-    """The number of tokens, including special ones; per side if the sides have separate vocabularies."""
+    """The number of tokens, including special ones, in each vocabulary: source and target have one each unless `joint`
+    is set.
+    """
     joint: bool = True
-    """Use one vocabulary for both sides."""
+    """Use one vocabulary for both source and target."""
     byte_fallback: bool = True
-    """Encode a character without a token as its UTF-8 bytes instead of losing it."""
+    """Encode a character that has no token as its UTF-8 bytes instead of as the unknown token."""
     character_coverage: float | None = None
-    """Share of the characters (by occurrence) that get a token; None: chosen by the script and the vocabulary size."""
+    """Share of the characters in the training text (by occurrence) that get a token, 0.98 to 1; None: chosen by the
+    script and the vocabulary size.
+    """
     nfc: bool = False
-    """Compose characters (Unicode NFC) even if tokens of an existing vocabulary are not composed. Vocabularies that are
-    learned are composed, and read composed text in any case.
+    """Compose the characters of texts (Unicode NFC) even if an existing vocabulary has tokens that are not composed. A
+    vocabulary that is learned always reads composed text.
     """
     keep_spaces: bool = False
-    """Keep every space, including outer ones and runs, which may be one token. If false, outer spaces are removed and
-    runs collapsed. The kind `character` always keeps spaces.
+    """Keep every space of a text, also outer and repeated ones, of which several may form one token. If false, outer
+    spaces are removed and repeated ones collapsed. The kind `character` always keeps spaces.
     """
     user_symbols: tuple[str, ...] = ()
     """Tokens without spaces that are never split, such as tags of the target language."""
     line_feeds: bool = False
-    """Texts may have line feeds, which are tokens. If false, line feeds of JSON lines become spaces."""
+    """Keep line feeds within texts as tokens. If false, line feeds in texts of JSON lines become spaces."""
     placeholders: int = 0
-    """How many of `user_symbols` are placeholder tokens, which stand for spans that translation copies."""
+    """The number of `user_symbols` that are placeholder tokens, which stand for spans that translation copies
+    unchanged.
+    """
 
     def __post_init__(self) -> None:
         if self.vocabulary_size < 4:
@@ -297,12 +319,12 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 def is_symbol(text: str) -> bool:
-    """Return whether a text can be a symbol: it is not empty and has no space, comma or ▁."""
+    """Return whether a text can be a user symbol of a vocabulary: not empty, without white space, comma or ▁."""
     return bool(text) and re.search(r"[\s▁,]", text) is None
 
 
 def check_symbols(symbols: Sequence[str]) -> None:
-    """Refuse user symbols, tokens that are never split, that a vocabulary cannot have.
+    """Refuse user symbols (tokens that are never split) that a vocabulary cannot have; return nothing otherwise.
 
     Raises:
         TransduceError: a symbol is empty, occurs twice, has a space, a comma or ▁, or is not composed (Unicode NFC).
@@ -328,7 +350,7 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
     """Train a sentencepiece model on lines and return its bytes.
 
     ``read_lines`` is called several times and must return the same lines. Special ids are pad 0, eos 1, unk 2. With
-    ``adjust``, another vocabulary size is used if the configured one does not fit.
+    ``adjust``, another vocabulary size is tried, at most twice, if the one of the settings does not fit.
 
     Raises:
         TransduceError: the text is too small for the vocabulary, or the vocabulary for the text's characters.
@@ -385,7 +407,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
 
 
 def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines, splitting those of more than 1,000 characters, preferably at spaces.
+    """Yield lines for the trainer, with those of more than 1,000 characters split, preferably at spaces.
 
     NULs, which the trainer refuses, and line feeds become spaces.
     """
@@ -400,10 +422,10 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
-    """Return the share of the lines' characters that get pieces: 1, or nearly 1 for scripts with many characters.
+    """Return the share (0.98 to 1) of the characters in the lines, by occurrence, that are to get tokens.
 
-    Characters take at most half of the vocabulary, or all of it if every character is a token. The share is lower if
-    they do not fit.
+    It is 1, or 0.9995 for scripts with many characters. Characters take at most half of the vocabulary, or all of it if
+    every character is a token; the share is lower if they do not fit.
     """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0

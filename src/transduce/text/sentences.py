@@ -37,7 +37,7 @@ WIDE = "。！？｡"
 # Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
 _OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
 SENTENCE_MARKS = f"{STOPS}{CALLS}{WIDE}{_OTHERS}\u0964\u0965\u17d4\uff0e"
-"""All of these marks, dandas and the Khmer full stop."""
+"""All punctuation marks that may end a sentence, in any script, as one text."""
 # Chinese and Japanese texts also have the narrow marks without a space after them.
 _NARROW = rf"(?<=[{CJK}])[!?]+"
 # Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"
@@ -59,7 +59,7 @@ _SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"
 
 
 def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
-    """Split a text into parts that are short enough; joined, the parts are the text except for spaces between them.
+    """Split a text into a list of parts that are short enough for a model; spaces between the parts are left out.
 
     Args:
         text: a text of any length.
@@ -75,10 +75,10 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield the parts of a span, split at sentence ends, commas, spaces, or anywhere, each as long as `fits` permits.
+    """Yield spans that divide a span of a text, each as long as `fits` permits; a single character always stays.
 
-    `fits(text)` returns whether a text is short enough. `level` is the index of the kind of split point that is tried
-    first. A single character is a part, even if it does not fit.
+    Splits are tried at sentence ends, then commas, spaces and the middle; `level` is the index of the first kind tried.
+    `fits(text)` returns whether a text is short enough.
     """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
@@ -99,7 +99,7 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> It
 
 
 def _cut(text: str, span: Span, points: re.Pattern[str]) -> list[Span]:
-    """Split a span of a text after each match of the expression `points`, and return the resulting spans."""
+    """Split a span of a text after each match of the expression `points`, and return a list of the parts' spans."""
     ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
     edges = [span.start, *ends, span.end]
     return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
@@ -133,7 +133,7 @@ _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
 def read_documents(path: str | Path) -> Iterator[list[str]]:
-    """Yield the documents of a text file, plain or compressed, each as a list of sentences.
+    """Yield the documents of a text file, plain or compressed, each as a list of sentences (texts).
 
     Raises:
         TransduceError: the file cannot be read.
@@ -149,7 +149,7 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of one document, a text whose lines may be hard-wrapped."""
+    """Return a list of the sentences of one document, a text whose lines may be hard-wrapped."""
     lines = text.split("\n")
     if is_hard_wrapped(lines):
         return _wrapped_sentences(lines, lines)
@@ -157,7 +157,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """Return the sentences of a hard-wrapped text, whose line width is determined from its `first` lines."""
+    """Return a list of the sentences of a hard-wrapped text, whose line width is found from its `first` lines."""
     paragraphs = join_lines(lines, _width(_consecutive_lines(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
@@ -186,7 +186,7 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of consecutive lines in which neither line is empty."""
+    """Return a list of all pairs of consecutive lines of which neither is empty, without spaces at line ends."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 
@@ -200,7 +200,7 @@ def _width(followed: Sequence[tuple[str, str]]) -> int:
 
 
 def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether lines seem wrapped: within lines, more sentences end than at line ends.
+    """Return whether lines seem wrapped by width, because more sentences end within lines than at line ends.
 
     In addition, few lines may begin with a capital letter or digit after a line that ends no sentence, as items of a
     list do. `followed` are pairs of consecutive lines.
@@ -224,9 +224,9 @@ def _first_word(line: str) -> int:
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
-    """Yield paragraphs of a hard-wrapped text, each as one line: text between empty lines, a space for each line end.
+    """Yield the paragraphs of a text of hard-wrapped lines, each as one line; empty lines separate paragraphs.
 
-    No space is inserted after a dash, which may join two words, or in a script without spaces.
+    A space replaces a line end, but not after a dash, which may join two words, or in a script without spaces.
 
     Args:
         lines: the lines of a text.
@@ -247,7 +247,7 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
 
 
 def line_separator(before: str, after: str) -> str:
-    """Return the text that replaces the end of a line when it is joined with the next one: a space, or nothing."""
+    """Return the text in place of a line end: a space, or "" after a dash or within text without word spaces."""
     is_unspaced_text = is_unspaced_or_punctuation(before[-1]) and is_unspaced_or_punctuation(after[0])
     return "" if is_unspaced_text or before.endswith(("-", "—")) else " "
 
@@ -258,7 +258,7 @@ def _ends_early(line: str, after: str, width: int) -> bool:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Return the sentences of a paragraph, which equals the sentences joined by spaces.
+    """Return a list of the sentences of a paragraph, without spaces around them.
 
     A full stop does not end a sentence after an abbreviation ("Mr.") or an initial ("J. Smith"), or before a small
     letter.
@@ -269,7 +269,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
-    """Yield the offsets after the sentences of a text, except that of its end without a mark.
+    """Yield the offset after each sentence of a text that ends with a mark.
 
     With `before_small`, a mark before a small letter ends a sentence too.
     """
@@ -313,7 +313,7 @@ _INDIC = r"\u0900-\u0dff"
 
 
 def _candidates(question: str = "") -> re.Pattern[str]:
-    """Return an expression for marks that may end a sentence; `question` is a further question mark."""
+    """Return a compiled expression for marks that may end a sentence; `question` is a further question mark."""
     calls, joining = CALLS + question, "!?\u061f" + question
     return re.compile(
         rf"(?=[{STOPS}{calls}{WIDE}{_OTHERS}|\u0964\u0965\u17d4\uff0e])"  # every first character: for speed
@@ -468,12 +468,12 @@ _LAST_LETTERS = re.compile(r"[^\W\d_]+$")
 _LETTERED_ITEM = re.compile(r"[(（]?[^\W\d_][)）]\s")
 _BEFORE_LETTER = _words("buchst buchstabe lit lett let ziff abschn anm fall satz punkt option variante")
 _REACH = 60
-"""Number of characters inspected on each side of a punctuation mark."""
+"""The number of characters that are inspected on each side of a punctuation mark."""
 _ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _DATED | _BEFORE_NUMBER | _words("им mio mrd tsd")
 
 
 def _dotted(abbreviations: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression for the abbreviations of several parts, with or without spaces between them."""
+    """Return a compiled expression for those abbreviations that have several parts, with or without spaces between."""
     parts = (each for each in sorted(abbreviations, key=len, reverse=True) if "." in each or "_" in each)
     spaces = "[ \u00a0\u202f]"
     written = "|".join(re.escape(each).replace(r"\.", rf"\.{spaces}?").replace("_", spaces) for each in parts)
@@ -486,7 +486,7 @@ _MIN_DATED_WORDS = 4  # a sentence that ends with a year has more words than "В
 
 
 def find_sentences(text: str, language: str | None = None, protected: Sequence[Span] = ()) -> list[Span]:
-    """Return the spans of a text's sentences without the spaces around them, in order.
+    """Return a list of the spans of a text's sentences, without the spaces around them, in order.
 
     Unlike `split_sentences`, which defines sentences of training documents, this function also splits texts without
     capital letters and without spaces after marks, and knows abbreviations of several languages.
@@ -526,7 +526,7 @@ def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> li
 
 
 def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
-    """Return the length of the quotation mark at the end of a match if it opens the next sentence, else 0.
+    """Return the number of characters at the end of a match that open a quotation in the next sentence; 0 if none do.
 
     A straight mark opens if the sentence from `start` on has an even number of them before it. A mark after a space
     opens unless it closes a « of the sentence.
@@ -563,12 +563,13 @@ class _Mark(NamedTuple):
 
 
 class _SentenceFinder:
-    """A classifier of a text's punctuation marks, which decides for each whether it ends a sentence."""
+    """A classifier that decides for each punctuation mark of a text whether it ends a sentence."""
 
     def __init__(self, text: str, language: str | None, *, before_small: bool = False, sure: bool = False) -> None:
-        """Create a classifier; with `before_small`, every mark before a small letter ends a sentence, too.
+        """Create a classifier of the punctuation marks of a text in a language (None: unknown).
 
-        With `sure`, so do abbreviations such as "p.m." that a second sentence surely follows.
+        With `before_small`, every mark before a small letter ends a sentence, too. With `sure`, so do abbreviations
+        such as "p.m." that a second sentence surely follows.
         """
         code = "" if language is None else short_code(language)
         self.text = text
@@ -585,7 +586,7 @@ class _SentenceFinder:
         self._dotted = dict(_dotted_abbreviations(text))
 
     def is_end(self, match: re.Match[str], start: int) -> bool:
-        """Return whether a mark that `candidates` found ends the sentence that begins at `start`."""
+        """Return whether a mark, a match of `candidates`, ends the sentence of the text that begins at `start`."""
         before = self.text[max(start, match.start() - _REACH) : match.start()]
         after = self.text[match.end() : match.end() + _REACH].lstrip()
         if match["wide"] is not None:
@@ -665,7 +666,7 @@ class _SentenceFinder:
         return self._word_ends(word, before)
 
     def _word_ends(self, word: str, before: str) -> bool:
-        """Return whether a sentence ends after a word that is no listed abbreviation; `before` ends with the word."""
+        """Return whether a full stop ends a sentence after a word that is no listed abbreviation and ends `before`."""
         if self.is_german and _GERMAN_UNIT.search(before):
             return False
         if word in _DATED:
@@ -693,7 +694,7 @@ class _SentenceFinder:
 
 
 def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the offset of each full stop of "z. B." and of dates, with the abbreviation that ends there, or "".
+    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date; "" for inner ones.
 
     The abbreviation is in lower case, without spaces and last full stop. The last one of a date is not yielded, unless
     the text begins with the date.
@@ -716,7 +717,7 @@ def _are_initials(word: str) -> bool:
 
 
 def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) -> bool:
-    """Return whether a mark without a space after it ends a sentence."""
+    """Return whether a punctuation mark that has no space after it ends a sentence."""
     if mark == ".":
         return is_starter
     if mark == "\u06d4":
@@ -726,7 +727,7 @@ def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) ->
 
 
 def _is_small(text: str) -> bool:
-    """Return whether a text begins with a small letter; those of Georgian do not count, with which sentences begin."""
+    """Return whether a text begins with a small letter; Georgian ones do not count, as sentences begin with them."""
     return text[:1].islower() and not "\u10d0" <= text[:1] <= "\u10ff"
 
 
@@ -762,8 +763,8 @@ def find_lost_sentences(
         languages: codes of both languages; None: unknown.
 
     Returns:
-        Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
-        punctuation for the end of a sentence.
+        Both numbers. None if no sentence is lost, the source is one sentence, the translation is empty, or the script
+        of either text has no punctuation for the end of a sentence.
     """
     source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():

@@ -14,18 +14,18 @@ from transduce.text.files import count_noun, read_lines, uncompressed_name
 
 
 class TaggedSentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The words of a sentence with their tags."""
+    """A sentence as a tuple of words and a tuple with a tag for each word, such as a part of speech or B-PER."""
 
     words: tuple[str, ...]
     """The words, in the order of the sentence."""
     tags: tuple[str, ...]
-    """The tag of each word; empty if the tags are not known."""
+    """The tag of each word, in the order of the sentence; an empty tuple if the tags are not known."""
 
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 """Suffixes of files of tagged sentences as JSON lines; files with other suffixes hold columns, a word in each line."""
 COLUMN_SUFFIXES = (".conll", ".conllu", ".conllup", ".iob", ".bio", ".bioes")
-"""Suffixes of files that certainly hold a word with its tags in each line, such as CoNLL's."""
+"""Suffixes of files, such as CoNLL's, that certainly hold one word with its tags in each line."""
 _UD_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _NAMED_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 # The row that separates documents in the files of CoNLL-2003.
@@ -34,18 +34,19 @@ _WORD_FIELDS, _TAG_FIELDS = ("words", "tokens"), ("tags", "labels", "pos_tags", 
 
 
 def is_tagged_file(path: str | Path) -> bool:
-    """Return whether the name of a file, plain or compressed, shows that it holds words with tags, not sentences."""
+    """Return whether the suffix of a file's name, before any suffix of compression, is one of files of tagged words."""
     return uncompressed_name(path).suffix.lower() in (*COLUMN_SUFFIXES, *JSON_SUFFIXES)
 
 
 def read_tagged(
     path: str | Path, columns: Sequence[str] | None = None, *, needs_tags: bool = True
 ) -> list[TaggedSentence]:
-    """Return the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
+    """Read the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
 
-    Columns are separated by tabs if the file has any, otherwise by spaces. A line that starts with `#` is a comment,
-    unless it has as many columns as the other lines and a tag that occurs on another line. Of CoNLL-U, only words
-    are read, not the ranges of multiword tokens and not empty nodes. Among tags such as B-PER, o is read as O.
+    The result is a list of `TaggedSentence`; tags are empty if the file has none. Columns are separated by tabs if the
+    file has any, otherwise by spaces. A line that starts with `#` is a comment, unless it has as many columns as the
+    other lines and a tag that occurs on another line. Of CoNLL-U, only words are read, not the ranges of multiword
+    tokens and not empty nodes. Among tags such as B-PER, o is read as O.
 
     Args:
         path: the file, plain or compressed.
@@ -67,7 +68,10 @@ def read_tagged(
 
 
 def _with_capital_outside(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
-    """Return sentences with the tag O instead of o if all other tags describe spans, such as B-PER."""
+    """Return sentences with every tag o changed to O, if all other tags are O or describe spans, such as B-PER.
+
+    Otherwise the same list is returned.
+    """
     tags = {tag for sentence in sentences for tag in sentence.tags}
     if _SMALL_OUTSIDE not in tags or not describe_spans(tags - {_SMALL_OUTSIDE}):
         return sentences
@@ -91,7 +95,7 @@ class _Row(NamedTuple):
 
 
 class _ColumnReader:
-    """A reader of a file of columns that detects their separator, and the columns with words and tags."""
+    """A reader of a file with one word a line that finds the column separator and the columns of words and tags."""
 
     def __init__(self, path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> None:
         self._path = path
@@ -117,9 +121,11 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the column of words and of the column of tags, which may be None.
+        """Return the index of the column of words and the index of the column of tags, or None for a single column.
 
-        `columns` names or numbers both; None: they are found by their names, or the first and the last column.
+        Args:
+            columns: numbers from 1 or names of one or both columns; None: FORM and UPOS (or the last name) if the file
+                names its columns, otherwise the first and the last column.
         """
         width = len(self._first.cells)
         if columns is None and self._names:
@@ -145,7 +151,7 @@ class _ColumnReader:
         return number - 1
 
     def sentences(self) -> list[TaggedSentence]:
-        """Return all sentences of the file.
+        """Return all sentences of the file as a list of `TaggedSentence`, without comments and document separators.
 
         Raises:
             TransduceError: a line has another number of columns than the first, or an empty word or tag.
@@ -197,12 +203,17 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _read_json_lines(path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> list[TaggedSentence]:
-    """Return the sentences of JSON lines whose objects have a list of words and one of tags, as in Hugging Face data.
+    """Read JSON lines whose objects have a list of words and one of tags, as in Hugging Face data.
+
+    The result is a list of `TaggedSentence`; empty lines and objects without words are skipped.
 
     Args:
         path: the file.
         columns: the fields of the words and the tags; None: usual names such as `words` and `tags`.
         needs_tags: refuse objects without tags.
+
+    Raises:
+        TransduceError: a line is not a JSON object, or its lists are missing, of unequal length, or not of texts.
     """
     sentences = []
     for number, line in enumerate(read_lines(path), 1):
@@ -235,10 +246,10 @@ def _texts_of(
 
 
 def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> TaggedSentence:
-    """Combine the words and tags of a sentence into one object; an untagged sentence has no tags.
+    """Combine the words and tags of a sentence into a `TaggedSentence`; an untagged sentence passes no tags.
 
     Raises:
-        TransduceError: the numbers of words and tags differ; `location` names the sentence in the message.
+        TransduceError: there are tags, but not one for each word; the message begins with `location`.
     """
     if tags and len(words) != len(tags):
         raise TransduceError(
@@ -258,10 +269,10 @@ _OUTSIDE, _SMALL_OUTSIDE = "O", "o"
 
 
 class Span(NamedTuple):
-    """A span of consecutive words of a sentence that tags describe, such as a name: its kind and its range."""
+    """A phrase that the tags of a sentence mark, such as a name: its kind and its range of consecutive words."""
 
     kind: str
-    """The kind of the span, such as PER for a person."""
+    """The kind of phrase, such as PER for a person."""
     start: int
     """Index of the span's first word in the sentence."""
     end: int
@@ -275,10 +286,10 @@ def describe_spans(tags: Iterable[str]) -> bool:
 
 
 def spans_of(tags: Sequence[str]) -> list[Span]:
-    """Return the spans of a sentence as the CoNLL-2000 evaluation finds them, in order.
+    """Return the phrases that a sentence's tags mark, a list of `Span` in order, as the CoNLL-2000 evaluation does.
 
-    Tags need not be consistent: an I begins a span if it does not continue one of its kind. IOB1, BIO, BIOES and
-    BILOU tags are all read by the same rules.
+    Tags need not be consistent: an I begins a span if it does not continue one of its kind. IOB1, BIO, BIOES and BILOU
+    tags are all read by the same rules.
     """
     spans, start = list[Span](), 0
     previous, previous_kind = _OUTSIDE, ""

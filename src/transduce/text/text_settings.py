@@ -22,13 +22,16 @@ class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of how a text is divided into sentences for translation, and which spans of it stay unchanged."""
 
     split_sentences: SplitSentences = "auto"
-    """Translate a text sentence by sentence. `auto`: yes, unless the model was trained on lines with several sentences.
+    """Translate a text sentence by sentence: `always`, `never` or `auto`, which does so unless at least a quarter of
+    the lines that the model was trained on had several sentences.
     """
     protect: tuple[str, ...] = ()
-    """Regular expressions; what matches them is copied unchanged, as are placeholders, URLs and the like."""
+    """Regular expressions (a tuple); text that matches one is copied unchanged into the translation, as placeholders,
+    URLs and the like always are.
+    """
     lines: Lines = "separate"
-    """Role of line ends. `separate`: a sentence ends with its line. `join`: consecutive lines are one paragraph, as in
-    text wrapped by width; empty lines and list marks still separate.
+    """Meaning of line ends in a text to translate. `separate`: a sentence ends with its line. `join`: consecutive lines
+    form one paragraph, as in text wrapped by width; empty lines and list marks still separate.
     """
 
     def __post_init__(self) -> None:
@@ -50,40 +53,46 @@ class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 FILE_NAME = "training_lines.json"
 MIN_MULTI_SENTENCE_SHARE = 0.25
-"""Share of training lines with several sentences from which a model translates such lines whole."""
+"""Minimum share (0 to 1) of training lines with several sentences for a model to translate such lines undivided."""
 _MAX_WORDLESS_SHARE = 0.5
 _FORMAT_VERSION = 1
 
 
 class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measurements of the source lines that a model was trained on, to decide how texts are split."""
+    """Statistics of the source lines that a model was trained on, which decide how texts to translate are split."""
 
     format_version: int = _FORMAT_VERSION
     multi_sentence_share: float
-    """The share of lines with several sentences, from 0 to 1."""
+    """The share of the training lines that have several sentences, from 0 to 1."""
     wordless_share: float
-    """The share of lines without a letter, from 0 to 1."""
+    """The share of the training lines that have no letter, from 0 to 1."""
     tokens: int
-    """The number of tokens that 99 % of the lines do not exceed."""
+    """The 99th percentile of the training lines' lengths in tokens: 99 % of the lines are no longer."""
 
     @property
     def has_documents(self) -> bool:
-        """True if enough training lines had several sentences that the model translates such lines whole."""
+        """True if at least a quarter of the training lines had several sentences.
+
+        The model then translates such lines whole.
+        """
         return self.multi_sentence_share >= MIN_MULTI_SENTENCE_SHARE
 
     @property
     def has_words(self) -> bool:
-        """True if the model was trained on a natural language, so that texts without a letter are copied."""
+        """True if at most half of the training lines had no letter.
+
+        Texts without a letter are then copied, not translated.
+        """
         return self.wordless_share <= _MAX_WORDLESS_SHARE
 
     @classmethod
     def measure(cls, lines: Sequence[str], language: str | None, *, tokens: int) -> "TrainingLines":
-        """Measure source lines.
+        """Measure how many training lines have several sentences, or no letter, and return a `TrainingLines`.
 
         Args:
             lines: source lines of training, at least one.
-            language: code of their language; None: unknown.
-            tokens: the number of tokens that 99 % of the lines do not exceed.
+            language: code of their language, for finding sentences; None: unknown.
+            tokens: the number of tokens that 99 % of the lines do not exceed, stored as it is.
         """
         several = sum(len(find_sentences(line, language)) > 1 for line in lines)
         wordless = sum(not any(map(str.isalpha, line)) for line in lines)
@@ -94,17 +103,17 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def content(self) -> bytes:
-        """Return the measurements as JSON, the content of the file `FILE_NAME` in a model folder."""
+        """Return the statistics as JSON bytes, the content of the file training_lines.json in a model folder."""
         return json_bytes(self)
 
     @classmethod
     def load(cls, folder: str | Path) -> "TrainingLines | None":
-        """Read the measurements of a model's training lines from its folder; return None if the folder has none.
+        """Read the statistics of a model's training lines from its folder.
 
-        Folders of earlier versions have none.
+        The result is a `TrainingLines`, or None if the folder has no such file, like folders of earlier versions.
 
         Raises:
-            TransduceError: the file is damaged, or of a newer format.
+            TransduceError: the file is damaged, or has another format than this version reads.
         """
         path = Path(folder) / FILE_NAME
         try:

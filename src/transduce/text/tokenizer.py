@@ -1,4 +1,4 @@
-"""Tokenize texts for a model: a vocabulary for the source side and one for the target side, often the same.
+"""Tokenize texts for a model, by a vocabulary for the source side and one for the target side, often the same.
 
 The vocabularies can also be written as Hugging Face's tokenizer files.
 """
@@ -41,7 +41,7 @@ _SEPARATE_NAMES = ("source.spm", "target.spm")
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a tokenizer that its sentencepiece models do not store, as a file beside them."""
+    """The content of a file beside the sentencepiece models: the tokenizer's settings that these do not store."""
 
     format_version: int
     joint: bool
@@ -49,14 +49,14 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Tokenizer:
-    """The tokenizer of a model: the vocabularies of source and target side, one object if the vocabulary is joint."""
+    """A translation model's tokenizer: a source and a target vocabulary, one object if the vocabulary is joint."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
-        """Create a tokenizer.
+        """Create a tokenizer from vocabularies.
 
         Args:
             source: the vocabulary of source texts.
-            target: the vocabulary of target texts; None: the source's serves both sides.
+            target: the vocabulary of target texts; None: the source vocabulary serves both sides.
         """
         self.source = source
         self.target = target if target is not None else source
@@ -66,11 +66,11 @@ class Tokenizer:
     def train(
         cls, read_pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings, *, adjust: bool = False
     ) -> "Tokenizer":
-        """Learn the vocabularies from pairs in composed form (NFC); the same pairs give the same files on every run.
+        """Learn a tokenizer's vocabularies from sentence pairs; the same pairs give the same files on every run.
 
-        ``read_pairs`` is called several times and must return the same pairs. A corpus of more than 2,000,000 lines
-        is sampled evenly. With ``adjust``, the nearest possible vocabulary size is used instead of raising an error;
-        ``source.size`` is the result.
+        ``read_pairs`` is called several times and must return the same pairs. Texts are composed (NFC); a corpus of
+        more than 2,000,000 lines is sampled evenly. With ``adjust``, the nearest possible vocabulary size is used
+        instead of raising an error; ``source.size`` of the returned tokenizer is the result.
 
         Raises:
             TransduceError: the vocabulary size does not fit the text, or the kind is `word`.
@@ -119,20 +119,20 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 (hexadecimal) of all that determines the ids, to recognize models with one tokenizer."""
+        """The SHA-256 (hexadecimal) of all that determines token ids, equal for models with the same tokenizer."""
         digest = hashlib.sha256(self._card())
         for vocabulary in self._vocabularies():
             digest.update(hashlib.sha256(vocabulary.model_bytes).digest())
         return digest.hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:
-        """Write the sentencepiece models, and the same tokenizer as Hugging Face's files.
+        """Write the sentencepiece models and Hugging Face's files of the tokenizer to a folder, created if missing.
 
         A joint vocabulary is written as sentencepiece.model, tokenizer.json, tokenizer_config.json and
         special_tokens_map.json, a folder that AutoTokenizer can open. Two vocabularies are written as source.spm,
         target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both. A
-        sentencepiece model of the user's own that rewrites characters is written alone.
-        ``model_max_length`` is the longest input in tokens.
+        sentencepiece model of the user's own that rewrites characters is written alone. ``model_max_length`` is the
+        longest input in tokens.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Tokenizer:
         """Load a tokenizer from a folder that ``save`` has written.
 
         Raises:
-            TransduceError: a file is missing or broken.
+            TransduceError: a file is missing or broken, or of another format version.
         """
         card = _read_card(Path(folder) / TOKENIZER_CARD)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
@@ -167,16 +167,19 @@ class Tokenizer:
 
 
 def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the placeholder tokens, which stand for protected text, that both vocabularies of a tokenizer have.
+    """Return a tuple of the placeholder tokens (for protected text) that both vocabularies of a tokenizer have.
 
-    If a model was trained without placeholders, there are none.
+    The tuple is empty for a model that was trained without placeholders.
     """
     sides = {id(side): side for side in (tokenizer.source, tokenizer.target)}.values()
     return tuple(token for token in PLACEHOLDER_TOKENS if all(side.has_special_token(token) for side in sides))
 
 
 def without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return token ids without single-space tokens before placeholder tokens, which training data never have there."""
+    """Return a list of the token ids without single-space tokens directly before placeholder tokens.
+
+    Training data never have a space token there. A vocabulary without placeholders or such a space keeps all ids.
+    """
     placeholders = _placeholder_ids(vocabulary)
     if not placeholders or vocabulary.token(space := vocabulary.id(SPACE)) != SPACE:
         return list(ids)
@@ -189,7 +192,7 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _sample(pairs: Iterable[Pair], count: int, sample_size: int) -> Iterator[Pair]:
-    """Yield an evenly spaced sample of `sample_size` pairs out of `count`, or all pairs if they are fewer."""
+    """Yield an evenly spaced sample of `sample_size` out of `count` sentence pairs, or all pairs if they are fewer."""
     for index, pair in enumerate(pairs):
         if count <= sample_size or (index + 1) * sample_size // count > index * sample_size // count:
             yield pair
@@ -224,9 +227,9 @@ _MAX_LEADING_SPACES = 1_000
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
-    """Return the content of Hugging Face's tokenizer.json, whose ids equal the vocabulary's.
+    """Return the content of Hugging Face's tokenizer.json, a dict, for a vocabulary whose token ids it keeps.
 
-    The end symbol is appended to every text.
+    The tokenizer that it describes appends the end symbol to every text.
     """
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
@@ -244,7 +247,10 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str, object]:
-    """Return the content of Hugging Face's tokenizer_config.json; inputs have at most ``model_max_length`` tokens."""
+    """Return the content of Hugging Face's tokenizer_config.json, a dict.
+
+    Inputs have at most ``model_max_length`` tokens.
+    """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special_tokens_map(vocabulary),
@@ -254,7 +260,7 @@ def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str,
 
 
 def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
-    """Return the content of Hugging Face's special_tokens_map.json: the padding, end and unknown tokens."""
+    """Return the content of Hugging Face's special_tokens_map.json, a dict: the padding, end and unknown tokens."""
     return {
         "pad_token": vocabulary.token(vocabulary.pad_id),
         "eos_token": vocabulary.token(vocabulary.eos_id),
@@ -293,15 +299,19 @@ def _one_space_between_words() -> list[dict[str, object]]:
 
 
 def replace_step(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    """Return a step of a tokenizer.json that replaces each match of a pattern, `{"String": …}` or `{"Regex": …}`."""
+    """Return a tokenizer.json step (a dict) that replaces each match of a pattern by `content`.
+
+    The pattern is `{"String": …}` or `{"Regex": …}`.
+    """
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
 def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Return the `pre_tokenizer` of a tokenizer.json, which splits a text before each ▁ or each run of them.
+    """Return the `pre_tokenizer` of a tokenizer.json, a dict, which splits a text before each space symbol ▁.
 
-    Runs count if a piece has several ▁. It also isolates user-defined symbols. Names of special tokens, such as `</s>`,
-    are split so that they match no token; BPE without user-defined symbols needs no such split.
+    If a piece of the vocabulary begins with ▁▁, the split is before each run of ▁. User-defined symbols are isolated.
+    Names of special tokens, such as `</s>`, are split so that text cannot match them; BPE without user-defined symbols
+    needs no such split.
 
     Args:
         pieces: the pieces of the vocabulary.
@@ -327,9 +337,10 @@ def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
 
 
 def split_step(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
-    """Return a step of a tokenizer.json that splits a text at each match of a pattern, which `behavior` says to keep.
+    """Return a tokenizer.json step (a dict) that splits a text at each match of a pattern.
 
-    The pattern is `{"String": …}` or `{"Regex": …}`; behaviors are those of the `tokenizers` package, such as Isolated.
+    The pattern is `{"String": …}` or `{"Regex": …}`. `behavior` says what becomes of the match, in the names of the
+    `tokenizers` package, such as Isolated.
     """
     return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
 
@@ -375,10 +386,10 @@ def _bpe(pieces: list[Piece]) -> dict[str, object]:
 
 
 def _merges(pieces: list[Piece]) -> list[list[str]]:
-    """Return the BPE merges: all pairs of pieces that form a learned piece, ordered by the score of that piece.
+    """Return a BPE vocabulary's merges as a list of [left, right] pieces, ordered by the score of the joined piece.
 
-    sentencepiece joins any two neighbors whose union is a piece, the highest score first. Merges in the order of the
-    scores give the same result.
+    sentencepiece joins any two neighbors whose union is a learned piece, the highest score first; merges in this order
+    give the same result.
     """
     ranks = {piece.text: -piece.score for piece in pieces if piece.type is PieceType.NORMAL}
     merges = []

@@ -24,7 +24,7 @@ _ESCAPED = {escape: word for word, escape in _ESCAPES.items()}
 
 
 class Tree(NamedTuple):
-    """A constituent with its children, or a tag with its unescaped word."""
+    """A node of a constituency tree: a label with child nodes, or a leaf, whose label is the tag of its word."""
 
     label: str
     children: "tuple[Tree, ...]" = ()
@@ -38,23 +38,23 @@ class Tree(NamedTuple):
             yield from child.leaves()
 
     def words(self) -> list[str]:
-        """Return the words of the tree's sentence."""
+        """Return a list of the words of the tree's leaves, from left to right."""
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
-        """Return the tree in brackets, on one line."""
+        """Return the tree in treebank brackets on one line, such as (NP (DT the) (NN cat)), with escaped words."""
         if self.word is not None:
             return f"({self.label} {escape_word(self.word)})"
         return f"({self.label} {' '.join(map(str, self.children))})"
 
 
 def escape_word(word: str) -> str:
-    """Return a word escaped for use in brackets, as treebanks do: ( becomes -LRB-."""
+    """Return a word with its round brackets escaped for a treebank: ( becomes -LRB-; [ and { only as whole words."""
     return _ESCAPES.get(word) or word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def unescape_word(word: str) -> str:
-    """Return the original word for an escaped one of a treebank: -LRB- becomes (."""
+    """Return the word that a treebank writes escaped: ( for -LRB-, and without a backslash before / or *."""
     return _ESCAPED.get(word) or _BACKSLASH.sub(r"\1", word)
 
 
@@ -77,7 +77,7 @@ def read_trees(path: str | Path) -> Iterator[Tree]:
 
 
 def read_clean_trees(path: str | Path) -> list[Tree]:
-    """Return the trees of a treebank file after `clean`; trees without words are left out.
+    """Return a list of the trees of a treebank file, each cleaned by `clean`; trees without words are left out.
 
     Raises:
         TransduceError: something is not a tree; the message names the file and the line.
@@ -86,7 +86,7 @@ def read_clean_trees(path: str | Path) -> list[Tree]:
 
 
 def read_tree(text: str) -> Tree:
-    """Parse a single tree in brackets.
+    """Parse a text with a single tree in brackets into a `Tree`.
 
     Raises:
         TransduceError: the text is not a tree, or more than one.
@@ -108,14 +108,14 @@ def _take(reader: "_Reader", token: str, where: str) -> Tree | None:
 
 
 class _Open(NamedTuple):
-    """An open bracket, with the label, words and children that have been read so far."""
+    """An opening bracket that is not closed yet, with the label or words and the children read after it."""
 
     tokens: list[str]
     children: list[Tree]
 
 
 class _Reader:
-    """A parser that builds trees from the brackets and words of a treebank, one after the other."""
+    """A parser that receives the brackets and words of a treebank one by one and builds trees."""
 
     def __init__(self) -> None:
         self._stack: list[_Open] = []
@@ -126,10 +126,10 @@ class _Reader:
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:
-        """Process the next bracket or word, and return the tree that it completes, or None.
+        """Process the next bracket or word of a treebank; return the tree that it completes, or None within a tree.
 
         Raises:
-            ValueError: the token is invalid at this point.
+            ValueError: the bracket or word is invalid at this point, or brackets are nested too deep.
         """
         if token == "(":
             if len(self._stack) == MAX_DEPTH:
@@ -165,9 +165,10 @@ class _Reader:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """Return the tree for training and scoring of parsers: without traces, function tags and the outer bracket.
+    """Return a tree for training and scoring parsers, without traces, function tags, indices and outer bracket.
 
-    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. The result is None if nothing is left.
+    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. An outer bracket without a label that has
+    several children is labeled TOP. The result is None if nothing is left.
     """
     cleaned = _clean(tree)
     while cleaned is not None and cleaned.label in ("", TOP) and len(cleaned.children) == 1:
@@ -189,7 +190,7 @@ def plain_label(label: str) -> str:
 
 
 def draw(tree: Tree) -> str:
-    """Draw the tree as indented lines, one per constituent; constituents that contain only words take one line."""
+    """Return a drawing of a tree, one text of indented lines. A constituent that contains only words takes one line."""
     return "\n".join(_draw(tree, ""))
 
 
@@ -233,7 +234,7 @@ _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
 def linearize(tree: Tree, *, tags: bool = True) -> str:
-    """Return the bracket symbols of a tree without its words: S(NP(PRP/)VP(VBP/)).
+    """Return the bracket symbols of a tree without its words, as one text: S(NP(PRP/)VP(VBP/)).
 
     Args:
         tree: a cleaned tree.
@@ -263,39 +264,46 @@ def _label(symbol: str) -> str:
 
 
 def split_symbols(text: str) -> list[str]:
-    """Return the bracket symbols of a linearized tree, such as `NP(`, `NN/` and `)`, in order, without other text."""
+    """Return a list of the bracket symbols in a linearized tree, such as `NP(`, `NN/` and `)`, in order.
+
+    Other text is left out.
+    """
     return _SYMBOL.findall(text)
 
 
 def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
-    """Return the most frequent runs of bracket symbols between two words, which get tokens of their own.
+    """Return a set of the most frequent sequences of bracket symbols between two words, each to become one token.
 
-    Examples are `S(NP(DT/`, `)VP(VBZ/` and `))`.
+    Examples are `S(NP(DT/`, `)VP(VBZ/` and `))`; single symbols are left out. Ties are broken alphabetically.
 
     Args:
         rows: linearized trees.
-        max_runs: the maximum number of runs.
+        max_runs: the maximum number of sequences.
     """
     counts = Counter(run for row in rows for run in _RUN.findall(row) if len(split_symbols(run)) > 1)
     return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:max_runs])
 
 
 def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
-    """Return the tokens of linearized trees besides words: every bracket symbol and run of them, marked and sorted.
+    """Return the sorted tokens of linearized trees other than words: all bracket symbols and the runs (joined symbols).
 
-    The mark ⟩ before each tells it from words.
+    The result is a tuple of texts, each with the mark ⟩ in front, which distinguishes it from words.
+
+    Args:
+        rows: linearized trees.
+        runs: sequences of symbols that get a token of their own.
     """
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
     return tuple(MARK + token for token in sorted({CLOSE, *symbols, *runs}))
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
-    """Return one target line of a parser: the words of a sentence, each with the tree symbols around it.
+    """Return the target line of a sentence for training a parser: its words with the marked tree symbols around each.
 
     Args:
         words: the words of the sentence.
-        row: the symbols of its tree, without words.
-        runs: the runs with a token of their own; others are written symbol by symbol.
+        row: the symbols of its tree, without words, as `linearize` returns them.
+        runs: the sequences of symbols with a token of their own; others are written symbol by symbol.
     """
     line, remaining = "", iter(words)
     for run in _RUN.findall(row):
@@ -305,21 +313,21 @@ def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
 
 
 def plain(word: str) -> str:
-    """Return a word without the character that marks tree symbols in a parser's output."""
+    """Return a word with 〉 in place of ⟩, the character that marks tree symbols in a parser's lines."""
     return word.replace(MARK, _SUBSTITUTE)
 
 
 def symbols_in(line: str) -> list[str]:
-    """Return the bracket symbols, such as `NP(` and `)`, of a parser's output line, without words."""
+    """Return a list of the bracket symbols, such as `NP(` and `)`, of a parser's output line, without words."""
     return [symbol for marked in _MARKED.findall(line) for symbol in split_symbols(marked)]
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
-    """Build a valid tree over exactly these words from bracket symbols, valid or not.
+    """Build a valid tree over exactly these words from bracket symbols, valid or not, and return it as a `Tree`.
 
-    Symbols that form a valid tree give that tree. Otherwise as little as possible is changed: tags after the last
-    word, empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the root
-    with the tag XX, and open constituents are closed at the end.
+    Symbols that form a valid tree give that tree. Otherwise as little as possible is changed: tags after the last word,
+    empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the root with the
+    tag XX, and open constituents are closed at the end.
 
     Args:
         symbols: symbols as `linearize` writes them; others are ignored.
@@ -337,7 +345,7 @@ def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
 
 
 class _Builder:
-    """A tree under construction from bracket symbols: the open constituents from the root down, and the words used."""
+    """A builder of a valid tree over given words from bracket symbols, with the constituents that are open so far."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -356,7 +364,7 @@ class _Builder:
 
     @property
     def _closes_too_early(self) -> bool:
-        """True if a closing bracket would complete the tree while words are left."""
+        """True if closing a bracket now would complete the tree although words are left."""
         return len(self._open) == 1 and self._used < len(self._words)
 
     def _add_word(self, tag: str) -> None:

@@ -66,7 +66,9 @@ _PLAIN = {
     "\u2026": "...",
     **{character: unicodedata.normalize("NFKC", character) for character in _COMPATIBLE},
 }
-"""Characters that real texts often have in place of others, with those others."""
+"""A dict from variants of characters, such as curly quotes, to the usual ones; "" stands for characters to leave
+out.
+"""
 # Emoji consist of several characters, among them joiners.
 _EMOJI = (
     r"\u00a9\u00ae\u203c\u2049\u20e3\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297"
@@ -84,10 +86,11 @@ _SEPARATED_SCRIPTS = re.compile("[\u0e00-\u109f\u1780-\u17ff]")
 
 
 def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict[str, str]:
-    """Return the characters of `_PLAIN` that are no words' letters, with the characters that a text is read with.
+    """Return a dict from characters (of the table `_PLAIN`) to their replacements before a text is tokenized.
 
-    They are characters that no token has, and, except in a vocabulary of characters, all that are invisible or special
-    spaces: even if these are tokens, the tokens beside them are parts of words that the model hardly knows.
+    The characters are those that no token has, and, except in a vocabulary of characters, all that are invisible or
+    special spaces: even if these are tokens, the tokens beside them are parts of words that the model hardly knows.
+    Only replacements that the tokens can write are included.
     """
     known = {" ", *"".join(tokens)}
     always = set() if by_character else {*_INVISIBLE, *_SPECIAL_SPACES}
@@ -98,9 +101,10 @@ def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict
 
 
 def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
-    """Return whether the tokens of a vocabulary show that it was learned from composed text.
+    """Return whether the tokens of a vocabulary show that it was learned from composed text (Unicode NFC).
 
-    No token may change by composition. A vocabulary of characters also needs composed characters for its marks.
+    No token may change by composition. In a vocabulary of characters, no token may be a mark that composition would
+    join to another token.
     """
     tokens = list(tokens)
     if not all(token.isascii() or is_composed(token) for token in tokens):
@@ -118,12 +122,12 @@ def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
 
 
 CLS, SEP, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]")
-"""The special tokens of encoders: the start of a text, its end, and the mask."""
+"""The special tokens of encoders: [CLS] starts a text, [SEP] ends it, and [MASK] hides a token to predict."""
 BACK_TRANSLATED = "<back-translated>"
 """The token that starts each back-translated source (Caswell et al. 2019, "Tagged Back-Translation")."""
 
 CONTEXT_SEPARATOR = "<sep>"
-"""The token after each earlier sentence of a document that stands as context before a sentence."""
+"""The token after each earlier sentence of a document that precedes a sentence as its context."""
 
 _TAG_TOKEN = re.compile("<tag:(.+)>")
 _LANGUAGE_TOKEN = re.compile(r">>(.+)<<")
@@ -132,17 +136,17 @@ _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its thread
 
 
 def language_token(language: str) -> str:
-    """Return the token that starts a source sentence to be translated to a language, spelled as OPUS models do."""
+    """Return the token that starts a source sentence to be translated to a language: `>>de<<` as in OPUS models."""
     return f">>{language}<<"
 
 
 def tag_token(tag: str) -> str:
-    """Return the token that starts the source sentences of a corpus with a tag, such as its domain."""
+    """Return the token that starts the source sentences of a corpus with a tag, such as its domain: `<tag:news>`."""
     return f"<tag:{compose(tag)}>"
 
 
 class Vocabulary:
-    """The vocabulary of the source or the target side, which tokenizes by a sentencepiece model.
+    """The vocabulary of the source or the target side, a sentencepiece model that tokenizes texts.
 
     Texts are composed (Unicode NFC), unless tokens of the vocabulary are not. No other character is changed, but spaces
     (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A language
@@ -151,7 +155,12 @@ class Vocabulary:
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
-        """Load a model; ``name`` identifies its file in messages. ``nfc`` composes texts whatever the tokens are.
+        """Create a vocabulary from the bytes of a sentencepiece model.
+
+        Args:
+            model_bytes: the content of the model's file.
+            nfc: compose texts even if tokens are not composed.
+            name: the file's name, for messages.
 
         Raises:
             TransduceError: the bytes are not a sentencepiece model.
@@ -194,7 +203,7 @@ class Vocabulary:
         return cls(content, nfc=nfc, name=str(path))
 
     def for_target(self, language: str) -> "Vocabulary":
-        """Return a copy of the vocabulary whose sentences start with the token of a target language, before any tag.
+        """Return a copy of the vocabulary that starts every input with a target language's token, before any tag.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -208,7 +217,7 @@ class Vocabulary:
         return vocabulary
 
     def for_tag(self, tag: str) -> "Vocabulary":
-        """Return a copy of the vocabulary whose sentences start with a tag's token, after any target language's token.
+        """Return a copy of the vocabulary that starts every input with a tag's token, after a target language's.
 
         Raises:
             TransduceError: the vocabulary has no token for the tag.
@@ -228,28 +237,28 @@ class Vocabulary:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """The ids of the tokens that may start a source before its text: of languages, tags and back-translation."""
+        """A tuple of the ids that may precede those of a source text: of languages, tags and back-translation."""
         tokens = (*map(language_token, self.target_languages), *map(tag_token, self.tags), BACK_TRANSLATED)
         return tuple(self.id(token) for token in tokens if self.has_special_token(token))
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that the vocabulary has tokens for; none unless the model was trained on tagged corpora."""
+        """A tuple of the tags that have tokens in the vocabulary; empty without training on tagged corpora."""
         tokens = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, tokens) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
-        """The languages that the vocabulary has tokens for; none unless the model translates between several."""
+        """A tuple of the language codes that have tokens in the vocabulary; empty with a single target language."""
         tokens = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, tokens) if match)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a sentence without the tokens before and the end symbol after it."""
+        """Return a list of the token ids of a text, without language and tag tokens and without the end symbol."""
         return self.encode_batch([text])[0]
 
     def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
-        """Return a sentence's ids as model input, with language and tag tokens before and the end symbol after them."""
+        """Return a list of a text's ids as model input: after language and tag tokens, before the end symbol."""
         return [*self.before, *ids, *self.after]
 
     def closed(self, ids: Iterable[int]) -> list[int]:
@@ -258,7 +267,10 @@ class Vocabulary:
         return self.with_special_tokens(ids)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Return the token ids of many sentences in order, without end symbols; `threads` affects only the speed."""
+        """Return a list of token ids for each of many texts, in order, without end symbols.
+
+        `threads` affects only the speed.
+        """
         texts = [self.normalize(text) for text in texts]
         try:
             return self._encode_all(texts, threads)
@@ -272,7 +284,7 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
-        """Return the text of token ids, omitting padding and end symbols.
+        """Return the text that token ids stand for, without padding and end symbols.
 
         Line feeds become spaces, unless `line_feeds` is set or the vocabulary has a token for them.
         """
@@ -281,7 +293,7 @@ class Vocabulary:
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of ids as the sentencepiece model writes them, with ▁ for a space."""
+        """Return a list of the tokens with these ids as the sentencepiece model writes them, with ▁ for a space."""
         return [self.token(id) for id in ids]
 
     def token(self, id: int) -> str:
@@ -301,7 +313,7 @@ class Vocabulary:
     piece = renamed_attribute("piece", "token")
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token such as [MASK], under this name or its own name for it."""
+        """Return whether the vocabulary has a special token such as [MASK], by this name or its own name for it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.token(self.id(name)) == name
 
@@ -317,7 +329,10 @@ class Vocabulary:
 
     @cached_property
     def readings(self) -> Mapping[str, str]:
-        """The characters that `readable` replaces: a soft hyphen by nothing, for example."""
+        """A dict of the replacements that `readable` makes, such as from a soft hyphen to "".
+
+        The dict is empty if the sentencepiece model itself rewrites characters.
+        """
         if replaces_characters(self.model_bytes):
             return {}
         # Each character of the training text that the vocabulary covers is a token, too.
@@ -326,7 +341,7 @@ class Vocabulary:
 
     @cached_property
     def _unread(self) -> re.Pattern[str] | None:
-        """The pattern of the characters to replace.
+        """The compiled pattern of the characters that `readable` replaces; None if there are none.
 
         Special spaces that are tokens are replaced only before words, joiners only outside of emoji, and the mark of
         stress only in Cyrillic.
@@ -350,18 +365,19 @@ class Vocabulary:
         return compose(text) if self.composes else text
 
     def readable(self, text: str) -> str:
-        """Return a text that is only read, not written, with the `readings` of its invisible and unknown characters.
+        """Return a source text with usual characters for invisible and unknown ones, for better tokenization.
 
-        A word with a soft hyphen, for example, then has the tokens of the word without it.
+        Replacements are those of `readings`; a word with a soft hyphen, for example, then has the tokens of the word
+        without the hyphen. The text is only for reading by a model, not for writing.
         """
         if text.isascii() or self._unread is None:
             return text
         return self._unread.sub(lambda match: self.readings[match[0]], text)
 
     def unknown_characters(self, text: str) -> str:
-        """Return the characters of the normalized text that are encoded as the unknown token, as one string.
+        """Return one string of the characters in the normalized text that are encoded as the unknown token.
 
-        They keep their order, and a character that occurs several times is repeated.
+        The characters keep their order, and one that occurs several times is repeated.
         """
         if self.unk_id not in self.encode(text):
             return ""
@@ -371,11 +387,11 @@ class Vocabulary:
         return "".join(unknown).replace("▁", "")
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokens in sentencepiece's form: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        """Return a list of the tokens with these ids: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁; a byte token adds its byte."""
+        """Return the UTF-8 bytes that a token, given by its id, adds to a text: a space for ▁, one byte for <0xE6>."""
         token = self.token(id)
         byte = byte_of(token)
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])
@@ -393,7 +409,7 @@ def byte_of(token: str) -> int | None:
 
 
 def fallback_ids(vocabulary: Vocabulary) -> set[int]:
-    """Return the ids of tokens for characters outside the vocabulary: bytes and the unknown token."""
+    """Return a set of the ids that encode characters outside the vocabulary: byte tokens and the unknown token."""
     return {id for id in range(vocabulary.size) if byte_of(vocabulary.token(id)) is not None} | {vocabulary.unk_id}
 
 
@@ -426,9 +442,11 @@ class SymbolSplitter:
     """A splitter of texts into symbols (special tokens such as `[MASK]`) and the text between them."""
 
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
-        """Compile the patterns that find symbols (special tokens); `normalize` is the tokenizer's normalizer.
+        """Compile the patterns that find symbols (special tokens) in texts.
 
-        It must be idempotent.
+        Args:
+            symbols: the symbols, with the rules of their matches.
+            normalize: the tokenizer's normalizer, which must be idempotent.
         """
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
@@ -437,7 +455,7 @@ class SymbolSplitter:
         self._normalized = _Pattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token).
+        """Yield (part, is_symbol) for the non-empty parts of a text in order, where a symbol is a special token.
 
         Parts are normalized if there are symbols that are matched after normalization.
         """
@@ -457,7 +475,7 @@ class _Pattern:
         self._expression = re.compile("|".join(_expression(each, self.symbols[each]) for each in longest_first))
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token).
+        """Yield (part, is_symbol) for the non-empty parts of a text in order, where a symbol is a special token.
 
         Spaces are matched from the symbol outwards, which stays fast for texts that are mostly spaces.
         """
@@ -501,12 +519,12 @@ class SpecialTokens(NamedTuple):
     """The id of [MASK], which replaces a token to predict."""
 
     def frame(self, ids: Sequence[int], length: int) -> list[int]:
-        """Return a text's ids between those of [CLS] and [SEP], truncated at the end to `length` ids in total."""
+        """Return a list of [CLS], a text's ids and [SEP], with the text cut at its end to `length` ids in total."""
         return [self.cls, *ids[: length - 2], self.sep]
 
 
 def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
-    """Return the ids of an encoder's special tokens in a vocabulary.
+    """Return the ids of [CLS], [SEP] and [MASK] in the vocabulary of an encoder, as `SpecialTokens`.
 
     Raises:
         TransduceError: the vocabulary lacks one.
@@ -524,14 +542,14 @@ def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
 
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens | None:
-    """Return the ids of an encoder's special tokens in a vocabulary; None if the vocabulary lacks one."""
+    """Return the ids of [CLS], [SEP] and [MASK] in a vocabulary, as `SpecialTokens`; None if it lacks one."""
     if not all(map(vocabulary.has_special_token, vocabulary.special_token_names)):
         return None
     return SpecialTokens(*map(vocabulary.id, vocabulary.special_token_names))
 
 
 def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Return the token ids of a text with masks, in which each mask also replaces the space before it, if any.
+    """Return a list of the ids of a text with masks, in which each mask also replaces the space before it.
 
     Vocabularies that this package trains encode that space as a separate token, which is removed here. Imported
     vocabularies define whether a mask includes the space.
@@ -544,6 +562,6 @@ def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def text_token_ids(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of all tokens that represent text: not special, padding, end or unknown tokens."""
+    """Return a list of the ids of all tokens that represent text: not special, padding, end or unknown tokens."""
     marks = set(map(vocabulary.id, vocabulary.special_token_names))
     return [id for id in range(vocabulary.size) if id not in marks and vocabulary.is_text_token(id)]

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
-    """Return the span of a full text that a span of an extract comes from.
+    """Return the span of a full text that corresponds to a span of a text extracted from it.
 
     Args:
         offsets: the offset in the full text of each character of the extract, and of the extract's end.
@@ -38,13 +38,15 @@ def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
 
 
 class NormalizedText(NamedTuple):
-    """A text after normalization, and the range of the original text that each of its characters comes from."""
+    """A text after normalization, with the range of the original text that each of its characters comes from."""
 
     text: str
     starts: Sequence[int]
-    """The offset in the original text at which each character of `text` begins, and the original text's length."""
+    """For each character of `text`, the offset in the original text where its origin begins; last, the original text's
+    length.
+    """
     ends: Sequence[int]
-    """The offset in the original text at which each character of `text` ends."""
+    """For each character of `text`, the offset in the original text where its origin ends (exclusive)."""
 
     def original_span(self, span: Span) -> Span:
         """Return the span of the original text that a span of the normalized text comes from."""
@@ -59,7 +61,7 @@ class NormalizedText(NamedTuple):
 
 
 def normalized_text(text: str, normalize: Callable[[str], str], kept: Sequence[Span] = ()) -> NormalizedText:
-    """Return a text normalized by a function such as `Vocabulary.normalize`, with the origin of each character.
+    """Normalize a text by a function such as `Vocabulary.normalize`; return a `NormalizedText`.
 
     Args:
         text: the original text.
@@ -85,7 +87,7 @@ def normalized_text(text: str, normalize: Callable[[str], str], kept: Sequence[S
 
 
 def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges (start, end) of a part of a text that can be normalized one by one."""
+    """Yield ranges (start, end) that divide a text from `start` to `stop` so that each can be normalized on its own."""
     first, before = start, ""
     for position in range(start, stop):
         character = text[position]
@@ -100,7 +102,10 @@ def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str])
 
 
 def split_words(text: str) -> list[Span]:
-    """Return the spans of a text's words, separated by spaces; in scripts without spaces every character is a word."""
+    """Return a list of the spans of a text's words, separated by white space.
+
+    In scripts without spaces, every character is a word.
+    """
     if not is_composed(text):
         composed = normalized_text(text, compose)
         # A letter that is longer in composed form may be part of several words there: the first one has it.
@@ -126,10 +131,10 @@ def split_words(text: str) -> list[Span]:
 
 
 def locate_words(words: Sequence[str], text: str) -> list[Span]:
-    """Return the spans of these words in a text, in their order.
+    """Find words in a text, each after the end of the word before it, and return a list of their spans.
 
     Raises:
-        TransduceError: a word does not occur in order.
+        TransduceError: a word does not occur after the words before it.
     """
     if not is_composed(" ".join([text, *words])):
         composed = normalized_text(text, compose)
@@ -149,10 +154,10 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
 
 
 def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
-    """Return the span of each token in a text, without the space before a word.
+    """Return a list with the span of each token in the tokenized text, without the space before a word.
 
-    A byte of a character covers the whole character. The unknown token covers what no other token covers. White space
-    and the end symbol cover nothing.
+    Each byte token of a character covers the whole character. The unknown token covers what no other token covers.
+    White space and the end symbol have empty spans.
 
     Args:
         tokens: the tokens of the text, from `Vocabulary.token_texts`.
@@ -183,7 +188,7 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
 
 
 def encode_with_spans(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[Span]]:
-    """Return the token ids of a text, and the span of each token in it as `token_spans` finds them."""
+    """Return two lists: the token ids of a text, and the span of each token in the text as passed (not normalized)."""
     ids = vocabulary.encode(text)
     normal = vocabulary.normalize(text)
     spans = token_spans(vocabulary.token_texts(ids), normal)
@@ -194,9 +199,10 @@ def encode_with_spans(vocabulary: Vocabulary, text: str) -> tuple[list[int], lis
 
 
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
-    """Return the bytes of the character that the byte tokens from index `first` on form, and how many tokens these are.
+    """Return the bytes of one character that the byte tokens from index `first` form, and the number of those tokens.
 
-    If these tokens form no complete character, their bytes are returned all the same.
+    If the byte tokens form no complete character, their bytes are returned all the same; without a byte token at
+    `first`, the result is (b"", 0).
     """
     group = b""
     for count, number in enumerate(range(first, len(tokens)), 1):
@@ -221,7 +227,10 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _locate_token(text: str, position: int, token_text: str) -> tuple[int, int]:
-    """Return start and end of a token in a text, searched from an offset on; both are equal for a token of spaces."""
+    """Return the start and end offset of a token's text, without white space, from an offset of the tokenized text on.
+
+    Spaces before the token are skipped; for a token of spaces only, start and end are the offset passed.
+    """
     start = _skip_spaces(text, position) if token_text else position
     end = start
     for character in token_text:
@@ -239,10 +248,12 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 def _unknown_end(following: Sequence[str], text: str, start: int) -> int:
-    """Return the offset in a text where an unknown token that begins at `start` ends, at least a character later.
+    """Return the offset in a text where an unknown token that begins at `start` ends and the next token follows.
+
+    The offset is at least one character after `start`, unless the text ends.
 
     Args:
-        following: the tokens after the unknown token.
+        following: a list of the token after the unknown token; empty at the end.
         text: the tokenized text.
         start: the offset of the unknown token.
     """
@@ -257,9 +268,9 @@ def _unknown_end(following: Sequence[str], text: str, start: int) -> int:
 
 
 def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.float32]":
-    """Return the number of characters that each word shares with each token, float32, (words, tokens).
+    """Return a float32 array of (words, tokens) with the number of characters that each word shares with each token.
 
-    Both are spans of one text.
+    Words and tokens are passed as spans of the same text.
     """
     import numpy as np
 
@@ -268,10 +279,15 @@ def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.fl
 
 
 def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
-    """Return token ids of a text such that no token crosses from one of the words into the next.
+    """Return the token ids of a text as a list, in which no known token crosses from one of the words into the next.
 
-    A vocabulary of a script without spaces has tokens of several words; such a token is replaced by the tokens of its
-    parts.
+    The vocabulary of a script without spaces has tokens that span several words; such a token is replaced by the tokens
+    of its parts. Unknown tokens stay whole.
+
+    Args:
+        vocabulary: the vocabulary.
+        text: the text, normalized as the vocabulary does.
+        words: the spans of the words in the text.
     """
     ids = vocabulary.encode(text)
     spans = token_spans(vocabulary.token_texts(ids), text)
@@ -290,11 +306,11 @@ def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]
 
 
 def _spell_part(vocabulary: Vocabulary, part: str, *, spaced: bool) -> list[int]:
-    """Return the ids of a part of a text: a single token if there is one, otherwise as the vocabulary tokenizes it.
+    """Return a list of token ids for a part of a text: a single token if the vocabulary has it, otherwise several.
 
     Args:
         vocabulary: the vocabulary.
-        part: the part, without outer spaces.
+        part: the part, without outer spaces; an empty part gives no ids.
         spaced: True if the first token begins with ▁, for a space before the part.
     """
     if not part:

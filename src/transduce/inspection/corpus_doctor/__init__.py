@@ -41,7 +41,9 @@ def examine_corpus(
     columns: tuple[str, str] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> CorpusReport:
-    """Check a parallel corpus, in files that correspond line by line or hold pairs, for faults: a `CorpusReport`.
+    """Check a parallel corpus for faults, and return a `CorpusReport`.
+
+    The corpus is files that correspond line by line, or files of pairs.
 
     Args:
         source: files of the source side, plain or compressed; without a target, files of pairs in any form

@@ -192,8 +192,8 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
     """Return the known mistakes of a model that explain a failed check, or that explain no check at all.
 
-    The tuple is empty if the subject asks for no search or the model raises an error. Logits of NaN look like many
-    mistakes, so a mistake that only explains failures due to NaN is left out.
+    The tuple is empty if the subject's `look_for_mistakes` is False, or if the model raises an error. Logits of NaN
+    look like many mistakes, so a mistake that explains only failures due to NaN is left out.
     """
     if not subject.look_for_mistakes:
         return ()

@@ -79,6 +79,8 @@ def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
 def _check_finite_logits(subject: Subject) -> Measurement:
     """Measure which share of logits, for sentences without padding, is NaN or infinite, also on PyTorch's fast path.
 
+    The `Measurement` that is returned holds if the share is 0.
+
     Raises:
         FastPathError: PyTorch's fast path of attention raised an error, but its ordinary path did not.
     """
@@ -162,7 +164,10 @@ def _check_target_padding(subject: Subject) -> Measurement:
 
 
 def _check_batch_mates(subject: Subject) -> Measurement:
-    """Measure the largest change of a sentence's logits from being alone to being in a batch with longer sentences."""
+    """Measure the largest change of a sentence's logits from being alone to being in a batch with longer sentences.
+
+    The `Measurement` that is returned holds if the change is within rounding errors.
+    """
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -185,7 +190,8 @@ def _check_source_positions(subject: Subject) -> Measurement | None:
 def _check_target_positions(subject: Subject) -> Measurement | None:
     """Measure the least change of logits from one position to the next if the target repeats one token.
 
-    A decoder that sees positions must change them. Returns None (skipped) if the model has no absolute positions.
+    A decoder that sees positions must change them. Returns a `Measurement`; None (skipped) if the model has no absolute
+    positions.
     """
     if not subject.uses_positions or subject.positions_are_relative:
         return None
@@ -200,7 +206,8 @@ def _check_target_positions(subject: Subject) -> Measurement | None:
 def _check_memory_order(subject: Subject) -> Measurement | None:
     """Measure the largest change of a logit if the encoder's output and its mask are permuted alike.
 
-    Attention sums over positions, so there must be none. Returns None (skipped) without a separate encoder and decoder.
+    Attention sums over positions, so that no logit may change. Returns a `Measurement`; None (skipped) without a
+    separate encoder and decoder.
     """
     if subject.split is None:
         return None
@@ -214,7 +221,10 @@ def _check_memory_order(subject: Subject) -> Measurement | None:
 
 
 def _check_all_padding(subject: Subject) -> Measurement:
-    """Measure the largest logit if one source of a batch is padding only; the check holds if all are finite."""
+    """Measure the largest logit if one source of a batch is padding only.
+
+    The `Measurement` that is returned holds if all logits are finite.
+    """
     _, source, target = _random_batch(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
@@ -352,7 +362,7 @@ def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
 
 @contextmanager
 def _zeroed(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Replace the outputs of these modules by zeros within a `with` block."""
+    """Replace the outputs of `modules` by zeros within a `with` block, to test a layer's residual stream."""
     handles = [module.register_forward_hook(_zeros) for module in modules]
     try:
         yield
@@ -370,7 +380,7 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 def _check_sinusoids(subject: Subject) -> Measurement | None:
     """Measure the largest difference of a column of the model's position table from the nearest of the paper's.
 
-    The order of columns is free. Returns None (skipped) if the model has no sinusoids.
+    The order of columns is free. Returns a `Measurement`; None (skipped) if the model has no sinusoids.
     """
     if subject.position_table is None:
         return None
@@ -432,7 +442,7 @@ def reference_loss(subject: Subject, source: Tensor, target: Tensor, label_smoot
 
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
-    """Return random source and target ids, (4, 6) and (4, 7): sentence pairs of two lengths, with padding."""
+    """Return random source ids, (4, 6), and target ids, (4, 7), of sentence pairs of two lengths, with padding."""
     samples = RandomTokens(subject)
     sources = [padded(samples.source(2, 4), subject.pad_id, 2), samples.source(2, 6)]
     targets = [samples.target(2, 7), padded(samples.target(2, 5), subject.pad_id, 2)]
@@ -449,7 +459,7 @@ def _check_loss(subject: Subject) -> Measurement | None:
 
 
 def _new_model(subject: Subject) -> Subject | None:
-    """Return a subject with a newly initialized model, by the subject's `fresh`, for evaluation; None without it."""
+    """Return a subject with a new model, built by the subject's `fresh`, in evaluation mode; None without `fresh`."""
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
@@ -521,7 +531,7 @@ def _has_gradient(parameter: Tensor) -> bool:
 def _check_overfit(subject: Subject) -> Measurement | None:
     """Train a new model on one batch without dropout, for at most 200 steps, and measure its last loss.
 
-    Returns None (skipped) if the subject cannot make a new model.
+    Returns a `Measurement`; None (skipped) if the subject cannot make a new model.
     """
     if (fresh := _new_model(subject)) is None:
         return None

@@ -34,7 +34,9 @@ class SplitModel:
     encode: Callable[[Tensor], Tensor]
     """Function from source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Function from target input ids (B, T), memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
+    """Function from target input ids (B, T), memory (B, S, D) and a mask that is True for valid memory (B, S) to logits
+    (B, T, V).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ class Subject:
     fresh: Callable[[], "Subject | nn.Module"] | None = None
     """Function that returns a newly initialized model of the same kind, in float32; None: there is none.
 
-    It returns a subject, or the new module alone if `logits` is the module itself.
+    The function returns a subject, or the new module alone if `logits` is the module itself.
     """
     look_for_mistakes: bool = True
     """False to leave out the search for mistakes of tutorials, as for models of this package, which are tested."""
@@ -130,11 +132,13 @@ class Check(NamedTuple):
     if_failed: str
     """Message on what a failed check means, and where to look for the fault."""
     measure: Callable[[Subject], Measurement | None]
-    """Function that runs the check on a subject; it returns None if the subject lacks the part to test."""
+    """Function that runs the check on a subject, and returns a `Measurement`, or None if the subject lacks what is
+    tested.
+    """
 
 
 class RandomTokens:
-    """A generator of random token ids without special tokens, to test a subject; the draws of each are the same."""
+    """A generator of random token ids without special tokens, to test a subject; each generator draws the same ids."""
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)

@@ -67,7 +67,7 @@ def _render(title: str, payload: str, scripts: Sequence[str], *, styles: Sequenc
 
 
 def _digest(script: str) -> str:
-    """Return the hash by which the content policy allows the page's script."""
+    """Return the hash of a page's script, as text "sha256-…", by which the page's content policy allows the script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"
 
 

@@ -66,7 +66,7 @@ def automatic_class_for(config: ModelConfig) -> str | None:
 def config_json(
     config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), longest: int = MAXIMUM_POSITIONS
 ) -> dict[str, Any]:
-    """Return the content of `config.json` for a model's configuration.
+    """Return the content of `config.json`, a dict, for a model's configuration.
 
     The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
     "transduce". Without such a class it names no class, and `model_type` is "transduce".
@@ -99,7 +99,7 @@ def config_json(
 
 
 def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings | None = None) -> dict[str, Any] | None:
-    """Return the content of `generation_config.json`, the settings of Hugging Face's `generate`.
+    """Return the content of `generation_config.json`, a dict with the settings of Hugging Face's `generate`.
 
     The result is None for an encoder, which generates no text.
 
@@ -138,7 +138,7 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
 def stored_tensors(
     weights: Mapping[str, Tensor], config: ModelConfig, longest: int = MAXIMUM_POSITIONS
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of a model's `model.safetensors` in order, by the names of its Hugging Face class.
+    """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
     Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
     that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
@@ -188,7 +188,7 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
 def stored_parameters(
     names: Collection[str], config: ModelConfig, present: Collection[str]
 ) -> dict[str, StoredParameter]:
-    """Return, for each parameter of a model, the names of the tensors that hold it in a weights file, and their layout.
+    """Return a dict from each parameter's name to its `StoredParameter`, the tensors that hold it in a weights file.
 
     Args:
         names: this package's parameter names.
@@ -202,7 +202,7 @@ def stored_parameters(
 
 
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
-    """Return the names of tensors in a weights file that a reader may ignore if no parameter needs them.
+    """Return a set of the names of tensors in a weights file that a reader may ignore if no parameter needs them.
 
     Such tensors are tables that can be copies of other tensors, and recomputed ones, such as sinusoids. The result is
     empty for a file with this package's names.
@@ -221,7 +221,7 @@ def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def ignored_names(config: ModelConfig) -> set[str]:
-    """Return the names of tensors in a model folder that its BERT class reports as unexpected, as they are unused.
+    """Return a set of tensor names that the BERT class of a model reports as unexpected because it does not use them.
 
     The result is empty for other families.
     """
@@ -262,7 +262,7 @@ def _output_bias_place(names: StoredNames) -> StoredParameter:
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
-    """Return the table that maps this package's parameter names to those of a Hugging Face family.
+    """Return the table (`StoredNames`) that maps this package's parameter names to those of a Hugging Face family.
 
     T5 has two tables, of which the activation function selects the one for plain or for gated feed-forward layers.
     """
@@ -271,7 +271,7 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return the number of rows of each stored tensor into which the parameter with this name is split.
+    """Return a tuple of the numbers of rows of the stored tensors into which the parameter with this name is split.
 
     A gated feed-forward layer is split into its two halves, and any other parameter (of an attention) into queries,
     keys and values.
@@ -288,7 +288,7 @@ def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
 
 
 class _OpenedModel:
-    """A model and tokenizer opened by transformers; it pads token ids to batches and cuts outputs at the end symbol."""
+    """A model and tokenizer opened by transformers, which pads token ids and cuts outputs at the end symbol."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         """Open a model folder with transformers on the CPU, offline and without running code from it.
@@ -332,19 +332,19 @@ class _OpenedModel:
         self.model.generation_config = import_extra("transformers", "hf").GenerationConfig(**content)
 
     def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, including the special tokens that the folder's tokenizer adds."""
+        """Return a list of token ids for each text, including the special tokens that the folder's tokenizer adds."""
         ids: list[list[int]] = self.tokenizer(list(texts))["input_ids"]
         return ids
 
     def _rows(self, rows: Ids, *, pad_left: bool = False) -> dict[str, Tensor]:
-        """Pad texts' token ids to one length and return them with their attention mask, as transformers' arguments.
+        """Pad texts' token ids to one length; return them and their attention mask as transformers' arguments.
 
         Args:
             rows: the ids of each text, at least one.
             pad_left: put the padding before the text, as continuing prompts needs, instead of behind it.
 
         Returns:
-            `input_ids` and `attention_mask`, (B, L).
+            A dict of `input_ids` and `attention_mask`, int64 tensors (texts, longest text).
         """
         width = max(map(len, rows))
         filler = [[self.config.pad_id] * (width - len(row)) for row in rows]
@@ -359,10 +359,10 @@ class _OpenedModel:
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
     def _until_end(self, written: Tensor) -> list[list[int]]:
-        """Return the generated ids of each text before its first end symbol; all of them if there is none.
+        """Return a list of each text's generated ids before its first end symbol; all of them if there is none.
 
         Args:
-            written: the generated ids, (B, L).
+            written: the generated ids, (texts, tokens).
         """
         rows: list[list[int]] = written.tolist()
         return [row[: row.index(self.config.eos_id)] if self.config.eos_id in row else row for row in rows]
@@ -370,7 +370,7 @@ class _OpenedModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' warnings in a `with` block, such as its report of unused tensors, which we check."""
+    """Suppress transformers' warnings in a `with` block, as of unused tensors, which this package checks itself."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -405,6 +405,11 @@ class HuggingFaceModel(_OpenedModel, ExportedModel):
 
 class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
     """An exported decoder-only language model that transformers runs on the CPU, to compare it with its original."""
+
+    @override
+    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
+        # A text is continued, so an end symbol that the folder's own tokenizer puts after it is left out.
+        return [row[:-1] if row[1:] and row[-1] == self.config.eos_id else row for row in super().ids_of(texts)]
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
@@ -452,7 +457,7 @@ class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
 
 
 def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split a batch of an encoder's outputs into one array per text.
+    """Split a batch of an encoder's outputs into a list of one NumPy array per text.
 
     Args:
         tensor: (B, L, C), of which each text gets (tokens, C) without padding, or (B, C), of which each gets (C,).
@@ -476,7 +481,7 @@ _SPLIT_SPECIAL = {"split_special_tokens": True}
 def tokenizer_files(
     tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
 ) -> dict[str, Any]:
-    """Return the contents of the JSON files, by name, with which Hugging Face tokenizes as this package does.
+    """Return the JSON files with which Hugging Face tokenizes as this package does, a dict from names to contents.
 
     The files replace those of the same names that `Tokenizer.save` writes. The result is empty if Hugging Face has no
     such tokenizer.
@@ -522,7 +527,7 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 
 
 def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of Hugging Face's files, by name, for a tokenizer that was made from a user's tokenizer.json.
+    """Return Hugging Face's files, a dict from names to contents, for a tokenizer made from a user's tokenizer.json.
 
     The result is empty for other tokenizers, also for those of imported models that add tokens before a text. The
     caller must check that the files tokenize like the tokenizer.
@@ -566,12 +571,11 @@ def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequenc
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the content of tokenizer.json, by this name, for a vocabulary with language tokens or tags.
+    """Return the content of tokenizer.json, in a dict by this name, for a vocabulary with language tokens or tags.
 
-    An empty dict for other vocabularies, whose file needs no change.
-
-    If the vocabulary has a selected target language, the tokenizer puts the language's token before each text.
-    Otherwise a text may start with a token such as `>>cs<<`; the space after this token is not part of the text.
+    The dict is empty for other vocabularies, whose file needs no change. If the vocabulary has a selected target
+    language, the tokenizer puts the language's token before each text. Otherwise a text may start with a token such as
+    `>>cs<<`; the space after this token is not part of the text.
     """
     if vocabulary.before:
         before = [vocabulary.token(id) for id in vocabulary.before]
@@ -616,7 +620,7 @@ def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any
 
 
 def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the post-processor of a tokenizer.json that adds special tokens around texts.
+    """Return the post-processor of a tokenizer.json, a dict, that adds special tokens around texts.
 
     Args:
         before: tokens before a text, or before the first text of a pair.
@@ -642,7 +646,7 @@ def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Voc
 
 
 def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:
-    """Return the contents of the files that Marian's tokenizer needs in addition to source.spm and target.spm.
+    """Return the files that Marian's tokenizer needs in addition to source.spm and target.spm, a dict by name.
 
     The files contain the ids of the tokens, the special tokens, and the settings of the tokenizer.
     """

@@ -1,4 +1,4 @@
-"""The Hugging Face classes that can compute this package's models: what settings each requires, and its config.json."""
+"""Describe Hugging Face classes that can compute this package's models: required settings, and their config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -28,31 +28,33 @@ class Family(NamedTuple):
     model_type: str
     """The name of the family in config.json, such as `marian`."""
     kind: Kind
-    """The kind of model, such as decoder-only."""
+    """The kind of model that the class computes: `transformer` (encoder–decoder), `decoder` or `encoder`."""
     wanted: Mapping[str, object]
     """The values that the class requires of some of a model's settings, by the setting's name."""
     free: frozenset[str]
     """Names of settings that may have any value; those neither here nor in `wanted` must have their default values."""
     activations: Mapping[str, str]
-    """The activation functions that the class supports: Hugging Face's name by this package's."""
+    """The activation functions that the class supports: a dict from this package's name to Hugging Face's."""
     content: Callable[[ModelConfig], dict[str, Any]]
-    """Function that returns the class-specific keys of config.json."""
+    """A function that returns the class-specific keys of config.json, a dict, for a model's configuration."""
     obstacles: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Function that returns the names of settings whose combination the class does not support; empty if it does."""
+    """A function that returns a list of the names of settings whose combination the class does not support; empty if
+    none.
+    """
     automatic: str = "AutoModelForSeq2SeqLM"
-    """Name of transformers' automatic class that opens the model."""
+    """The name of transformers' automatic class that opens the model, such as `AutoModelForCausalLM`."""
     stores_sinusoids: bool = False
-    """True if the class stores tables of sinusoids, which this package computes."""
+    """True if the class stores tables of sinusoids in weights files, although they can be computed."""
     stores_output_bias: bool = True
     """True if the class always stores a bias on the logits, even if it is zero."""
     stores_tied_output: Callable[[ModelConfig], bool] = lambda _: False
-    """Function that returns whether the output projection is stored a second time although it is tied."""
+    """A function that returns whether the output projection is stored a second time although it is tied."""
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
-    """Return a configuration's settings by name, with those that follow from others (None) as the value they have.
+    """Return a configuration's settings as a dict by name, with those left at None replaced by the value in effect.
 
-    Examples are the width of a head and the number of key/value heads.
+    Examples are the width of a head and the number of key/value heads, which follow from other settings.
     """
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
@@ -66,7 +68,7 @@ def effective_settings(config: ModelConfig) -> dict[str, object]:
 
 
 def _written(config: ModelConfig, keys: Keys) -> dict[str, Any]:
-    """Return the keys of Hugging Face's config.json that hold settings of this package as they are, with their values.
+    """Return a dict of the keys of Hugging Face's config.json that hold settings of this package as they are.
 
     Args:
         config: the model's configuration.
@@ -112,7 +114,7 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of a model that Llama's config.json cannot express; empty if it can.
+    """Return a list of the names of a model's settings that Llama's config.json cannot express; empty if none.
 
     Llama's config.json has one bias setting for all four projections, and one width for all heads.
     """
@@ -162,7 +164,7 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of a model that Qwen2's config.json cannot express; empty if it can.
+    """Return a list of the names of a model's settings that Qwen2's config.json cannot express; empty if none.
 
     The settings are those of Llama, except that only Qwen2 allows biases of queries, keys and values without one of the
     attention's output.
@@ -197,25 +199,25 @@ _T5_ACTIVATIONS = {
 HUGGING_FACE = table(
     "the export to Hugging Face", **EXPORTABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
 )
-"""The components that Hugging Face classes can compute; the model's settings select the class."""
+"""A table of the model components that Hugging Face classes can compute; the settings select the class."""
 
 
 def family_for(config: ModelConfig) -> Family | None:
-    """Return the first Hugging Face class that computes a model with this configuration; None if there is none."""
+    """Return the first Hugging Face class, as `Family`, that computes a model with this configuration, or None."""
     return next((family for family in FAMILIES if not differences(config, family)), None)
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of the settings that keep a model from being exported to its nearest Hugging Face class.
+    """Return a list of the settings, by name, that keep a model from export to its nearest Hugging Face class.
 
-    The result is empty if some class computes the model, and `kind` if there is no class of the model's kind.
+    The result is empty if some class computes the model, and [`kind`] if there is no class of the model's kind.
     """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
 
 def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
-    """Return the values that settings need so that the nearest Hugging Face class would compute the model, by name.
+    """Return a dict of the values that settings need so that the nearest Hugging Face class would compute the model.
 
     The result is empty if some class computes the model already, if the nearest one requires other positions, or if a
     change of values is not enough.
@@ -230,7 +232,7 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the Hugging Face class of the model's kind with the fewest settings that differ from the model's.
+    """Return the Hugging Face class, as `Family`, of the model's kind that differs from it in the fewest settings.
 
     Different position encodings count three times. The result is None if there is no class of this kind.
     """
@@ -247,9 +249,9 @@ def _required(config: ModelConfig, family: Family) -> dict[str, object]:
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
-    """Return the names of a model's settings that a Hugging Face class does not support, in the order of `ModelConfig`.
+    """Return a list of a model's settings, by name, that a Hugging Face class does not support.
 
-    The result is empty if the class computes the model.
+    The order is that of `ModelConfig`. The result is empty if the class computes the model.
     """
     effective, required = effective_settings(config), _required(config, family)
     differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
@@ -260,7 +262,7 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
 
 
 def _default_values(config: ModelConfig) -> dict[str, object]:
-    """Return the values that a model's settings must have, by name, unless a Hugging Face class says otherwise.
+    """Return a dict of the values that a model's settings must have unless a Hugging Face class requires others.
 
     The values are the defaults of `ModelConfig`, with sizes of heads that follow from the model's. Settings that any
     class allows, such as the width, are left out.
@@ -287,7 +289,7 @@ _ALWAYS_FREE = frozenset(
 
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that the config.json of BART, mBART, Marian, Pegasus and M2M100 share, with a model's values."""
+    """Return a dict of the keys that the config.json of BART, mBART, Marian, Pegasus and M2M100 share, for a model."""
     return _written(config, BART_KEYS) | {
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
@@ -318,7 +320,7 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _t5_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of a model that T5's class cannot express; empty if it can.
+    """Return a list of the names of a model's settings that T5's class cannot express; empty if none.
 
     The class cannot express values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a
     cache with as many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if

@@ -41,7 +41,10 @@ class ConfigReader:
         self.location = location
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
-        """Return a reader in which keys that the config.json lacks have the defaults of the family's class."""
+        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
+
+        These are the defaults of the family's class in transformers.
+        """
         return ConfigReader({**defaults, **self.content}, self.location)
 
     def whole(self, name: str, default: int | None = None) -> int:
@@ -117,7 +120,7 @@ class ConfigReader:
         return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
-        """Return the value of two required integer keys of config.json, which this package has one setting for.
+        """Return the common integer under two keys of config.json, for which this package has only one setting.
 
         Raises:
             TransduceError: a key is missing, or their values differ.
@@ -127,17 +130,20 @@ class ConfigReader:
         return self.whole(first)
 
     def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Raise an error if a key of config.json has another value than the required one; a missing key is accepted.
+        """Check that keys of config.json have the required values, where a missing key is accepted.
 
         Args:
             wanted: the required values by key.
+
+        Raises:
+            TransduceError: a key has another value.
         """
         for name, value in wanted.items():
             if self.content.get(name, value) != value:
                 self.refuse(name, f"must be {value!r}")
 
     def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise an error for a key of config.json that says which rule its value breaks.
+        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
 
         Args:
             name: the key.
@@ -160,17 +166,19 @@ class ConfigReader:
 
 
 class Key(NamedTuple):
-    """A key of Hugging Face's config.json that holds a setting of this package, for import and export."""
+    """A key of Hugging Face's config.json that holds one of this package's settings, with its default."""
 
     name: str
     default: float | Callable[[Settings], int] | None = None
-    """What stands for a missing key: a value, whose type is that of the setting, or a function of the settings before
-    it; None: the key must be present."""
+    """The meaning of a missing key: a value, whose type is that of the setting, or a function that computes it from the
+    settings read before; None: the key must be present.
+    """
 
 
 Keys = Mapping[str, Key]
-"""The keys of a family's config.json by this package's names of settings. If several settings have the same key, the
-last one is exported."""
+"""A mapping from this package's names of settings to the keys of a family's config.json. If several settings have the
+same key, the last one is exported.
+"""
 
 BART_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),
@@ -264,7 +272,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
 
 
 def _bart_like(config: ConfigReader) -> Settings:
-    """Return the model settings that BART, mBART, Marian, Pegasus and M2M100 have in common, from a config.json."""
+    """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
     return _read_keys(config, BART_KEYS) | {
         "kind": "transformer",
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
@@ -274,13 +282,13 @@ def _bart_like(config: ConfigReader) -> Settings:
 
 
 def bart(config: ConfigReader) -> Settings:
-    """Convert a BART's config.json to model settings, with post-norm and learned positions."""
+    """Convert a BART's config.json to a dict of model settings, with post-norm and learned positions."""
     config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "post"}
 
 
 def mbart(config: ConfigReader) -> Settings:
-    """Convert an mBART's config.json to model settings: those of BART, but with pre-norm."""
+    """Convert an mBART's config.json to a dict of model settings: those of BART, but with pre-norm."""
     config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "pre"}
 
@@ -295,19 +303,19 @@ def _learned_positions(config: ConfigReader) -> Settings:
 
 
 def marian(config: ConfigReader) -> Settings:
-    """Convert a Marian's config.json to model settings, with post-norm and sinusoidal positions."""
+    """Convert a Marian model's config.json to a dict of model settings, with post-norm and sinusoidal positions."""
     config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config) | {"norm_order": "post"}
 
 
 def pegasus(config: ConfigReader) -> Settings:
-    """Convert a Pegasus' config.json to model settings, with pre-norm and sinusoidal positions."""
+    """Convert a Pegasus' config.json to a dict of model settings, with pre-norm and sinusoidal positions."""
     config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config)
 
 
 def m2m100(config: ConfigReader) -> Settings:
-    """Convert the config.json of an M2M100 or NLLB to model settings, with pre-norm and sinusoidal positions.
+    """Convert the config.json of an M2M100 or NLLB to a dict of model settings, with pre-norm and sinusoids.
 
     The positions count from the padding id + 1, and their sinusoids' frequencies from end to end (`sinusoids_to_end`).
     """
@@ -317,7 +325,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 
 def t5(config: ConfigReader) -> Settings:
-    """Convert a T5's config.json to model settings, with relative positions and a plain or gated feed-forward layer."""
+    """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
     settings = _read_keys(config, T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
@@ -343,7 +351,7 @@ def t5(config: ConfigReader) -> Settings:
 
 
 def mt5(config: ConfigReader) -> Settings:
-    """Convert an mT5's config.json to model settings: those of T5, but the decoder's output is never scaled."""
+    """Convert an mT5's config.json to a dict of model settings: T5's, but the decoder's output is never scaled."""
     return t5(config.with_defaults({"feed_forward_proj": "gated-gelu"})) | {"output_scale": 1.0}
 
 
@@ -351,7 +359,7 @@ def mt5(config: ConfigReader) -> Settings:
 
 
 def bert(config: ConfigReader) -> Settings:
-    """Convert a BERT's config.json to model settings of an encoder, with post-norm and learned positions."""
+    """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
     return _read_keys(config, BERT_KEYS) | {
         "kind": "encoder",
@@ -364,7 +372,7 @@ def bert(config: ConfigReader) -> Settings:
 
 
 def roberta(config: ConfigReader) -> Settings:
-    """Convert the config.json of RoBERTa, or of a model derived from it, to model settings.
+    """Convert the config.json of RoBERTa, or of a model derived from it, to a dict of model settings.
 
     The settings are those of BERT, except that positions start after the padding id, and there are start and end ids.
     """
@@ -384,7 +392,7 @@ def roberta(config: ConfigReader) -> Settings:
 
 
 def gpt2(config: ConfigReader) -> Settings:
-    """Convert a GPT-2's config.json to model settings of a decoder, with pre-norm and learned positions."""
+    """Convert a GPT-2's config.json to a dict of model settings of a decoder, with pre-norm and learned positions."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
@@ -399,7 +407,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 
 def llama(config: ConfigReader) -> Settings:
-    """Convert a Llama's config.json to model settings of a decoder, with RMS norm, rotary positions and a gate."""
+    """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
     settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
     return settings | {
         "kind": "decoder",
@@ -414,14 +422,14 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to model settings, which are Llama's; a sliding window is refused."""
+    """Convert a Mistral's config.json to a dict of model settings, which are Llama's; a sliding window is refused."""
     config = config.with_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
     config.must_be({"sliding_window": None})
     return llama(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Convert a Qwen2's config.json to model settings: those of Llama, but queries, keys and values have biases.
+    """Convert a Qwen2's config.json to a dict of model settings: Llama's, but with biases of queries, keys and values.
 
     A sliding window is refused.
     """
@@ -430,7 +438,7 @@ def qwen2(config: ConfigReader) -> Settings:
 
 
 def _rope(config: ConfigReader) -> Settings:
-    """Return the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
+    """Return a dict of the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
 
     They are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`. Other kinds of scaling
     are refused.
@@ -455,7 +463,7 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return the settings of the padding, start and end ids of a decoder-only model from its config.json.
+    """Return a dict of the settings of padding, start and end ids of a decoder-only model from its config.json.
 
     An end or a start id serves as the other if that is missing, and the end id as the padding. The result is empty if
     the configuration has neither; the tokenizer may then have these ids.
@@ -480,9 +488,11 @@ class ImportFamily(NamedTuple):
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
-    """Function that converts the family's `config.json` to this package's model settings."""
+    """A function that converts the family's `config.json` (a `ConfigReader`) to a dict of this package's model
+    settings.
+    """
     names: names.StoredNames
-    """Table of the names that the family's weights have in files."""
+    """The table of the names that the family's weights have in files."""
     begins_with_end: bool = False
     """True if the decoder of an encoder–decoder starts with the end symbol by default; if false, with padding."""
     stores_output: bool = False
@@ -492,9 +502,9 @@ class ImportFamily(NamedTuple):
     end_is_separator: bool = False
     """True if a text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """True if the family's tokenizers split text differently from the sentencepiece library with the same model."""
+    """True if the family's tokenizers treat spaces differently from the sentencepiece library with the same model."""
     tagged: bool = False
-    """True if languages are selected by tags."""
+    """True if source and target languages are selected by tags (tokens)."""
     gelu_head: bool = False
     """True if the head of a masked language model has the activation gelu, whatever the layers have."""
     numbers_by_padding: bool = False
@@ -533,7 +543,7 @@ _CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassifi
 
 
 def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
-    """Check that the model of a `config.json` can be imported, and return its family.
+    """Check that the model of a `config.json` can be imported, and return its `ImportFamily`.
 
     Args:
         content: the content of config.json.
@@ -566,7 +576,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.StoredNames:
-    """Return the table that maps this package's parameter names to those of a Hugging Face family's weights.
+    """Return the table (`StoredNames`) that maps this package's parameter names to those of a Hugging Face family.
 
     Args:
         model_type: the family's name in config.json.
@@ -604,7 +614,7 @@ _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False:
 def import_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], location: str, *, max_positions: int | None
 ) -> SearchSettings:
-    """Convert a Hugging Face folder's generation settings to search settings that generate the same.
+    """Convert a Hugging Face folder's generation settings to `SearchSettings` that generate the same.
 
     Unspecified settings have the defaults of `generate`, except that its limit of 20 tokens does not apply.
 
@@ -662,7 +672,7 @@ def import_generation(
 
 
 def export_generation(search: SearchSettings, generate: GenerateSettings) -> dict[str, Any]:
-    """Convert search settings and their part `generate` to settings of `generation_config.json`.
+    """Convert search settings and their part `generate` to a dict of settings of `generation_config.json`.
 
     This reverses `import_generation`, except for forbidden tokens. Settings with their default value are left out,
     except for the number of beams.
@@ -683,7 +693,11 @@ def export_generation(search: SearchSettings, generate: GenerateSettings) -> dic
 
 
 def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], location: str) -> None:
-    """Raise an error if `generate` ends texts at other tokens than the one end symbol of the model."""
+    """Check that `generate` ends texts only at the model's one end symbol, by a Hugging Face folder's two JSON files.
+
+    Raises:
+        TransduceError: the files name several end symbols, or different ones.
+    """
     ends, end = generation.get("eos_token_id"), config.get("eos_token_id")
     if isinstance(end, list) and len(set(end)) > 1:
         raise TransduceError(
@@ -699,7 +713,7 @@ def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], locatio
 
 
 def _forced_first_id(values: ConfigReader) -> int | None:
-    """Return the token id with which Hugging Face's generation settings make every output begin; None if with none.
+    """Return the token id with which every generated text must begin by Hugging Face's settings; None without one.
 
     Old BART files set `force_bos_token_to_be_generated` instead of the id, which means the start symbol.
     """
@@ -724,12 +738,15 @@ def _max_length(values: ConfigReader, max_positions: int | None) -> int | None:
 
 
 def _min_length(values: ConfigReader) -> int:
-    """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings."""
+    """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings.
+
+    It is 0 if they state none.
+    """
     return max(0, values.whole("min_new_tokens", values.whole("min_length", 0) - 1))
 
 
 def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
-    """Return the ids that Hugging Face's generation settings forbid.
+    """Return a set of the token ids that Hugging Face's generation settings forbid.
 
     As in `generate`, the end symbols (`ends`) in `bad_words_ids` are left out, but not those in `suppress_tokens`.
 
@@ -746,13 +763,16 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
 
 
 def _ends(content: Mapping[str, Any]) -> list[Any]:
-    """Return the end symbols that a JSON file of a Hugging Face folder states, one or a list."""
+    """Return a list of the end symbols' ids that a JSON file of a Hugging Face folder states; empty without any."""
     ends = content.get("eos_token_id")
     return ends if isinstance(ends, list) else [ends] if ends is not None else []
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
-    """Return the id with which the decoder of a Hugging Face folder starts, the family's default if none is stated."""
+    """Return a set of the id with which a folder's decoder starts, the family's default if the files state none.
+
+    The set is empty if that is unknown, too.
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)

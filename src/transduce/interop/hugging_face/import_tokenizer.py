@@ -36,7 +36,7 @@ SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mod
 
 
 class TokenizerFiles:
-    """Reads the tokenizer files in one Hugging Face folder."""
+    """A reader of the tokenizer files in one Hugging Face folder."""
 
     def __init__(self, read: Callable[[str], bytes | None], location: str) -> None:
         """Create a reader of a folder's files.
@@ -49,7 +49,7 @@ class TokenizerFiles:
         self.location = location
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file of the tokenizer's folder, or an empty one if there is no such file.
+        """Return the JSON object in a file of the tokenizer's folder as a dict, empty if there is no such file.
 
         Raises:
             TransduceError: the file does not contain a JSON object.
@@ -78,7 +78,7 @@ class TokenizerFiles:
         return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
 
     def table(self, name: str) -> dict[str, int]:
-        """Return the id of each token from a JSON file such as vocab.json.
+        """Return a dict from tokens to ids, the content of a JSON file such as vocab.json.
 
         Raises:
             TransduceError: the file is missing, or does not contain such a table.
@@ -91,7 +91,7 @@ class TokenizerFiles:
             ) from error
 
     def extra_tokens(self) -> list[str]:
-        """Return the additional special tokens, such as language tags, in the order of the first file that lists any.
+        """Return a list of additional special tokens, such as language tags, of the first file that lists any.
 
         The files are special_tokens_map.json and tokenizer_config.json; the result is empty if neither lists any.
         """
@@ -131,7 +131,7 @@ _M2M100_LANGUAGES = (  # noqa: SIM905
 
 
 def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """Return the id of each token of a tokenizer that is only a sentencepiece model, by its family's way of numbering.
+    """Return a dict from tokens to ids for a tokenizer that is only a sentencepiece model, as its family numbers them.
 
     Some families shift the model's ids, or add tokens such as language tags and sentinels.
 
@@ -184,7 +184,7 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return the id of each token in an M2M100's vocab.json and of each language tag.
+    """Return a dict from tokens to ids, with those in an M2M100's vocab.json and the language tags.
 
     If the folder's files do not list the tags, they get ids after all others, in the usual order of M2M100's languages.
     """
@@ -206,11 +206,11 @@ _DEFAULT_CLASSES = {
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
 }
-"""Tokenizer classes, by `model_type`, of folders that name none."""
+"""A dict from `model_type` to the tokenizer class of folders that name none."""
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
-"""Tokenizer classes in which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
+"""Tokenizer classes for which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
 _SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
-"""Tokenizer classes in which `add_prefix_space` of tokenizer_config.json overrides tokenizer.json."""
+"""Tokenizer classes for which `add_prefix_space` in tokenizer_config.json overrides tokenizer.json."""
 # Tokens that are recognized in a text if the vocabulary contains them.
 _SPECIAL_NAME = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
@@ -221,24 +221,24 @@ class ModelIds(msgspec.Struct, frozen=True):
 
     model_type: str
     sizes: tuple[int, int]
-    """Numbers of source ids and target ids."""
+    """The numbers of source ids and of target ids that the model has embeddings for."""
     pad_id: int | None
     eos_id: int | None
     other_ends: tuple[int, ...] = ()
     """Ids other than the end symbol at which a text ends."""
     start_id: int | None = None
-    """Id with which an encoder–decoder's decoder starts."""
+    """The id with which the decoder of an encoder–decoder starts; None if unknown."""
     forced_id: int | None = None
-    """Id of the first token of every text that an encoder–decoder generates."""
+    """The id of the first token of every text that an encoder–decoder generates; None without one."""
 
     @property
     def family(self) -> ImportFamily:
-        """The properties of the model's Hugging Face family that the import needs."""
+        """The properties of the model's Hugging Face family (`ImportFamily`) that the import needs."""
         return FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
-    """Convert the tokenizer in a Hugging Face folder to a serializable record that tokenizes identically.
+    """Convert the tokenizer in a Hugging Face folder to an `ImportedTokenizerRecord` that tokenizes identically.
 
     For a multilingual model, the record knows the languages, but none is selected.
 
@@ -298,7 +298,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 def _surroundings(
     files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], tags: Collection[int], model: ModelIds
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids that an imported tokenizer puts before and after a text, without the tags of languages.
+    """Return two tuples: the ids that an imported tokenizer puts before a text and after it, without language tags.
 
     Raises:
         TransduceError: the model's kind cannot use these tokens.
@@ -342,7 +342,8 @@ def _padding(
     own padding.
 
     Raises:
-        TransduceError: that is such a token too, or the model numbers positions by the configuration's padding.
+        TransduceError: the tokenizer's own padding is missing or also around a text, or the model numbers positions by
+            the configuration's padding.
     """
     if model.family.kind == "decoder" or special["pad_id"] not in around:
         return special["pad_id"]
@@ -356,7 +357,7 @@ def _padding(
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return the texts of an encoder's three special tokens: start of text, end of text, and mask.
+    """Return a tuple of the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
     Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
     """
@@ -368,13 +369,13 @@ def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[s
 
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
-    """Return the record of a Marian tokenizer, which has a sentencepiece model for each side.
+    """Return the `ImportedTokenizerRecord` of a Marian tokenizer, which has a sentencepiece model for each side.
 
     Both sides use the ids in vocab.json, unless there is a target_vocab.json. OPUS' tags such as `>>cs<<` become the
     languages.
 
     Raises:
-        TransduceError: a file or the id of padding, end or <unk> is missing.
+        TransduceError: a file or the id of padding, end or <unk> is missing, or padding and end have one id.
     """
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
@@ -408,7 +409,7 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
-    """Read a tokenizer from whichever files its folder has.
+    """Read a tokenizer from whichever files its folder has, and return it as `TokenizerParts`.
 
     They are tokenizer.json, or else a sentencepiece model, vocab.txt (BERT), or vocab.json and merges.txt (byte-level).
 
@@ -470,7 +471,7 @@ _NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
 
 
 def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
-    """Return a tokenizer.json with the settings of tokenizer_config.json that override it in transformers.
+    """Return the content of a tokenizer.json with settings of tokenizer_config.json that override it in transformers.
 
     Only the settings of BERT's normalizer, and `add_prefix_space` of byte-level classes, override it.
 
@@ -500,7 +501,7 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json with the steps that transformers' LlamaTokenizer uses instead of the stored ones.
+    """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
     They are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
 
@@ -528,7 +529,7 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
-    """Return what was read from a tokenizer.json with the added tokens of tokenizer_config.json.
+    """Return the `TokenizerParts` of a tokenizer.json with the added tokens of tokenizer_config.json.
 
     As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
 
@@ -550,7 +551,7 @@ def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mappi
 def _with_special_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return what was read from a tokenizer.json with the special tokens that the folder's other files name.
+    """Return the `TokenizerParts` of a tokenizer.json with the special tokens that the folder's other files name.
 
     As in transformers, a token that the vocabulary lacks gets the next free id. A token without an embedding, for which
     transformers fails, stays ordinary text.
@@ -560,8 +561,8 @@ def _with_special_tokens(
         learned: the number of tokens in the learned vocabulary.
         files: the files of the tokenizer.
         size: the number of the model's embeddings.
-        without: settings such as `cls_token` whose tokens take an id but are not added, as tokenizer.json decides
-            about them.
+        without: settings such as `cls_token` whose tokens take an id but are not added, as tokenizer.json decides about
+            them.
     """
     settings = files.json("special_tokens_map.json") | files.json("tokenizer_config.json")
     listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
@@ -595,7 +596,7 @@ def _with_added(files: TokenizerFiles, algorithm: TokenizationRecord, ids: dict[
         ids: the id of each token in its learned vocabulary.
 
     Returns:
-        The algorithm, all ids and the added tokens; no tokens are put before a text.
+        `TokenizerParts` with the algorithm, all ids and the added tokens; no tokens are put before a text.
     """
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
@@ -633,9 +634,9 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 
 
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
-    """Return a tokenizer that puts a text between the tokens of a BERT class, whatever its post-processor does.
+    """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
 
-    They are `cls_token` and `sep_token`, by default [CLS] and [SEP]; a token that the vocabulary lacks is left out.
+    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP]; one that the vocabulary lacks is left out.
     """
     start, end = (
         parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
@@ -661,11 +662,12 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
-    """Return the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
+    """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
     The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
-    encoder's texts is the token that the tokenizer puts there. A decoder without padding uses the end symbol for it,
-    and a tokenizer without an unknown token uses the end symbol too.
+    encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
+    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding uses the end symbol for it, and a tokenizer
+    without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -680,15 +682,19 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         ids["eos_id"] = parts.after[-1]
     if model.family.kind == "decoder":
         if ids["eos_id"] is None:
-            ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
+            ends = (parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids)
+            ids["eos_id"] = next(ends, parts.after[-1] if parts.after else None)
         ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
     if ids["unk_id"] is None:
         # Byte-level tokenizers have no unknown token.
         candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
         ids["unk_id"] = next(candidates, ids["eos_id"])
-    missing = [name for name, id in ids.items() if id is None]
+    missing = next((name.replace("_id", "_token") for name, id in ids.items() if id is None), None)
     if missing:
-        raise TransduceError(f"{files.location} must specify the id of `{missing[0]}`, but does not.")
+        raise TransduceError(
+            f"{files.location} must specify `{missing}`, but does not: set it in tokenizer_config.json to one of the "
+            "tokenizer's tokens."
+        )
     return {name: id for name, id in ids.items() if id is not None}
 
 
@@ -701,7 +707,7 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
-    """Return the texts of the special tokens that are never recognized in a text: start, end, padding, unknown.
+    """Return a set of the texts of special tokens that are never recognized in a text: start, end, padding, unknown.
 
     The tokens are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as
     `</s>`.
@@ -718,7 +724,7 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 
 
 def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:
-    """Return the language tags of an imported tokenizer by language, and where they are put in source and target.
+    """Return the language tags of an imported tokenizer, and where they are put in source and target, as `Languages`.
 
     The target's tag is the decoder's start symbol if the model's start symbol is such a tag and no first token is
     forced; a model with another start symbol gets the tag as the first token. Without a start symbol, the tokenizer's

@@ -55,7 +55,7 @@ def check_sizes(location: str | Path, config: ModelConfig) -> None:
 
 
 class StoredTensors:
-    """Reads the tensors of a Hugging Face folder by name, each of them when it is needed."""
+    """A reader of the tensors of a Hugging Face folder by name, which reads each one when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
         """Create a reader.
@@ -72,11 +72,11 @@ class StoredTensors:
         return self.names[name]().float()
 
     def shape(self, name: str) -> torch.Size:
-        """Return the shape of the tensor with this name."""
+        """Return the shape of the tensor with this name; the tensor is read for that."""
         return self.names[name]().shape
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return these stored tensors under the names that current versions of transformers use.
+        """Return a copy of this reader with the tensor names that current versions of transformers use.
 
         Norms then have `weight` and `bias` instead of `gamma` and `beta`.
 
@@ -116,7 +116,7 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class ImportedModel(NamedTuple):
-    """An imported model's configuration, and its weights by this package's names.
+    """An imported model's configuration, and its weights, a mapping by this package's names.
 
     Those from a Hugging Face folder are read at each access, and refused then if they are not finite.
     """
@@ -126,7 +126,7 @@ class ImportedModel(NamedTuple):
 
 
 def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids: dict[str, int]) -> ImportedModel:
-    """Convert the model of a Hugging Face folder to this package's configuration and weights.
+    """Convert the model of a Hugging Face folder to this package's configuration and weights, as `ImportedModel`.
 
     Shapes are checked at once; the weights are read only when they are accessed.
 
@@ -173,7 +173,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
 
 
 def _read_parameter(stored: StoredTensors, name: str, source: StoredParameter) -> Tensor:
-    """Read the stored tensors of a parameter and return the parameter, float32.
+    """Read the stored tensors of a parameter and return the parameter as one float32 tensor.
 
     Args:
         stored: the folder's tensors.
@@ -229,7 +229,7 @@ def _read_tables(
 
 
 def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool]:
-    """Return the settings of a model's tied embeddings and zero padding row, by the stored tables' values.
+    """Return a dict of a model's settings of tied embeddings and a zero padding row, from the stored tables' values.
 
     Args:
         stored: the folder's tensors.
@@ -255,7 +255,9 @@ def _equal(stored: StoredTensors, first: str, second: str) -> bool:
 
 
 def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str, Any]:
-    """Return the settings of the heads that an encoder-only model has, by its tensors; empty for other kinds of models.
+    """Return a dict of the settings of the heads that an encoder-only model has, by its tensors.
+
+    The dict is empty for other kinds of models.
 
     Args:
         config: the content of config.json, whose class tells whether a classifier labels texts or tokens.
@@ -316,7 +318,7 @@ def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) ->
         config: the model's configuration, which determines the parameters.
 
     Returns:
-        By this package's name of each parameter, the tensors of which it is made.
+        A dict from this package's name of each parameter to the `StoredParameter` of which it is made.
 
     Raises:
         TransduceError: a tensor is missing or unused.
@@ -339,7 +341,7 @@ def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) ->
 
 
 def _shape_of(stored: StoredTensors, source: StoredParameter) -> tuple[int, ...]:
-    """Return the shape that a parameter will have when it is made of its stored tensors, without reading their values.
+    """Return the shape, a tuple, that a parameter will have when it is made of its stored tensors.
 
     Raises:
         TransduceError: the tensors cannot be concatenated by rows.

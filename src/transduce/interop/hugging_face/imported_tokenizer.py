@@ -1,4 +1,4 @@
-"""Tokenizers imported from other toolkits, and loading the tokenizer of a model folder, native or imported.
+"""Define tokenizers imported from other toolkits, and load the tokenizer of a model folder, native or imported.
 
 An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
 consists of leading special tokens (a language tag, a start symbol), the tokens of its text, and trailing special tokens
@@ -36,9 +36,9 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     """A serializable description of the source or target vocabulary of an imported tokenizer."""
 
     algorithm: TokenizationRecord = msgspec.field(name="cutting")
-    """The algorithm that splits text into tokens."""
+    """The settings of the algorithm that splits text into tokens, one of several kinds of records."""
     ids: dict[str, int]
-    """The id of each token; no two tokens share an id."""
+    """A dict from each token to its id; no two tokens share an id."""
     size: int
     """Number of ids in the model's embedding table, which may exceed the number of tokens."""
     pad_id: int
@@ -64,7 +64,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     keeps_line_feeds: bool = False
     """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
     marks: tuple[str, str, str] = SPECIAL_TOKENS
-    """An encoder's tokens for the start of a text, the end of a text, and a masked token."""
+    """An encoder's special tokens, as a tuple: for the start of a text, the end of a text, and a masked token."""
 
     def __post_init__(self) -> None:
         symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
@@ -111,16 +111,19 @@ class ImportedVocabulary(Vocabulary):
 
     @cached_property
     def composes(self) -> bool:
-        """True if texts are composed (Unicode NFC): for a list of composed words; other toolkits decide themselves."""
+        """True for a word list in composed form, whose texts are composed (Unicode NFC); False for other toolkits."""
         return isinstance(self.record.algorithm, WordListRecord) and are_composed(self.record.ids, by_character=False)
 
     @cached_property
     def readings(self) -> Mapping[str, str]:
-        """The characters that `readable` replaces because no word of a list of words has them."""
+        """A dict of the replacements that `readable` makes for characters that no word of a word list has.
+
+        It is empty for other tokenizers than word lists.
+        """
         return plain_readings(self.record.ids) if isinstance(self.record.algorithm, WordListRecord) else {}
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
-        """Return the token ids of each text, without the special tokens before and after it.
+        """Return a list of token ids for each text, without the special tokens before and after it.
 
         `threads` has no effect.
         """
@@ -140,11 +143,11 @@ class ImportedVocabulary(Vocabulary):
         return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
-        """Return whether an id is of a token of text: not of a special token, the unknown token or no token at all."""
+        """Return whether an id stands for a token of text, not for a special or unknown token or for none at all."""
         return id in self._tokens and id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text.
+        """Return the UTF-8 bytes that the token with an id adds to a text.
 
         The bytes may be part of a character, and include the space before a word.
         """
@@ -158,7 +161,7 @@ class ImportedVocabulary(Vocabulary):
         return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokens of ids in sentencepiece's spelling, whatever the toolkit's is, to show them.
+        """Return a list of the tokens with these ids in sentencepiece's spelling, whatever the toolkit's is.
 
         ▁ stands for a space, <0xE6> for a byte, `</s>` for the end and `<unk>` for the unknown token.
         """
@@ -185,12 +188,12 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The language tags of a multilingual model, and their positions in source and target."""
 
     tags: dict[str, int]
-    """The id of each language's tag."""
+    """A dict from the model's code of each language to the id of its tag (a token)."""
     source_tag: Literal["none", "before", "after"] = "none"
-    """Position of the source language's tag relative to the source's tokens."""
+    """The place of the source language's tag: `before` or `after` the source's tokens, or `none`."""
     target_tag: Literal["none", "source", "first", "start"] = "none"
-    """Position of the target language's tag: before the source's tokens, as the first target token, or instead of the
-    decoder's start symbol.
+    """The place of the target language's tag: before the source's tokens (`source`), as the first target token
+    (`first`), instead of the decoder's start symbol (`start`), or `none`.
     """
 
     def code(self, language: str) -> str:
@@ -206,7 +209,7 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return code
 
     def id(self, language: str) -> int:
-        """Return the token id of a language's tag; `code` finds the language."""
+        """Return the id of the tag of a language that a user names by any code that `Languages.code` accepts."""
         return self.tags[self.code(language)]
 
 
@@ -243,7 +246,7 @@ class ImportedTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImportedTokenizer":
-        """Load a tokenizer from the folder's foreign_tokenizer.json.
+        """Load an imported tokenizer from a folder's foreign_tokenizer.json.
 
         Raises:
             TransduceError: the file is missing, or is not a tokenizer description.
@@ -263,7 +266,7 @@ class ImportedTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ImportedTokenizer":
-        """Return this tokenizer changed so that line feeds are not tokens, as in language models that we train.
+        """Return a copy of the tokenizer for which line feeds are not tokens, as in models that this package trains.
 
         There the end symbol stands at the end of each line, and no other id ends a text. A tokenizer that has no tokens
         for line feeds is returned itself.
@@ -280,7 +283,9 @@ class ImportedTokenizer(Tokenizer):
         )
 
     def for_languages(self, source: str | None, target: str | None) -> "ImportedTokenizer":
-        """Return this tokenizer changed so that it adds the tags that tell a multilingual model the languages.
+        """Return a copy of the tokenizer that adds the tags of a source and a target language to texts.
+
+        The tags tell a multilingual model the languages.
 
         Args:
             source: code of the source language; None leaves the source's tag unchanged.
@@ -329,7 +334,7 @@ def _tag_target(record: ImportedTokenizerRecord, languages: Languages, language:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model folder: the imported one in foreign_tokenizer.json if it exists, or else our own.
+    """Load the tokenizer of a model folder: an imported one if it has foreign_tokenizer.json, or else a native one.
 
     Raises:
         TransduceError: a file is missing or broken.

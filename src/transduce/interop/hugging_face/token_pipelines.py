@@ -17,7 +17,7 @@ from sentencepiece import SentencePieceProcessor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.text.languages import is_unspaced_character, is_word_character
+from transduce.text.languages import CJK, is_unspaced_character, is_word_character
 from transduce.text.tokenizer import replace_step, split_step
 from transduce.text.vocabulary import Symbol, SymbolSplitter
 
@@ -32,20 +32,24 @@ PATTERNS: dict[PatternName, str] = {
         r"|\s+(?!\S)|\s+"
     ),
 }
-"""Regular expressions that split a text into words before bytes are merged; GPT-2's is built into `tokenizers`."""
+"""A dict from names to regular expressions that split a text into words before bytes are merged; GPT-2's is built into
+`tokenizers`.
+"""
 
 _SPACE = "▁"
 # Spaces that BERT's decoder inserts around apostrophes, and their replacements.
 _GAPS = {" ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve", " 're": "'re"}
+# BERT makes every Chinese character a word, whose spaces are not the text's.
+_CHINESE_GAP = re.compile(rf" +(?=[{CJK}\u3000-\u303f\uff00-\uff65])|(?<=[{CJK}\u3000-\u303f\uff00-\uff65]) +")
 # An unknown token for models without one: `tokenizers` would drop unknown characters.
 _UNKNOWN = "\0unknown\0"
 
 
 class TokenSplitter(Protocol):
-    """An algorithm that splits a text into tokens (as strings, not ids) and joins tokens to a text again."""
+    """A protocol of algorithms that split a text into tokens (as strings, not ids) and join tokens to a text again."""
 
     def split(self, text: str) -> list[str]:
-        """Return the tokens of a text, in which added tokens such as `<mask>` are recognized.
+        """Return a list of the tokens of a text, in which added tokens such as `<mask>` are recognized.
 
         A string outside the vocabulary stands for an unknown token.
         """
@@ -64,7 +68,7 @@ class TokenSplitter(Protocol):
 
 
 class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
-    """The tokenization algorithm of a sentencepiece model, whose tokens have another toolkit's ids."""
+    """The settings of tokenization by a sentencepiece model whose tokens have another toolkit's ids."""
 
     model: bytes
     """The content of the sentencepiece model's file."""
@@ -72,7 +76,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the algorithm that splits texts by this sentencepiece model and joins its tokens.
+        """Build the `TokenSplitter` that splits texts by this sentencepiece model and joins its tokens.
 
         Args:
             ids: the id of each token; not used.
@@ -82,13 +86,13 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokenizer.json"):
-    """The algorithm of a tokenizer.json: its normalizer, pre-tokenizer, model and decoder."""
+    """The settings of tokenization by a tokenizer.json: its normalizer, pre-tokenizer, model and decoder."""
 
     content: dict[str, Any]
     """The JSON object, without added tokens and post-processor."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the algorithm that splits texts by this tokenizer.json and joins its tokens.
+        """Build the `TokenSplitter` that splits texts by this tokenizer.json and joins its tokens.
 
         Args:
             ids: the id of each token; not used.
@@ -101,9 +105,9 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
 
     merges: tuple[tuple[str, str], ...]
-    """Pairs of tokens that become one, in the order in which they were learned."""
+    """Pairs of tokens that become one, in the order in which they were learned, first ones first."""
     pattern: PatternName = "gpt2"
-    """The regular expression that splits text into words; `none`: words are not split."""
+    """The name of the regular expression that splits text into words; `none`: words are not split."""
     space_first: bool = False
     """True if a space is prepended to a text that does not begin with one."""
     whole_words: bool = False
@@ -112,7 +116,7 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """True if a text is first normalized to Unicode NFC."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the algorithm that splits texts by byte-level BPE and joins its tokens.
+        """Build the `TokenSplitter` that splits texts by byte-level BPE and joins its tokens.
 
         Args:
             ids: the id of each token in the vocabulary; results of merges that it lacks become unknown tokens.
@@ -151,7 +155,7 @@ class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Maximum number of characters of a word; a longer word is unknown."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the algorithm that splits texts by WordPiece and joins its tokens.
+        """Build the `TokenSplitter` that splits texts by WordPiece and joins its tokens.
 
         Args:
             ids: the id of each token in the vocabulary, into which words are split.
@@ -195,10 +199,10 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     byte_fallback: bool = False
     """True if characters without a token become byte tokens; otherwise a run of them becomes one unknown token."""
     rules: bytes = b""
-    """The character map of sentencepiece's normalizer; empty: no normalization."""
+    """The character map (bytes) of sentencepiece's normalizer; empty: no normalization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the algorithm that splits texts by character BPE and joins its tokens.
+        """Build the `TokenSplitter` that splits texts by character BPE and joins its tokens.
 
         Args:
             ids: the id of each token in the vocabulary; results of merges that it lacks become unknown tokens.
@@ -241,7 +245,7 @@ class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the algorithm that splits texts into words and joins words to texts.
+        """Build the `TokenSplitter` that splits texts into words and joins words to texts.
 
         Args:
             ids: the id of each word; not used, because the caller makes words that it lacks unknown tokens.
@@ -284,7 +288,7 @@ def open_pipeline(
 
 
 def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids of the special tokens that a post-processor of a tokenizer.json puts before and after a text.
+    """Return two tuples of special token ids that a tokenizer.json's post-processor puts before and after a text.
 
     `tokenizers` itself processes a text of one token.
 
@@ -354,7 +358,7 @@ class AddedToken(NamedTuple):
 
 
 def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
-    """Return an added token from its description in tokenizer.json, an object with `content` and flags.
+    """Return an `AddedToken` from its description in tokenizer.json, an object with `content` and flags.
 
     Args:
         id: the token's id.
@@ -377,18 +381,20 @@ class TokenizerParts(NamedTuple):
     """
 
     algorithm: TokenizationRecord
-    """The algorithm that splits a text into tokens, with its data."""
+    """The settings of the algorithm that splits a text into tokens, with its data."""
     ids: dict[str, int]
-    """The id of each token, also of the added ones."""
+    """A dict from each token, added ones included, to its id."""
     added: tuple[AddedToken, ...]
     before: tuple[int, ...]
-    """Ids that the tokenizer puts before a text."""
+    """The ids that the tokenizer puts before a text."""
     after: tuple[int, ...] | None = None
-    """Ids that the tokenizer puts after a text; None: the end symbol."""
+    """The ids that the tokenizer puts after a text; None: only the end symbol."""
 
 
 def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
-    """Return the algorithm, vocabulary, added tokens and special tokens around a text of a tokenizer.json.
+    """Read the algorithm, vocabulary, added tokens and special tokens around a text of a tokenizer.json.
+
+    The result is a `TokenizerParts`.
 
     Args:
         content: the JSON object.
@@ -424,7 +430,7 @@ def merges_characters(content: Mapping[str, Any]) -> bool:
 
 
 class PipelineTokenSplitter(TokenSplitter):
-    """Splits texts into tokens and joins tokens by the algorithm of a tokenizer.json, which `tokenizers` runs."""
+    """A `TokenSplitter` with the algorithm of a tokenizer.json, which the package `tokenizers` runs."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
         """Open the tokenizer of a tokenizer.json.
@@ -441,6 +447,7 @@ class PipelineTokenSplitter(TokenSplitter):
         self._is_byte_level = is_byte_level(content)
         is_word_piece = content["model"].get("type") == "WordPiece"
         self._continuing = content["model"]["continuing_subword_prefix"] if is_word_piece else None
+        self._splits_chinese = b'"handle_chinese_chars":true' in msgspec.json.encode(content.get("normalizer"))
 
     @override
     def split(self, text: str) -> list[str]:
@@ -455,6 +462,8 @@ class PipelineTokenSplitter(TokenSplitter):
         if self._continuing is not None:
             for gap, closed in _GAPS.items():
                 text = text.replace(gap, closed)
+            if self._splits_chinese:
+                text = _CHINESE_GAP.sub("", text)
         return text
 
     @override
@@ -483,7 +492,7 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `model` of a tokenizer.json with consecutive ids and, for BPE, an unknown token.
+    """Return the `model` of a tokenizer.json, a dict, with consecutive ids and, for BPE, an unknown token.
 
     `tokenizers` would drop unknown characters without the token, and replace tokens by added ones if ids had gaps. A
     unigram model, whose ids are consecutive, only gets its type.
@@ -500,7 +509,7 @@ def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, Any]:
-    """Return the `model` of a tokenizer.json for a BPE.
+    """Return the `model` of a tokenizer.json, a dict, for a BPE.
 
     Args:
         merges: pairs of tokens that become one, in the order in which they were learned.
@@ -512,7 +521,7 @@ def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Seq
 
 
 def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
-    """Return the ids of all tokens except the added ones (`symbols`), so that no word is split into an added token."""
+    """Return a dict of the ids of all tokens but the added ones (`symbols`), so that words are not split into those."""
     texts = {symbol.text for symbol in symbols}
     return {token: id for token, id in ids.items() if token not in texts}
 
@@ -533,7 +542,7 @@ def _sequence(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of GPT-2's byte-level alphabet, by which vocabularies spell bytes.
+    """Return a dict from each character of GPT-2's byte-level alphabet, by which vocabularies spell bytes, to its byte.
 
     Printable bytes are their own Latin-1 characters, and the others U+0100 and up.
     """
@@ -549,7 +558,7 @@ _BYTES = _byte_alphabet()
 
 
 class _SentencePieceSplitter(TokenSplitter):
-    """Splits texts into tokens and joins tokens by a sentencepiece model."""
+    """A `TokenSplitter` with the algorithm of a sentencepiece model."""
 
     def __init__(self, settings: SentencePieceRecord, symbols: Sequence[Symbol]) -> None:
         """Load the sentencepiece model.
@@ -602,7 +611,7 @@ _UNKNOWN_WORD = "<unk>"
 
 @lru_cache(maxsize=1 << 18)
 def _split_word(word: str) -> tuple[str, ...]:
-    """Split a word (text without spaces) into tokens: runs of letters and digits, and single other characters.
+    """Split a word (text without spaces) into a tuple of tokens: runs of letters and digits, and other characters.
 
     Each character of a script without spaces, such as Chinese, is a token too.
     """
@@ -619,7 +628,7 @@ def _split_word(word: str) -> tuple[str, ...]:
 
 
 class WordSplitter(TokenSplitter):
-    """Splits texts into whole words, punctuation marks and added tokens, and joins such tokens to texts.
+    """A `TokenSplitter` that splits texts into whole words, punctuation marks and added tokens.
 
     With `marked` a token after a space begins with ▁, and punctuation marks are tokens of their own; without it, spaces
     alone separate tokens.

@@ -1,7 +1,7 @@
-"""Tables that map this package's parameter names to the names in Hugging Face's model classes, one table per family.
+"""Map this package's parameter names to the names in Hugging Face's model classes, by one table per family.
 
-`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one matrix of this
-package, their rows are concatenated.
+`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one matrix of this package,
+their rows are concatenated.
 """
 
 import re
@@ -18,12 +18,12 @@ class StoredParameter(NamedTuple):
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
-    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
+    """The way in which the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: as
+    (inputs, outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) as (1, rows).
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a model's parameter to the tensors that are stored for it, by name, which are contiguous.
+        """Convert a model's parameter to the tensors stored for it, a dict by name of contiguous tensors.
 
         Args:
             tensor: the parameter.
@@ -40,7 +40,7 @@ class StoredParameter(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors of a parameter, in the order of `names`, back to the model's one tensor."""
+        """Return a model's parameter, one tensor, from the tensors stored for it in the order of `names`."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":
@@ -62,7 +62,7 @@ class Names(NamedTuple):
 
 
 class StoredNames(NamedTuple):
-    """The names of all tensors that a Hugging Face model family stores, and of this package's parameters for them."""
+    """The names of all tensors that a Hugging Face model family stores, with this package's parameters for them."""
 
     names: tuple[Names, ...]
     """The names of all parameters except embeddings and the output projection."""
@@ -75,12 +75,12 @@ class StoredNames(NamedTuple):
     output: str | None = None
     """Name of the output projection, if the family can store it separately from the embeddings."""
     output_bias: tuple[str, ...] = ()
-    """Names of the bias on the logits; if several are stored, the last one is used."""
+    """Names under which the bias on the logits may be stored; if several are present, the last one is used."""
     prefix: str = ""
-    """The prefix of most names in a folder, such as `model.`, which is missing if a model without a head was stored."""
+    """The prefix, such as `model.`, of most names in a folder; it is missing if a model without a head was stored."""
     ignored: str = r"(?!)"
-    """A regular expression for tensors that are recomputed, or that belong to heads without a counterpart in this
-    package.
+    """A regular expression for tensors that the import ignores: they are recomputed, or belong to heads without a
+    counterpart in this package.
     """
 
 
@@ -261,7 +261,7 @@ GPT2 = StoredNames(
 
 
 def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
-    """Return the table of tensor names that fits a file of weights.
+    """Return the table of tensor names (`StoredNames`) that fits a file of weights.
 
     It is the family's, unless the file is of a T5 with gated feed-forward layers, or of a RoBERTa classifier or tagger.
 
@@ -279,7 +279,7 @@ def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
 
 
 def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
-    """Return the stored tensors that hold a parameter of this package; None if the table lacks it.
+    """Return the `StoredParameter`, the stored tensors, for a parameter of this package; None if the table lacks it.
 
     Args:
         table: the names of all parameters, with placeholders such as `{n}` for the number of a layer.

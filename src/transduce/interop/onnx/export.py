@@ -73,7 +73,7 @@ _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """Build the ONNX graph of a decoder-only model, which computes the logits of one or more new tokens.
+    """Build the ONNX `Graph` of a decoder-only model, which computes the logits of one or more new tokens.
 
     Its inputs are the new tokens' ids, the positions of all tokens so far, and each layer's cached keys and values; its
     outputs are the logits and the extended cache.
@@ -120,7 +120,7 @@ def _add_step_outputs(
 
 
 def build_encoder_only(model: Encoder) -> Graph:
-    """Build the ONNX graph of an encoder-only model, which outputs its last states and what its heads compute.
+    """Build the ONNX `Graph` of an encoder-only model, which outputs its last states and what its heads compute.
 
     Its inputs are the tokens' ids and, if the model has segments, their types. The outputs of heads are `logits` of
     each token, the `pooled` first state, and `classes`: logits of the text's classes or, in a tagger, of each token's
@@ -148,7 +148,7 @@ def build_encoder_only(model: Encoder) -> Graph:
 
 
 def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
-    """Add the masked language model's logits at every position, (B, T, V), as an output of an encoder's graph."""
+    """Add a masked language model's logits, (batch, length, vocabulary), as an output of an encoder's graph."""
     head, config = model.masked_language_head, model.config
     assert head is not None
     hidden = build_activation(graph, build_linear(graph, states, linear_weights(head.dense)), config.activation)
@@ -158,9 +158,9 @@ def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
 
 
 def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
-    """Add the pooled first state, (B, D), as an output of an encoder's graph, and the logits of a text's classes.
+    """Add the pooled first state, (batch, width), and the logits of a text's classes to an encoder graph's outputs.
 
-    The logits, (B, C), are only added if the model classifies texts.
+    The logits, (batch, classes), are only added if the model classifies texts, not their tokens.
     """
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
@@ -178,11 +178,11 @@ ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
 
 
 ONNX = table("the ONNX export", **EXPORTABLE)
-"""The components of models that can be exported to ONNX."""
+"""A table of the model components that can be exported to ONNX."""
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of a configuration's settings that the export to ONNX does not support; empty without any."""
+    """Return a list of names of a configuration's settings that the export to ONNX does not support; empty if none."""
     return unsupported_settings(ONNX, config)
 
 
@@ -227,7 +227,7 @@ def longest_sequence(config: ModelConfig) -> int:
 
 
 def build_encoder(model: Transformer) -> Graph:
-    """Build the ONNX graph of an encoder–decoder's encoder, from source ids to what the decoder's graph needs.
+    """Build the ONNX `Graph` of an encoder–decoder's encoder, from source ids to what the decoder's graph needs.
 
     Its outputs are the mask of tokens that are not padding, and each decoder layer's keys and values of the encoder
     output.
@@ -249,7 +249,7 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """Build the ONNX graph of an encoder–decoder's decoder, which computes the logits of one or more new tokens.
+    """Build the ONNX `Graph` of an encoder–decoder's decoder, which computes the logits of one or more new tokens.
 
     Its inputs are the tokens' ids, the outputs of the encoder's graph, and each layer's cached keys and values; its
     outputs are the logits and the extended cache.
@@ -301,7 +301,7 @@ class _Session:
         self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, given: Arrays) -> Arrays:
-        """Run the ONNX graph on inputs by name, and return all outputs by name."""
+        """Run the ONNX graph on arrays, a dict by input name, and return all outputs as a dict of arrays by name."""
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
@@ -312,13 +312,13 @@ class _Session:
             given: inputs of which there are values already, so that they get no cache.
 
         Returns:
-            For each other input of the graph that starts with `past_`, zeros of (rows, heads, 0, width).
+            A dict from each other input of the graph that starts with `past_` to zeros of (rows, heads, 0, width).
         """
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
     def padded(self, rows: Ids) -> NDArray[np.int64]:
-        """Return the token ids of several texts as one array, (texts, longest text), padded at the right.
+        """Return the token ids of several texts as one int64 array, (texts, longest text), padded at the right.
 
         There must be at least one text.
         """
@@ -326,10 +326,10 @@ class _Session:
         return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
 
     def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
-        """Return the id of the most probable token of each text, (B, 1), as a step of greedy search.
+        """Return the id of the most probable token of each text as an array (texts, 1), for a step of greedy search.
 
         Args:
-            logits: the logits of each text's next token, (B, V); not changed.
+            logits: the logits of each text's next token, (texts, vocabulary); not changed.
             forbidden: ids that are not chosen. Padding is not chosen either; the end symbol is always allowed.
         """
         allowed = logits.copy()
@@ -338,13 +338,16 @@ class _Session:
         return token
 
     def until_end(self, ids: NDArray[np.int64]) -> list[list[int]]:
-        """Return the ids of each text, (B, T), before its first end symbol; all of them if there is none."""
+        """Return a list of each text's ids before its first end symbol, from an array (texts, tokens).
+
+        A text without an end symbol keeps all ids.
+        """
         rows: list[list[int]] = ids.tolist()
         return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
 
 
 def _cache_from(outputs: Arrays) -> Arrays:
-    """Return the inputs with cached keys and values for a graph's next call, from the outputs of a call by name.
+    """Return the cache inputs (arrays by name) of a graph's next call, from the outputs of a call, arrays by name.
 
     Each output except the logits becomes the input of the same name after `past_`.
     """
@@ -373,18 +376,18 @@ class OnnxModel(ExportedModel):
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """Run the encoder's graph on the token ids of sources, and return by name what the decoder's graph needs."""
+        """Run the encoder's graph on sources' token ids; return its outputs (for the decoder) as arrays by name."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def empty_caches(self, sentences: int) -> Arrays:
-        """Return empty caches of keys and values for a number of sentences, by name of the decoder's input.
+        """Return empty caches of keys and values for a number of sentences, arrays by the decoder's input names.
 
         A recurrent model's initial state comes from the encoder instead, and is not among them.
         """
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
     def decode(self, target_ids: NDArray[np.int64], memory: Arrays, known: Arrays) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits after each new target token, (B, T, V), and the extended cache for the next call.
+        """Return the logits after each new target token, an array (B, T, V), and the extended cache for the next call.
 
         A graph that accepts one token per call, such as a recurrent model's, is called T times.
 
@@ -440,7 +443,7 @@ class OnnxLanguageModel(ExportedModel):
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays
     ) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits after each new token, (B, T, V), and the extended cache for the next call.
+        """Return the logits after each new token, an array (B, T, V), and the extended cache for the next call.
 
         Args:
             ids: the new tokens, (B, T).
@@ -478,7 +481,7 @@ class OnnxLanguageModel(ExportedModel):
 
 
 def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return the position of each token in its text as an array, (texts, longest text), with -1 in padding.
+    """Return each token's position in its text as an int64 array, (texts, longest text), with -1 in padding.
 
     A language model's graph needs it as an input.
     """

@@ -2,8 +2,8 @@
 
 Each function adds operators to a graph, whose values are represented by their names (strings).
 
-Legend: B batch, T positions of this call, L positions that are attended to, S source length, D model width, H heads,
-G key/value heads, K width of a head's queries and keys, V width of its values; in logits, V is the vocabulary size.
+Legend: B batch, T positions of this call, L positions that are attended to, S source length, D model width, H heads, G
+key/value heads, K width of a head's queries and keys, V width of its values; in logits, V is the vocabulary size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -141,7 +141,7 @@ class Graph:
         return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """Add an ONNX operator that splits a value along its last axis, and return the names of the parts.
+        """Add an ONNX operator that splits a value along its last axis, and return a list of the names of the parts.
 
         Args:
             value: name of the value.
@@ -150,7 +150,7 @@ class Graph:
         return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
     def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
-        """Add an ONNX operator with several results to the graph, and return the names of the first `count` of them.
+        """Add an ONNX operator to the graph, and return a list of the names of its first `count` results.
 
         Args:
             operator: the operator, such as `LSTM`.
@@ -170,7 +170,10 @@ class Graph:
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """Add an ONNX operator that computes the size of an axis of a value, as an int64 vector of one number."""
+        """Add an ONNX operator that computes a value's size along an axis, and return the name of its result.
+
+        The result is an int64 vector of one number.
+        """
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
     def reshape(self, value: str, *sizes: int) -> str:
@@ -189,9 +192,9 @@ class Graph:
         return self.apply("Unsqueeze", value, self.integers(*axes))
 
     def count(self, first: str, end: str) -> str:
-        """Add ONNX operators that list the integers from `first` to `end` (exclusive), and return the list's name.
+        """Add ONNX operators that list the integers from `first` to `end` (exclusive), and return the vector's name.
 
-        Both are names of int64 vectors of one number.
+        The arguments `first` and `end` are names of int64 vectors of one number.
         """
         first, end = (self.apply("Squeeze", value, self.integers(0)) for value in (first, end))
         return self.apply("Range", first, end, self.integer(1))
@@ -233,12 +236,14 @@ def lowest() -> float:
 
 
 class Context(NamedTuple):
-    """The values of an ONNX graph that the self-attentions of all layers share: mask, bias and rotary positions."""
+    """The values of an ONNX graph that the self-attentions of all layers share: a bias and rotary positions."""
 
     bias: str
     """A bias on the attention scores, which also masks keys, broadcastable to (batch, heads, queries, keys)."""
     rotation: tuple[str, str] | None
-    """Cosines and sines of rotary positions, (batch or 1, 1, positions, head width / 2) each; None without them."""
+    """The names of the cosines and sines of rotary positions, (batch or 1, 1, positions, head width / 2) each; None
+    without them.
+    """
     interleaved: bool
     """True if rotary positions rotate the pairs of dimensions (2i, 2i + 1) instead of (i, i + head width / 2)."""
 
@@ -299,7 +304,10 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """Add a plain or gated feed-forward network to an ONNX graph, from x (B, T, D) to a result of the same shape."""
+    """Add a plain or gated feed-forward network to an ONNX graph, from x (B, T, D) to a result of the same shape.
+
+    The name of the result is returned.
+    """
     inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -320,6 +328,8 @@ def build_embedding(
     token_types: str | None = None,
 ) -> str:
     """Add an embedding with its scale, positions, token types and norm to an ONNX graph: ids (B, T) to (B, T, D).
+
+    The name of the result is returned.
 
     Args:
         graph: the graph to extend.
@@ -405,7 +415,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
         attention: the module to convert.
 
     Returns:
-        The names of its keys and values, which do not change during decoding.
+        The names of its keys and values, as `KeysAndValues`, which do not change during decoding.
     """
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
@@ -415,7 +425,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Add a cross-attention to an ONNX graph, from x (B, T, D) to an output of the same shape.
+    """Add a cross-attention to an ONNX graph, from x (B, T, D) to an output of the same shape, whose name is returned.
 
     Args:
         graph: the graph to extend.
@@ -457,7 +467,10 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
 
 
 def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """Add an attention and its output projection to an ONNX graph: queries (B, H, T, K) to an output (B, T, D)."""
+    """Add an attention and its output projection to an ONNX graph: queries (B, H, T, K) to an output (B, T, D).
+
+    The name of the output is returned.
+    """
     shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
@@ -491,9 +504,9 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Add the repetition of keys or values, (B, G, L, width), for the query heads that share them: (B, H, L, width).
+    """Add to an ONNX graph the repetition of keys or values for the query heads that share them (grouped-query).
 
-    The name of the result is returned: x itself if each query head has its own (no grouped-query attention).
+    From x (B, G, L, width) it makes (B, H, L, width), whose name is returned: x itself if each query head has its own.
     """
     if attention.num_key_value_heads == attention.num_heads:
         return x
@@ -561,7 +574,7 @@ def build_encoder_layer(
 
 
 class DecoderCaches(NamedTuple):
-    """The inputs of a decoder layer besides its states, as names in an ONNX graph.
+    """The inputs of a decoder layer besides its states, as names in an ONNX graph, to which the layer attends.
 
     They are keys and values of the encoder output, the bias that masks its padding, and the layer's own cached keys and
     values.
@@ -624,7 +637,7 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Return the shapes of a layer's keys and values as an ONNX graph's inputs or outputs.
+    """Return a pair of the shapes of a layer's keys and values as an ONNX graph's inputs or outputs.
 
     Args:
         config: the model's configuration.
@@ -635,7 +648,7 @@ def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
 
 
 def add_inputs(graph: Graph, names: tuple[str, str], number: int, shapes: Shapes) -> KeysAndValues:
-    """Add a layer's keys and values to the inputs of an ONNX graph, and return their names.
+    """Add a layer's keys and values to the inputs of an ONNX graph, and return their names as `KeysAndValues`.
 
     Args:
         graph: the graph to extend.
@@ -666,15 +679,18 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
 
 
 def build_bias(graph: Graph, allowed: str) -> str:
-    """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph.
+    """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph, and return the bias's name.
 
-    The result has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
+    It has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
     """
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
 def key_mask(graph: Graph, present: str) -> str:
-    """Add a reshape of a mask of keys to an ONNX graph: (B, keys) to (B, 1, 1, keys), for all heads and queries."""
+    """Add a reshape of a mask of keys to an ONNX graph, (B, keys) to (B, 1, 1, keys), and return the result's name.
+
+    The result broadcasts over all heads and queries.
+    """
     return graph.unsqueeze(present, 1, 2)
 
 
@@ -684,7 +700,7 @@ def build_context(
     """Add what the self-attentions of all layers share to an ONNX graph: one bias, and the tables of rotary positions.
 
     The bias combines the padding mask, the causal mask, the attention window and T5's relative bias; the model must
-    have at least one of the masks.
+    have at least one of the masks. The names of the values are returned as `Context`.
 
     Args:
         graph: the graph to extend.

@@ -44,12 +44,14 @@ class _State(NamedTuple):
     hidden: str
     cell: str | None = None
     states: str | None = None
-    """All past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 × width)."""
+    """The name of all past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 ×
+    width).
+    """
     average: str | None = None
-    """The weighted average of the past hidden states in the last step."""
+    """The name of the weighted average of past hidden states that the last step computed, (batch, width)."""
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yield kind (such as `hidden`) and name in the ONNX graph of each value that the layer's state consists of."""
+        """Yield (kind, name in the ONNX graph), with a kind such as `hidden`, for each value of a layer's state."""
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
@@ -57,7 +59,7 @@ class _State(NamedTuple):
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
-    """Build the ONNX graph of a recurrent encoder, from source ids to what the decoder's graph needs.
+    """Build the ONNX `Graph` of a recurrent encoder, from source ids to what the decoder's graph needs.
 
     Its outputs are the encoder's states if the decoder attends to them, the context vector if every step uses it, and
     the decoder's initial state.
@@ -110,7 +112,10 @@ def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEnc
 
 
 def _build_mean(graph: Graph, memory: str, present: str) -> str:
-    """Add the mean of the encoder's states over the positions without padding to an ONNX graph: (B, S, D) to (B, D)."""
+    """Add the mean of the encoder's states over the positions without padding to an ONNX graph: (B, S, D) to (B, D).
+
+    The name of the mean is returned.
+    """
     weights = graph.cast(present, np.float32)  # (B, S)
     total = graph.apply("MatMul", graph.unsqueeze(weights, 1), memory)  # (B, 1, D)
     count = graph.apply("ReduceSum", weights, graph.integers(1))  # (B, 1)
@@ -146,7 +151,7 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
 
 
 def build_recurrent_decoder(model: Recurrent) -> Graph:
-    """Build the ONNX graph of one step of a recurrent decoder, which computes the logits of the next token.
+    """Build the ONNX `Graph` of one step of a recurrent decoder, which computes the logits of the next token.
 
     Its inputs are the newest token, the outputs of the encoder's graph and the state; its outputs are the logits and
     the new state.
@@ -200,7 +205,10 @@ class _MemoryAttention:
         self.known = KeysAndValues(graph.unsqueeze(keys, 1), graph.unsqueeze(memory, 1))  # (B, 1, S, D) each
 
     def build(self, state: str) -> str:
-        """Add the attention of a decoder's state to the encoder output to the graph: (B, D) to the same shape."""
+        """Add the attention of a decoder's state (B, D) to the encoder output to the graph; return the result's name.
+
+        The result has the shape (B, D), too.
+        """
         query = self.attention.query
         query_state = build_linear(self.graph, state, linear_weights(query)) if isinstance(query, nn.Linear) else state
         query_state = self.graph.unsqueeze(query_state, 1, 2)  # (B, 1, 1, D)
@@ -209,7 +217,7 @@ class _MemoryAttention:
 
 
 def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: int) -> _State:
-    """Add a recurrent decoder layer's past state to the inputs of an ONNX graph, and return the inputs' names.
+    """Add a recurrent decoder layer's past state to the inputs of an ONNX graph, and return their names as `_State`.
 
     Args:
         graph: the graph to extend.
@@ -240,7 +248,7 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
         state: its state after the previous step.
 
     Returns:
-        The name of the output, (B, D), and the new state.
+        The name of the output, (B, D), and the new state as `_State`.
     """
     if layer.past_attention is None or state.states is None or state.average is None:
         _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=state)
@@ -333,7 +341,7 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of an LSTM's or GRU's weight or bias with the gates in another order.
+    """Return the rows of an LSTM's or GRU's weight or bias as a tensor with the gates in another order.
 
     Args:
         rows: PyTorch's weight, in which each gate has an equal number of consecutive rows.
@@ -344,7 +352,7 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add a recurrent layer's state as one more entry of its past states to an ONNX graph, and return its name.
+    """Add a recurrent layer's state as one more entry of its past states to an ONNX graph; return the entry's name.
 
     The entry is (B, 1, width), or with an LSTM's cell (B, 1, 2 × width).
     """

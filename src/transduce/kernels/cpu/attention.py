@@ -48,9 +48,9 @@ class AttentionArguments(NamedTuple):
     values: Any
     """Address of the first head's values; a position has (key/value heads) × K contiguous elements."""
     query_stride: Any
-    """The stride from one query to the next, in elements."""
+    """The number of elements from the queries of one position to those of the next position, at least H × K."""
     key_stride: Any
-    """The stride from one key to the next, and also from one value to the next, in elements."""
+    """The number of elements from the keys of one position to those of the next position, and also for values."""
     batch: Any
     """The number of sentences B in the batch."""
     heads: Any
@@ -128,10 +128,10 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return a list with two numbers for each array of `AmxScratch`: elements per key, and a constant to add.
+    """Return a list of two numbers for each array of `AmxScratch`, from which its size in float32 elements follows.
 
-    Their sum, in float32 elements, is the array's size. The caller must round the number of keys up to a multiple of
-    `AMX_KEYS`.
+    The size is the first number times the number of keys, rounded up to a multiple of `AMX_KEYS`, plus the second
+    number.
     """
     rows, sixteen = (width // 2, 0), (16, 0)
     transposed, queries = (0, 8 * width), (0, 16 * width)
@@ -175,7 +175,7 @@ class HeadScratch(NamedTuple):
     queries: Value
     """Pointer to queries times the attention scale, K elements each.
 
-    There are those of one group in the forward pass, and those of up to `QUERIES_AT_ONCE` in the backward pass.
+    The forward pass stores one group of queries, the backward pass up to `QUERIES_AT_ONCE` queries.
     """
     context_gradient: Value
     """Pointer to the gradient of the attention outputs of up to `QUERIES_AT_ONCE` queries, K elements each."""
@@ -189,11 +189,11 @@ class QueryGroup(NamedTuple):
     """A range of consecutive queries that an attention head computes together, to share loaded keys and values."""
 
     first: Value
-    """The index, in its sentence, of the group's first query."""
+    """The index (an IR value), in its sentence, of the group's first query."""
     size: int
     """The number of queries in the group."""
     scratch_first: Value
-    """The index, among the queries whose data is in the scratch space, of the group's first query."""
+    """The index of the group's first query among the queries that are in scratch space (an IR value)."""
 
 
 class HeadAddresses:
@@ -427,8 +427,8 @@ class Head(HeadAddresses):
     def dropout_factors(self, group: QueryGroup, start: Value) -> list[Value]:
         """Return a list of one vector per query of a group: the factors by which dropout multiplies attention weights.
 
-        A factor is 0 or 1 / (1 - rate), and the lanes are the keys from `start` on. One hash provides a byte for each
-        of four neighboring queries.
+        A factor is 0 or 1 / (1 - rate), and the lanes are the keys from `start` on. A hash provides a byte for each of
+        four neighboring queries.
         """
         k, args = self.k, self.args
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
@@ -466,7 +466,7 @@ class Head(HeadAddresses):
         return [self.k.build.fadd(*pair) for pair in zip(scores, rows, strict=True)]
 
     def pairs(self) -> list[list[int]]:
-        """Return a head's column offsets, one per vector, as lists of two: more accumulators exceed the registers."""
+        """Return a head's column offsets, one per vector, as lists of two, whose accumulators fit in registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
@@ -518,7 +518,7 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit the kernel `name`: a loop whose body `work`, a class that emits one head of one sentence, writes.
+        """Emit the kernel `name`, a loop over the heads of all sentences whose body the class `work` emits.
 
         The heads of all sentences are divided among the threads. With a bias, each thread has all sentences of some
         heads.
@@ -540,7 +540,10 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Do nothing around the code of a thread's heads; the subclass for AMX sets up its registers here."""
+        """Emit nothing around a thread's code, which is emitted in the body of `with`.
+
+        The subclass for AMX sets up and releases tile registers here.
+        """
         yield
 
 

@@ -121,7 +121,7 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Emit code that zeros `words` 32-bit elements of memory; `words` is a multiple of a vector's length."""
+        """Emit code that zeros `words` 32-bit elements from `pointer` on; the number fills whole vectors."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
@@ -468,7 +468,8 @@ class _Gradients(AmxHead):
     def _load_queries(self, start: Value) -> None:
         """Emit the interleaving of 32 queries, and of their outputs' gradients, as right operands of AMX products.
 
-        These are for the gradients of keys and values. The arrays of attention weights and score gradients are zeroed.
+        The products are the gradients of keys and values. The arrays of attention weights and score gradients are
+        zeroed.
         """
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
@@ -509,9 +510,9 @@ class _Gradients(AmxHead):
         self._store_score_gradients(limit, column, k.load_variable(mean, factor))
 
     def _load_sums(self, first: Value) -> tuple[Value, Value]:
-        """Return two vectors for the 16 queries from `first` on: greatest scores, and inverse sums of exponentials.
+        """Return two vectors that the forward pass stored: greatest scores, and inverse sums of exponentials.
 
-        The forward pass stored these numbers.
+        Lane n is that of query `first` + n.
         """
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)

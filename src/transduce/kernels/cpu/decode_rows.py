@@ -98,8 +98,8 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 def emit_norms(k: KernelBuilder) -> None:
     """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), which normalize each row of x.
 
-    Their arguments are (x, N, D, weight, bias, epsilon, out, thread, threads); x and out are (N, D), and may be the
-    same memory. Both functions add the bias.
+    The arguments are (x, N, D, weight, bias, epsilon, out, thread, threads); x and out are (N, D), and may be the same
+    memory. Either function adds the bias.
     """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
@@ -155,11 +155,11 @@ class HeadShape(NamedTuple):
     width: int
     """The head width K in elements, a multiple of the vector length."""
     scale: float
-    """The factor that the dot products of queries and keys are multiplied by."""
+    """The factor by which attention multiplies the dot products of queries and keys."""
 
     @staticmethod
     def of(config: ModelConfig) -> "HeadShape":
-        """Return the shape of a model's attention, whose scores must be (scaled) dot products."""
+        """Return the `HeadShape` of a model's attention, whose scores must be (scaled) dot products."""
         shared, scale = config.num_key_value_heads or config.num_heads, config.attention_scale
         if scale is None:
             scale = 1.0 if config.attention_score == "dot" else 1.0 / math.sqrt(config.key_width)
@@ -167,12 +167,12 @@ class HeadShape(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """The number of elements of a row's queries: H × K."""
+        """The number of elements of one row's (token's) queries in all heads: H × K."""
         return self.number * self.width
 
     @property
     def keys(self) -> int:
-        """The number of elements of a position's keys, and of its values: G × K."""
+        """The number of elements of one position's keys in all heads, and of its values: G × K."""
         return self.shared * self.width
 
 
@@ -441,7 +441,7 @@ def _silu(k: KernelBuilder, x: Value) -> Value:
 def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
     """Return the GELU of a float32 vector by tanh: x / 2 · (1 + tanh y), with y = √(2 / π) (x + 0.044715 x³).
 
-    This equals x · sigmoid(2 y), which is what is computed.
+    The code computes x · sigmoid(2 y), which is equal.
     """
     return _times_sigmoid(k, x, _twice_tanh_argument(k, x)[0])
 

@@ -46,7 +46,7 @@ class SelectArguments(NamedTuple):
     scores: Any
     """Address of the total log-probability of each hypothesis, float32 (N,)."""
     eos_id: Any
-    """The id of the end symbol."""
+    """The id of the end symbol, with which a continuation ends."""
     beam_size: Any
     """The number of continuations to select for each sentence."""
     live_parents: Any
@@ -93,11 +93,11 @@ class RuleArguments(NamedTuple):
     """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
 
     never: Any
-    """Address of token ids, int64, that no hypothesis may contain, and whose probability is set to 0."""
+    """Address of ids, int64, of tokens that may not occur, and whose probability is set to 0 in the log-sum-exp too."""
     never_count: Any
     """The number of token ids in `never`."""
     forbidden: Any
-    """Address of token ids, int64, that no hypothesis may contain; the log-sum-exp has them if `renormalizes` is 0."""
+    """Address of ids, int64, of tokens that may not occur; the log-sum-exp counts them unless `renormalizes` is 1."""
     forbidden_count: Any
     """The number of token ids in `forbidden`."""
     renormalizes: Any
@@ -121,7 +121,7 @@ class RuleArguments(NamedTuple):
     presence: Any
     """The bits of a float32 that is subtracted once from the score of each token that is in the output."""
     penalizes_log_probabilities: Any
-    """1: penalties change log-probabilities, as in beam search; 0: they change logits."""
+    """1: penalties of repeated tokens change log-probabilities, as in beam search; 0: they change logits."""
     before: Any
     """Address of the tokens before each sentence's output, such as its prompt, int64 (N, `before_stride`).
 
@@ -142,15 +142,15 @@ class RuleArguments(NamedTuple):
     forced_last: Any
     """The token that a hypothesis gets, with probability 1, at its greatest length; -1: none."""
     indices: Any
-    """Address of each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,), by which arguments such as `forced` are read."""
     longest: Any
-    """Address of each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of the greatest number of tokens that each sentence may get, int64 (B,)."""
     tokens: Any
-    """Address of the hypotheses' tokens so far, int32 (B × W, capacity)."""
+    """Address of the hypotheses' tokens so far, int32 (B × W, `capacity`)."""
     capacity: Any
     """The number of elements from one hypothesis' tokens to those of the next hypothesis."""
     length: Any
-    """The number of search steps so far."""
+    """The number of search steps that the batch has taken so far."""
     joined: Any
     """Address of how many steps the batch had taken before each sentence joined it, int64 (B,).
 
@@ -265,9 +265,9 @@ def _row_stride(logits: Tensor) -> int:
 
 
 def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
-    """Allocate four tensors for selected continuations, each (batch, count).
+    """Return four uninitialized tensors for selected continuations, each (batch, count).
 
-    They are parents and tokens, int64, and the tokens' log-probabilities and totals, float32.
+    The tensors are parents and tokens, int64, and the tokens' log-probabilities and totals, float32.
     """
     parents, tokens = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
     token_scores, totals = logits.new_empty(2, batch, count).unbind(0)
@@ -439,7 +439,7 @@ class Rules:
         return k.build.select(is_last, forced_last, first), k.build.or_(is_last, is_early)
 
     def _forbid(self, line: LogitsRow) -> None:
-        """Emit the rules that set logits to -inf: additional end tokens, forbidden tokens, early ends, repetitions."""
+        """Emit the rules that set logits to -inf: forbidden tokens, early ends, repetitions, and further end tokens."""
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
@@ -620,11 +620,11 @@ class DrawArguments(NamedTuple):
     steps: Any
     """The number of steps T for which `uniform` has random numbers."""
     indices: Any
-    """Address of each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,), by which `uniform` is read."""
     inverse_temperature: Any
     """The bits of a float32: 1 / temperature."""
     top_k: Any
-    """The number of most likely tokens that may be drawn; V: all."""
+    """The number of likeliest tokens among which a token is drawn; V: all tokens."""
     top_p: Any
     """The bits of a float32: the likeliest tokens with this fraction of `top_k` tokens' probability may be drawn."""
     min_p: Any
@@ -715,7 +715,7 @@ class _SortedRow:
     """The tokens of a row of logits, moved to scratch space in order of probability, as far as a draw needs them."""
 
     def __init__(self, context: _Row, line: LogitsRow) -> None:
-        """Emit the denominator of the softmax (with temperature) of a row of logits, whose blocks' maxima are known."""
+        """Emit the softmax denominator (with temperature) of a row of logits, after the maxima of the row's blocks."""
         k = context.k
         self.k, self.context, self.line = k, context, line
         self.factor = k.float_from_bits(context.draw.get("inverse_temperature"))

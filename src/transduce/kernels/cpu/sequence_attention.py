@@ -37,14 +37,14 @@ class SequenceArguments(NamedTuple):
     counts: Any
     """Address of the number of tokens of each sentence, int64 (S,)."""
     sentences: Any
-    """The number of sentences S."""
+    """The number of sentences S whose attention is computed."""
     bias: Any
     """Address of the first head's relative position bias for distance 0, in the middle of its biases.
 
     The distance is the key's position minus the query's.
     """
     bias_stride: Any
-    """The number of elements between two heads' biases."""
+    """The number of elements from one head's relative position biases to the next head's."""
     out: Any
     """Address of the attention output, float32 (N, H × K)."""
     scratch: Any
@@ -52,9 +52,9 @@ class SequenceArguments(NamedTuple):
     scratch_each: Any
     """The number of float32 numbers of each thread's scratch space, as `sequence_scratch_size` returns it."""
     thread: Any
-    """The index of the calling thread."""
+    """The index of the calling thread, from 0 to `threads` - 1."""
     threads: Any
-    """The number of threads."""
+    """The number of threads that call the function together, among which the heads are divided."""
 
 
 _TYPES = (*[POINTER] * 3, I64, POINTER, POINTER, I64, POINTER, I64, POINTER, POINTER, *[I64] * 3)
@@ -81,7 +81,10 @@ class _Head(NamedTuple):
     filled: Value
     """The sentence's number of tokens L, rounded up to whole blocks of keys, each of two vectors."""
     transposed: Value
-    """Pointer to the sentence's keys for one head, transposed in blocks of two vectors, (filled / block, K, block)."""
+    """Pointer to the sentence's keys for one head, transposed in blocks of two vectors of keys.
+
+    The shape is (blocks, K, keys of a block).
+    """
     values: Value
     """Pointer to the sentence's values for one head, copied without gaps, (L, K)."""
     weights: Value

@@ -45,13 +45,13 @@ class DropoutArguments(NamedTuple):
     """
 
     x: Any
-    """Address of the input, float32 or bfloat16."""
+    """Address of the array to which dropout is applied, float32 or bfloat16."""
     residual: Any
-    """Address of the array that is added to the dropped-out input; 0: none. It may equal x, and so may `out`."""
+    """Address of an array that is added to the dropped-out input; 0: none. It may be that of x or of `out`."""
     out: Any
-    """Address of the output."""
+    """Address of the output, of the input's size and dtype."""
     count: Any
-    """The number of elements, a multiple of the vector length."""
+    """The number of elements of the input and of the output, a multiple of the vector length."""
     seed: Any
     """A 64-bit seed, from which the mask of dropped elements follows."""
     drop_256ths: Any
@@ -111,7 +111,7 @@ class SoftmaxArguments(NamedTuple):
 
 
 class ColumnSumArguments(NamedTuple):
-    """Arguments of the kernel `sum_columns`, which sums a matrix's rows, where an optional gate is positive."""
+    """Arguments of the kernel `sum_columns`, which computes column sums; only elements with a positive gate count."""
 
     source: Any
     """Address of the matrix whose rows are summed, (N, D)."""
@@ -131,7 +131,7 @@ class AddArguments(NamedTuple):
     """Arguments of the kernel `add`, which computes total += part element by element, in float32."""
 
     total: Any
-    """Address of the float32 array that is added to, (count,)."""
+    """Address of the float32 array, (count,), to which `part` is added in place."""
     part: Any
     """Address of the array to add, float32 or bfloat16 (count,)."""
     count: Any
@@ -152,7 +152,7 @@ class RowKernelEmitter:
     """An emitter of the row-wise training kernels: dropout, LayerNorm, RMSNorm, softmax, column sums and addition."""
 
     names = ("drop", "norm", "norm_backward", "rms", "rms_backward", "softmax", "sum_columns", "add")
-    """The names of the emitted kernels."""
+    """The names, a tuple, of the kernels that `write` emits."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
         """Create an emitter of row-wise kernels for float32 (`kind` F32) or bfloat16 (I16) tensors."""
@@ -477,7 +477,7 @@ class ActivationArguments(NamedTuple):
     gradient: Any
     """Address of the gradient of the activation's output, (N, F), for `activate_backward`.
 
-    It may equal `out` unless the activation is gated.
+    The address may be that of `out` unless the activation is gated.
     """
 
 
@@ -485,7 +485,7 @@ class ActivationEmitter:
     """An emitter of the kernels `activate` and `activate_backward` for one activation of feed-forward networks."""
 
     names = ("activate", "activate_backward")
-    """The names of the emitted kernels."""
+    """The names, a tuple, of the kernels that `write` emits."""
 
     def __init__(self, k: KernelBuilder, kind: Any, name: str) -> None:
         """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16) and the activation `name`."""
@@ -546,9 +546,9 @@ class ScatterArguments(NamedTuple):
     """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for the frozen (padding) row."""
 
     total: Any
-    """Address of the matrix that rows are added to, float32 (V, D), such as an embedding's gradient."""
+    """Address of the matrix to whose rows others are added, float32 (V, D), such as an embedding's gradient."""
     ids: Any
-    """Address of the index in `total` of each row to add, int64 (N,)."""
+    """Address of int64 (N,): for each row of `part`, the index of the row of `total` to which it is added."""
     part: Any
     """Address of the rows to add, (N, D), float32 or bfloat16."""
     rows: Any
@@ -556,16 +556,16 @@ class ScatterArguments(NamedTuple):
     width: Any
     """The number D of columns of both matrices, a multiple of the vector length."""
     factor: Any
-    """The bits of a float32 factor, which multiplies the rows to add."""
+    """The bits of a float32 by which the rows to add are multiplied."""
     frozen: Any
-    """The index of the row of `total` that nothing is added to; -1: none."""
+    """The index of the row of `total` to which nothing is added, such as that of padding; -1: none."""
 
 
 class ScatterEmitter:
     """An emitter of the kernel `scatter`, which adds an embedding's gradients to the matrix rows that ids select."""
 
     names = ("scatter",)
-    """The name of the emitted kernel."""
+    """The name, in a tuple, of the kernel that `write` emits."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
         """Create an emitter of `scatter` for rows of float32 (`kind` F32) or bfloat16 (I16)."""

@@ -143,7 +143,7 @@ def attend_cached(
 
     Args:
         query: contiguous queries, (B sentences, W hypotheses, H × K); or queries, keys and values, (B, W, 3 × H × K),
-            which are appended to the cache, and each token also attends to itself.
+            of which keys and values are appended to the cache, and each token also attends to itself.
         cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
         length: the number of cached positions, as an integer or as a tensor of one number.
         attended: the cached positions to attend to.

@@ -502,7 +502,7 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 def _grid(vector: Tensor) -> tuple[int]:
     """Return the launch grid of a Triton kernel that processes a vector in blocks of 1024 elements.
 
-    It is a tuple of one number, that of blocks.
+    The grid is a tuple of one number, that of blocks.
     """
     return (ceil_div(vector.numel(), _BLOCK),)
 

@@ -62,20 +62,20 @@ class Caches:
     """The key/value caches of a recorded decoding step, for self-attention and cross-attention."""
 
     past: Tensor
-    """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
+    """A tensor of the keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
     memory: Tensor
-    """Keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
+    """A tensor of the keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
     length: Tensor
-    """The number of cached positions in `past`, int64 (1,)."""
+    """A tensor with the number of cached positions in `past`, int64 (1,)."""
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The positions in `past` to which hypotheses attend, as a mask, counts or a list; subclasses define it."""
+        """The positions in `past` to which hypotheses attend, an `AttendedPositions` that subclasses define."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions to which hypotheses attend; subclasses define it."""
+        """The source positions to which hypotheses attend, an `AttendedPositions` that subclasses define."""
         raise NotImplementedError
 
 
@@ -197,12 +197,15 @@ class RecordedStep(Caches):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions to which each hypothesis attends: its own past, or all without a mask."""
+        """The cached target positions to which each hypothesis attends, an `AttendedPositions`.
+
+        With a mask, hypotheses attend to their own past; without a mask, to all cached positions.
+        """
         return AttendedPositions(self.allowed)
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions to which hypotheses attend: those that are not padding."""
+        """The source positions to which hypotheses attend, an `AttendedPositions`: those that are not padding."""
         return AttendedPositions(self.present, self.sources)
 
     @property
@@ -382,7 +385,7 @@ def round_up_source(positions: int) -> int:
 def _free_bytes_limit(device: torch.device) -> float:
     """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of the GPU's memory.
 
-    On a CPU it is 256 MiB.
+    For a CPU, the result is 256 MiB.
     """
     if device.type != "cuda":
         return float(1 << 28)
@@ -414,7 +417,7 @@ TRITON = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The components and options of models that `GpuState` computes."""
+"""The `Table` of components and options that a model may have for `GpuState`."""
 
 
 def why_not_triton(model: nn.Module) -> str | None:
@@ -505,7 +508,7 @@ class GpuState(DecodingState):
     def _find_step(self, width: int) -> RecordedStep:
         """Return a recorded step with capacity for `width` more positions: the current step, or one of another size.
 
-        If it has another size, the sentences move to its buffers. Before the first step, the encoded batch is loaded.
+        The sentences move to the buffers of a step of another size. Before the first step, the encoded batch is loaded.
         """
         if self.encoded is not None:
             count, length = self.source_shape

@@ -256,7 +256,7 @@ def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
 def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
     """Return x (N, D) with zeros where `kept`, of the same shape, is not positive; add the sum of its rows to `total`.
 
-    `total` is float32, (D,). This is the backward pass of a ReLU and of the bias before it.
+    `total` is float32, (D,). The function computes the backward pass of a ReLU and of the bias before it.
     """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)

@@ -93,7 +93,10 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions to which hypotheses attend; none for sentences whose search is finished."""
+        """The cached target positions to which hypotheses attend, an `AttendedPositions`.
+
+        There are none for sentences whose search is finished.
+        """
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
@@ -375,7 +378,7 @@ class GpuSearch:
 def _is_worth_moving(sentences: int, size: StepSize) -> bool:
     """Return whether so few sentences are left that they should move to a search step with smaller buffers.
 
-    That is so if a quarter of the buffers is enough, and the step has more than 64 hypotheses.
+    A quarter of the buffers must be enough, and the step must have more than 64 hypotheses.
     """
     return _SHRINK * round_up_size(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
 
@@ -438,7 +441,7 @@ class _Snapshot:
     def live(self, slot: int) -> list[FoundHypothesis | None]:
         """Return a list of the live hypotheses of the sentence in buffer row `slot`.
 
-        It has None for a hypothesis with probability zero, and is empty before the first step.
+        The list has None for a hypothesis with probability zero, and is empty before the first step.
         """
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])

@@ -131,7 +131,7 @@ class LabeledDevSet(Validation):
 class ClassificationKind(LabelChoices, TextKind):
     """The task of text classification: an encoder predicts one class for each text.
 
-    Its methods implement `TextKind`, with which a run is trained.
+    Its methods give a training run its texts, model settings, batches, loss and scores.
     """
 
     name = "classification"
@@ -168,7 +168,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return SPECIAL_TOKENS
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of texts and labels with filters; long texts stay, and are truncated when they are read."""
+        """Return the files of texts and labels with filters (`TaskText`); long texts are truncated when read."""
         filters = msgspec.structs.replace(
             data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
@@ -213,19 +213,25 @@ class ClassificationKind(LabelChoices, TextKind):
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32; `training.batch_tokens` counts texts in classification."""
+        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_tokens` counts texts here."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Return the default number of steps, twenty epochs but at least 300; `batch_tokens` counts texts here."""
+        """Return the default number of steps with a reason (`Choice`): twenty epochs, but at least 300 steps.
+
+        `batch_tokens` is the number of texts in a batch.
+        """
         return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Return the measure that selects the best model, accuracy, which still rises when the loss grows again."""
+        """Return the measure that selects the best model: accuracy, with a reason (`Choice`).
+
+        Accuracy may still rise when the loss has started to increase.
+        """
         return Choice(ACCURACY, "of the dev texts")
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log what the run may suffer from, and the weights of the classes in the loss, if the settings set any.
+        """Log how well the base model predicts masked tokens, if known, and the weights of the classes, if set.
 
         Raises:
             TransduceError: `task.class_weights` names a label that no text has.
@@ -280,7 +286,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to classifiers: title, description, usage and others."""
+        """Return the parts of the model card that are specific to classifiers, such as title and usage."""
         return CardTexts(
             "A classifier",
             "text-classification",
@@ -291,7 +297,7 @@ class ClassificationKind(LabelChoices, TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model on the dev set; return its accuracy with the final model card and a hint on its use.
+        """Measure the best model on the dev set; return an `Outcome` with its accuracy, the model card and a hint.
 
         A model that hardly beats the most frequent class is reported as weak.
         """

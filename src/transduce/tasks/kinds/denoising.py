@@ -45,7 +45,7 @@ class NoiseGenerator:
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch with the corrupted texts as sources and, as targets, the text that the model must write.
 
-        That is the whole text or, with T5's spans, the removed parts. A batch without texts is returned as it is.
+        The target is the whole text or, with T5's spans, the removed parts. A batch without texts is returned as it is.
         """
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
@@ -80,7 +80,7 @@ class DenoisingPlan(Plan[Batch]):
 class DenoisingKind(TextOnlyKind):
     """The task of denoising: a model restores a corrupted text, as pretraining for other tasks.
 
-    Its methods implement `TextOnlyKind`, with which a run is trained.
+    Its methods give a training run its texts, batches, loss and scores.
     """
 
     name = "denoising"
@@ -93,7 +93,10 @@ class DenoisingKind(TextOnlyKind):
     search_advice = "set it in the run that continues from this model"
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of texts, one per line, with filters; without dev files, a dev set is held out of them."""
+        """Return the files of texts, one per line, with filters (`TaskText`).
+
+        Without dev files, a dev set is held out of the training text.
+        """
         text = text_only(data, self.model_noun, msgspec.structs.replace(data.filters, drop_identical=False))
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
@@ -139,7 +142,7 @@ class DenoisingKind(TextOnlyKind):
         return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to denoising: title, description, usage and others."""
+        """Return the parts of the model card that are specific to denoising, such as title and usage (`CardTexts`)."""
         model = resolved.model
         return CardTexts(
             "A pretrained model",
@@ -154,9 +157,9 @@ class DenoisingKind(TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model's dev loss; return it with the final model card and a hint on how to go on.
+        """Measure the best model's dev loss; return an `Outcome` with it, the model card and a hint on how to go on.
 
-        It is compared with the loss of guessing by token frequencies.
+        A model that is hardly better than guessing by token frequencies is reported as weak.
         """
         from transduce.model_folder.read import read_encoder_decoder_folder
 

@@ -58,8 +58,8 @@ PROJECTION_SETTINGS = {"tie_output": True, "output_bias": False, "output_scale":
 def text_length(model: ModelConfig, context: int | None) -> int:
     """Return the maximum number of tokens that an encoder reads from a text, including special tokens.
 
-    It is the context, but at most the number of learned positions. Without a context (None), it is that number, or 128
-    for a model without learned positions.
+    The maximum is `context`, or if that is smaller, the number of learned positions. If `context` is None, it is the
+    number of learned positions, or 128 for a model without these.
     """
     if model.positions != "learned":
         return DEFAULT_CONTEXT if context is None else context
@@ -173,7 +173,7 @@ class LabelChoices(EncoderChoices):
     """A mixin with the default settings that classification and tagging share, mainly for random initial weights."""
 
     muon_factor: ClassVar[float]
-    """The default peak learning rate of the optimizer Muon, times `d_model`."""
+    """The default peak learning rate of the optimizer Muon is this number divided by `d_model`."""
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return a dict of model settings for random weights: BERT's, but pre-norm, for fewer steps with Muon."""
@@ -181,10 +181,10 @@ class LabelChoices(EncoderChoices):
         return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Return rotary positions as the default, with a reason; None for BERT's own in cases that do not fit.
+        """Return rotary positions as the default, with a reason (`Choice`); None stands for the general default.
 
-        Those are post-norm models, and attention that does not support rotary positions. `model` is a dict of model
-        settings.
+        None is returned for post-norm models, and for attention that does not support rotary positions. `model` is a
+        dict of model settings.
         """
         width = model.get("d_k") or model["d_model"] // model["num_heads"]
         score = model.get("attention_score", "scaled")

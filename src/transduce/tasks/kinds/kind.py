@@ -157,7 +157,7 @@ RankAndCount = tuple[int, int]
 
 
 class Validation(ABC):
-    """A base class of dev sets that measure the quality of a model's weights."""
+    """A base class of dev sets, each of which loads a model's weights and measures their quality."""
 
     model: nn.Module
     """The model that is measured; each validation loads the weights to measure into it."""
@@ -424,7 +424,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def prepare(self, request: Preparation) -> C:
-        """Prepare the corpus of a new run (vocabulary, tokenized text, dev set) in the run's folder, and return it.
+        """Prepare and return the corpus of a new run (vocabulary, tokenized text, dev set), stored in the run's folder.
 
         Raises:
             TransduceError: files are missing, or are not what the task reads.
@@ -439,7 +439,7 @@ class TaskKind(ABC, Generic[C]):
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings, with the filters of `transduce prepare` if it prepared the corpus."""
+        """Return the data settings, with the filters of `transduce prepare` if that prepared the corpus."""
         return data
 
     # --- choices ---
@@ -597,7 +597,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that depend on the task: title, description, usage and so on."""
+        """Return the parts of the model card that depend on the task: title, description, usage and others."""
 
     def card(
         self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None, *, folder: Path
@@ -713,7 +713,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Learn the vocabulary and tokenize the text for a new run, or open what `transduce prepare` wrote.
+        """Learn the vocabulary and tokenize the text of a new run, or open what `transduce prepare` wrote.
 
         Returns the corpus, which is stored in the run's folder unless it was prepared before.
         """

@@ -109,7 +109,7 @@ class LanguageModelDevSet(Validation):
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return how many characters of the decoded tokens are too many, to count a text's characters.
+    """Return how many characters the decoded tokens have more than the text, to count the text's characters.
 
     sentencepiece decodes an unknown token, one character of the text, as " ⁇ ".
     """
@@ -121,7 +121,7 @@ def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
 class LanguageModelKind(TextOnlyKind):
     """The task of language modeling: a decoder predicts every next token of a text.
 
-    Its methods implement `TextOnlyKind`, with which a run is trained.
+    Its methods give a training run its text, model settings, batches, loss and scores.
     """
 
     scales_rate_with_batch = False
@@ -136,11 +136,11 @@ class LanguageModelKind(TextOnlyKind):
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text files to read, with filters that keep all lines, even empty ones."""
+        """Return the text files to read (`TaskText`), with filters that keep all lines, even empty ones."""
         return text_only(data, self.model_noun)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus of a new run and return it.
+        """Prepare and return the corpus of a new run.
 
         The tokenizer of an imported base model is changed to end each line with the end symbol.
         """
@@ -221,9 +221,9 @@ class LanguageModelKind(TextOnlyKind):
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of a process's training batches, each of at least one window of the training text.
+        """Return the plan of a process's training batches of windows, stretches of the text as long as the context.
 
-        `rank_and_count` are the process's rank and the number of processes.
+        A batch has at least one window. `rank_and_count` are the process's rank and the number of processes.
         """
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
@@ -260,7 +260,7 @@ class LanguageModelKind(TextOnlyKind):
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to language models: title, description, usage etc."""
+        """Return the parts of the model card that are specific to language models, such as title and usage."""
         model = resolved.model
         return CardTexts(
             "A language model",
@@ -273,7 +273,7 @@ class LanguageModelKind(TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model on the dev text; return its perplexity and bits per character, a card and a hint."""
+        """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
         generator = load_generator(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )

@@ -190,7 +190,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
 
 
 class MaskedDevSet(Validation):
-    """A dev text that measures a model's loss and accuracy of masked tokens and, if it has that, of next sentences."""
+    """A dev text that measures a model's loss, accuracy of masked tokens and, if predicted, of next sentences."""
 
     model: Encoder
 
@@ -211,9 +211,9 @@ class MaskedDevSet(Validation):
         return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return five sums of a batch: loss in nats, masked tokens, those found, next-sentence rows, those right.
+        """Return five sums of a batch: loss, masked tokens, those found, rows with next sentences, those right.
 
-        The loss is summed over masked tokens. Without next-sentence prediction, the last two numbers are 0.
+        The loss is in nats, summed over masked tokens. Without next-sentence prediction, the last two numbers are 0.
         """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.objective.encode(batch)
@@ -235,7 +235,7 @@ _MUON_WIDTH = 128
 class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them.
 
-    Its methods implement `TextOnlyKind`, with which a run is trained.
+    Its methods give a training run its text, model settings, batches, loss and scores.
     """
 
     name = "masked-language-model"
@@ -366,7 +366,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return Choice(0.25 / d_model, usual if settings.init_from is None else f"{usual}, as for random weights")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the training objective, a function from a batch to its `Loss`, with next sentences if predicted."""
+        """Return the training objective, a function from a batch to its `Loss`: masked tokens and next sentences.
+
+        Next sentences count only if the model predicts them.
+        """
         return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
@@ -439,7 +442,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model on the dev text; return the figures with the final model card and a hint on use."""
+        """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
         filler = load_filler(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )

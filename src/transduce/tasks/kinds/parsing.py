@@ -79,7 +79,7 @@ class ParsingDevSet(Validation):
 class ParsingKind(SequenceToSequenceKind):
     """The task of constituency parsing: translation from sentences to linearized trees.
 
-    Its methods implement `SequenceToSequenceKind`, with which a run is trained.
+    Its methods give a training run its trees, batches, loss and scores.
     """
 
     name = "parsing"
@@ -141,7 +141,7 @@ class ParsingKind(SequenceToSequenceKind):
         )
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of sentences and linearized trees, with the tree symbols as special tokens.
+        """Return the files of sentences and linearized trees (`TaskText`), with the tree symbols as special tokens.
 
         Filters of length ratios and of equal sides are off, because trees are longer than sentences, but not by a fixed
         ratio.
@@ -174,7 +174,7 @@ class ParsingKind(SequenceToSequenceKind):
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to parsers: title, description, usage and others."""
+        """Return the parts of the model card that are specific to parsers, such as title and usage (`CardTexts`)."""
         model = resolved.model
         return CardTexts(
             "A constituency parser",
@@ -188,7 +188,7 @@ class ParsingKind(SequenceToSequenceKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model's bracket F1 on the dev set; return it with the final model card and a hint on use."""
+        """Measure the best model's bracket F1 on the dev set; return an `Outcome` with it, a card and a hint."""
         parser = load_parser(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -255,7 +255,7 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return a set of the sequences of tree symbols that are tokens of the model in a folder; empty for no parser."""
+    """Return a set of sequences of tree symbols, the tokens of the model in a folder; empty if it is no parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))

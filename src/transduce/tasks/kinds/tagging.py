@@ -268,7 +268,10 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 
 
 class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
-    """The task of tagging words, with which an encoder is trained that labels each word of a sentence."""
+    """The task of tagging words: an encoder labels each word of a sentence.
+
+    Its methods give a training run its sentences, model settings, batches, loss and scores.
+    """
 
     name = "tagging"
     muon_factor = 1.0
@@ -392,7 +395,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return Reinitialized(("classifier.",), other_tags)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32; `training.batch_tokens` counts sentences in tagging."""
+        """Return the default batch size, 32, with a reason (`Choice`).
+
+        `training.batch_tokens` counts sentences in this task.
+        """
         return Choice(_ROWS, "sentences, with a tag for each word")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
@@ -438,7 +444,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to taggers: title, description, usage and others."""
+        """Return the parts of the model card that are specific to taggers, such as title and usage (`CardTexts`)."""
         return CardTexts(
             "A tagger of words",
             "token-classification",
@@ -450,7 +456,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def finish(
         self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's tags of the dev set; return the scores with the final model card and a hint on use."""
+        """Score the best model's tags of the dev set; return an `Outcome` with the scores, a card and a hint."""
         tagger = load_tagger(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -472,7 +478,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
 
 def baseline_report(corpus: TaggedCorpus) -> TaggingReport:
-    """Return the dev scores of giving each word the tag that it has most often in training, as a baseline.
+    """Return a `TaggingReport` on the dev set for giving each word its most frequent tag in training, as a baseline.
 
     A word that the training sentences lack gets the most frequent tag of all.
     """

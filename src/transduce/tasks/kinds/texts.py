@@ -29,7 +29,7 @@ ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identica
 
 
 def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
-    """Return the training and dev files of a task that learns from text alone; each line is both sides of a pair.
+    """Return the training and dev files (`TaskText`) of a task whose text is both source and target, line by line.
 
     No dev text is held out if the settings name none.
 
@@ -63,7 +63,9 @@ def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
 
 
 def pairs_of_files(data: DataSettings) -> TaskText:
-    """Return the training and dev files of a task that learns from pairs; a dev set is held out if none is named.
+    """Return the training and dev files (`TaskText`) of a task that learns from pairs.
+
+    A dev set is held out of the training pairs if the settings name none.
 
     Raises:
         TransduceError: the settings name no text, or runs whose text is not looked up yet.
@@ -174,7 +176,7 @@ def holds_texts(path: str, chosen: Format) -> bool:
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
     """Write the texts of a JSON-lines file to the text file `out`, one per line, and return the path of the text.
 
-    That is `out`, or `path` itself for a file of plain lines. An existing file `out` is kept unless `overwrite` is
+    The path is `out`, or `path` itself for a file of plain lines. An existing file `out` is kept unless `overwrite` is
     true.
     """
     if not holds_texts(path, chosen):

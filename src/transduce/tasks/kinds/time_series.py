@@ -267,7 +267,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
     def loss(self, batch: SeriesBatch) -> Loss:
         """Return the loss of a batch's future values: summed squared errors, or negative log-likelihoods in nats.
 
-        The decoder reads the true values before each predicted one (teacher forcing). Errors are in the normalized
+        The decoder reads the true values before each predicted value (teacher forcing). Errors are in the normalized
         scale.
         """
         weight = self.model.head.weight
@@ -312,7 +312,7 @@ class SeriesDevSet(Validation):
     def score(self) -> ForecastReport:
         """Forecast the dev windows with the model's current weights, and return the errors as a `ForecastReport`.
 
-        The report has the skill: the error compared with that of the better baseline.
+        The report compares the errors with those of simple baselines.
         """
         names = self.forecaster.card.columns
         forecast = self.forecaster.forecast_windows(self.known, self.future.shape[1])
@@ -320,7 +320,10 @@ class SeriesDevSet(Validation):
 
 
 class TimeSeriesKind(TaskKind[SeriesCorpus]):
-    """The task of time-series forecasting, with which a Transformer is trained that reads and predicts numbers."""
+    """The task of time-series forecasting: a Transformer reads past numbers and predicts the next.
+
+    Its methods give a training run its series, model settings, batches, loss and scores.
+    """
 
     scales_rate_with_batch = False
     reads_text = False
@@ -424,7 +427,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
         """Return the default number of predicted values in a batch: 8,192 on a GPU, and 1,024 on a CPU.
 
-        It is at most the number of an epoch.
+        The number is at most that of all values of an epoch.
         """
         default = 8_192 if device.startswith("cuda") else 1_024
         return Choice(
@@ -453,9 +456,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Return the training objective, a function from a batch to its `Loss`: errors of the next values.
+        """Return the training objective, a function from a batch to its `Loss`: squared errors of the next values.
 
-        Errors are squared, or negative log-likelihoods if the model predicts deviations.
+        If the model predicts deviations, the losses are negative log-likelihoods instead.
         """
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model)
@@ -494,7 +497,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         }
 
     def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to forecasters: title, description, usage and others."""
+        """Return the parts of the model card that are specific to forecasters, such as title and usage."""
         model = resolved.model
         return CardTexts(
             "A forecaster",
@@ -508,7 +511,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def finish(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's forecasts of the dev part; return the scores with the model card and a hint on use."""
+        """Score the best model's forecasts of the dev part; return an `Outcome` with the scores, a card and a hint."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())

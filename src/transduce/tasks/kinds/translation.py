@@ -175,8 +175,8 @@ class DevDirection(NamedTuple):
 def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
     """Return a list of the dev sentences by language pair and tag: all, or about `max_sentences` in total.
 
-    With a maximum, each pair and tag has about the same number. A dev set without sentences gives one direction without
-    sentences.
+    With a maximum, each pair and tag has about the same number. For an empty dev set, the list has one direction
+    without sentences.
     """
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
     pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
@@ -343,7 +343,7 @@ class SequenceToSequenceKind(TextKind):
 class TranslationKind(SequenceToSequenceKind):
     """The task of translation: training an encoder-decoder model on pairs of texts.
 
-    Its methods implement `TextKind`, with which a run is trained.
+    Its methods give a training run its pairs, model settings, batches, loss and scores.
     """
 
     name = "translation"
@@ -361,11 +361,11 @@ class TranslationKind(SequenceToSequenceKind):
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the training and dev files of both sides; without dev files, some training pairs are held out."""
+        """Return the training and dev files (`TaskText`); without dev files, some training pairs are held out."""
         return pairs_of_files(data)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus of a new run (vocabulary, tokenized pairs, dev set), and return it.
+        """Prepare and return the corpus of a new run: vocabulary, tokenized pairs and dev set.
 
         Raises:
             TransduceError: files are missing or invalid, or documents have no dev set.
@@ -518,7 +518,7 @@ class TranslationKind(SequenceToSequenceKind):
         return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that are specific to translation: title, description, usage and others."""
+        """Return the parts of the model card that are specific to translation, such as title and usage."""
         model, (source, target) = resolved.model, corpus.languages
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
         variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
@@ -536,7 +536,7 @@ class TranslationKind(SequenceToSequenceKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's translations of the dev set; return the scores with the model card and a hint on use.
+        """Score the best model's translations of the dev set; return an `Outcome` with the scores, a card and a hint.
 
         Beam search has the run's settings. For few training pairs, it gets a coverage penalty if that makes the
         translations better. A time budget limits how many sentences are translated.
@@ -631,8 +631,8 @@ def _target_option(data: DataSettings) -> str:
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     """Return a dict {file name: content} of files for the model folder that describe the training text.
 
-    One measures its lines, which says whether a translator must split texts into sentences. If there are several
-    languages, another has a profile of each, by which a server detects the language of its input.
+    A file measures its lines, which says whether a translator must split texts into sentences. If there are several
+    languages, another file has a profile of each, by which a server detects the language of its input.
     """
     prepared = corpus.prepared.sentences
     step = max(1, prepared.pairs // _MEASURED_RANGES)
@@ -700,7 +700,7 @@ def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
 
 
 def _count_dev(corpus: TaskCorpus) -> int:
-    """Return the number of dev pairs with text on a side; empty lines between documents do not count."""
+    """Return the number of dev pairs with text on at least one side; empty lines between documents do not count."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
     return sum(bool(source.strip() or target.strip()) for source, target in pairs)
 

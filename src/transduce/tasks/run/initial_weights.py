@@ -129,7 +129,7 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
     """Return whether a run must store its initial weights to be resumable: with LoRA, or with word vectors.
 
-    Its checkpoints hold only LoRA's weights, and the files of word vectors may be gone later.
+    With LoRA, checkpoints hold only the adapters' weights; the files of word vectors may be gone later.
     """
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
@@ -244,7 +244,7 @@ TAKE_ALL = Reinitialized()
 
 
 def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
-    """Return the content of the base model's folder; None if training starts from random weights.
+    """Return the content of the base model's folder (`ModelFolder`); None if training starts from random weights.
 
     Raises:
         TransduceError: the folder holds no model, or the settings ask for another vocabulary or size.

@@ -747,7 +747,7 @@ def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine
 def _model_to_check(settings: Settings, base_config: ModelConfig | None) -> ModelConfig:
     """Return the configuration of a run's model before its text is read, to check settings with.
 
-    It is the base model's or, for random weights, one with an arbitrary vocabulary size.
+    The configuration is the base model's or, for random weights, one with an arbitrary vocabulary size.
     """
     if base_config is None:
         return _trial_model(settings)

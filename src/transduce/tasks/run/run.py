@@ -189,11 +189,11 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     """The run's folder, which becomes a model folder."""
     resume: bool = False
-    """Resume the run in the folder; if there is none, start it."""
+    """True to resume the run in the folder; if there is none, a new run starts."""
     dry_run: bool = False
-    """Show all choices and a forecast of time and memory, without training."""
+    """True to show all choices and a forecast of time and memory, without training."""
     forecast: bool = False
-    """With `dry_run`: take more steps, and also forecast the final score on the dev set."""
+    """True to take more steps in a dry run, and also to forecast the final score on the dev set."""
     device: str = "auto"
     """The device that trains: "cpu", "cuda" or "auto", which is a GPU if there is one."""
     threads: int | None = None
@@ -699,7 +699,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
-    """Load the newest intact checkpoint into a trainer, print where training goes on, and return whether it has ended.
+    """Load the newest intact checkpoint into a trainer, print where training goes on, and return whether it is done.
 
     Raises:
         TransduceError: no checkpoint is intact, and the initial weights are not there, or a trained model is.
@@ -739,7 +739,10 @@ def _write_model(
     weights: Mapping[str, Tensor],
     event: ValidationEvent | None,
 ) -> None:
-    """Write weights and a model card to the run's folder, as a complete model folder; `event` has the dev scores."""
+    """Write weights and a model card to the run's folder, as a complete model folder.
+
+    `event` is the validation of the weights, whose step the card names; None: the card names no step.
+    """
     card = run.kind.card(corpus, resolved, event.step if event else None, folder=run.request.out)
     folders = [run.request.out, *([] if resolved.init_from is None else [Path(resolved.init_from)])]
     stated = next((folder for folder in folders if (folder / CONFIG).is_file()), None)

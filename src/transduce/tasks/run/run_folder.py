@@ -180,7 +180,7 @@ _ALTERNATIVES = {"training.steps": "minutes", "training.minutes": "steps"}
 
 
 def read_stored(path: Path) -> Settings:
-    """Read the settings file that a run wrote; settings of earlier versions are converted.
+    """Return the settings in the file that a run wrote to its folder; settings of earlier versions are converted.
 
     Raises:
         TransduceError: the file is damaged, of an unknown version, or names a component that is not registered.

@@ -79,7 +79,7 @@ def verify_resume(request: RunRequest) -> ResumeReport:
         request: the arguments of `train`; `out` is not used.
 
     Returns:
-        The result of the comparison.
+        A `ResumeReport`, which compares both.
 
     Raises:
         TransduceError: settings or files are invalid, training fails, or it ends before the run can be killed.

@@ -13,7 +13,7 @@ from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import Settings
 
 Setting = tuple[Any, str]
-"""The value of a setting, and the reason for it that the choice log prints."""
+"""A pair: the value of a setting, and the reason for it that the choice log prints."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):

@@ -380,7 +380,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def _refuse_one_corpus(self) -> None:
-        """Raise an error for settings that a run on several corpora cannot have.
+        """Raise an error if a setting is set that only a run on a single corpus can have.
 
         A run with `data.mix`, which adds corpora to one, may have set the languages of that one.
 

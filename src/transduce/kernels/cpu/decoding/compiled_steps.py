@@ -81,7 +81,7 @@ class TextLayout(NamedTuple):
     starts: Tensor
     """For each text, the index of its first token, counted from the start of its chunk, int64."""
     lengths: Tensor
-    """The number of tokens of each text, int64."""
+    """The number of tokens of each text, a tensor, int64."""
     chunks: Tensor
     """The chunks of texts that are computed together, int64 (chunks, 4): the four fields of each `Chunk`."""
     chunk_rows: int
@@ -131,8 +131,8 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
 
-    It yields an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the
-    count of the emitter `w`.
+    Yield an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the count
+    of the emitter `w`.
     """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
@@ -178,7 +178,7 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
 def emit_row_addition(k: KernelBuilder) -> None:
     """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x.
 
-    It adds the embeddings of token types.
+    The function adds the embeddings of token types.
     """
     with k.function("add_rows", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, *more):
         table, numbers, *share = more
@@ -305,7 +305,7 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
     """Return three IR values for `ModelEmitter.attend`, by which a row attends only to its own source or prompt.
 
-    These are first token, number of tokens, and list stride (0: unused).
+    The values are the first token, the number of tokens, and the list stride (0: unused).
     """
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
@@ -343,7 +343,7 @@ COMPILED = table(
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The components and options of models with prepacked weights that a `CompiledModel` computes."""
+"""The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -351,15 +351,15 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The components and options of models for whose inference copy a `CompiledModel` can be compiled.
+"""The `Table` of components and options that a model may have so that its inference copy can be compiled.
 
-An inference copy has prepacked weights.
+An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
 ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
-"""The components and options of encoder-only models with prepacked weights that a `CompiledModel` computes."""
+"""The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
-"""The components and options of encoder-only models for whose inference copy a `CompiledModel` can be compiled."""
+"""The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
@@ -403,7 +403,7 @@ class CompiledModel:
     """
 
     step: CompiledKernel
-    """The kernel of a decoding step; encoder-only models have none."""
+    """The `CompiledKernel` of a decoding step; encoder-only models have no such attribute."""
     step_multiplications: int
     """The number of multiplications of `step` for each row (hypothesis), without attention, to choose threads by."""
 
@@ -439,7 +439,7 @@ class CompiledModel:
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         kernels = compile_kernels(k, tuple(emitters))
         self.read: CompiledKernel = kernels["read"]
-        """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
+        """The `CompiledKernel` that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
         """The number of multiplications of `read` for each row (token), without attention, to choose threads by."""
         if "step" in kernels:
@@ -477,7 +477,7 @@ def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
 def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]:
     """Return a pair of position encoding tables: those of the kernel `read` and those of `step`.
 
-    Both are the same object if the model has one stack of layers.
+    If the model has one stack of layers, the pair has the same object twice.
     """
     if isinstance(model, PrepackedDecoder | PrepackedEncoder):
         tables = _tables(model.embedding, model.positions, model.config)

@@ -277,8 +277,8 @@ class NativeSearch:
     def gains_by_joining(self) -> bool:
         """True if one step for many hypotheses is much faster than several steps for a few hypotheses each.
 
-        That is so if the weights exceed the processor's cache, as each step then reads them from memory. Sentences
-        should then join running searches.
+        If the weights exceed the processor's cache, each step reads them from memory, and sentences should join running
+        searches.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 

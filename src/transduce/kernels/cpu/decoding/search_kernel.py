@@ -52,15 +52,15 @@ class SearchArguments(NamedTuple):
     values: Any
     """Address of the log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
     next_tokens: Any
-    """Address of a second buffer for `tokens`, swapped at each step."""
+    """Address of the buffer to which a step writes the hypotheses' new tokens, then swapped with `tokens`."""
     next_values: Any
-    """Address of a second buffer for `values`, swapped at each step."""
+    """Address of the buffer to which a step writes the tokens' log-probabilities, then swapped with `values`."""
     lists: Any
     """Address of the hypotheses' lists of key/value cache entries, int32 (B × W, `list_stride`)."""
     next_lists: Any
-    """Address of a second buffer for `lists`, swapped at each step."""
+    """Address of the buffer to which a step writes the hypotheses' new lists of entries, then swapped with `lists`."""
     step: Any
-    """The address of the machine code of the decoder step."""
+    """The address of the machine code of the decoder step, which the search kernel calls."""
     step_arguments: Any
     """Address of the decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
@@ -82,16 +82,16 @@ class SearchArguments(NamedTuple):
     beam_size: Any
     """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
-    """The number of best hypotheses that must be certain before a sentence is done.
+    """The number of best hypotheses that live ones can no longer displace when a sentence is done.
 
     0: a sentence is done once it has a finished hypothesis, as in greedy search.
     """
     capacity: Any
     """The capacity T of a hypothesis in tokens."""
     positions: Any
-    """The number of positions in the position encoding tables of the decoder step."""
+    """The number of positions in the decoder step's position tables; the call ends before a step exceeds them."""
     newest: Any
-    """Address of the last token of each hypothesis, int64 (B × W,)."""
+    """Address of the last token of each hypothesis, int64 (B × W,), which the next decoder step reads."""
     row_sources: Any
     """Address of the offset of each hypothesis' source, int64 (B × W,).
 
@@ -108,11 +108,11 @@ class SearchArguments(NamedTuple):
     all_sentences: Any
     """The number of sentences N that the arrays have space for."""
     indices: Any
-    """Address of each sentence's index in the input batch, int64 (B,)."""
+    """Address of the index, in the input batch, of each sentence that is still decoded, int64 (B,)."""
     joined: Any
     """Address of the number of steps before each sentence joined the batch, int64 (B,)."""
     longest: Any
-    """Address of each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of the greatest number of tokens that each sentence may get, int64 (B,)."""
     starts: Any
     """Address of how many first tokens of each hypothesis are context, int64 (N,), by index in the input batch."""
     greatest_penalties: Any
@@ -365,7 +365,8 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
     """Return the condition (an IR value) to continue a sentence, as in Hugging Face's `generate`.
 
-    It is that of `search.beam.GenerateSearch`. `best` is the total log-probability of the best live hypothesis.
+    The condition is that of `search.beam.GenerateSearch`. `best` is the total log-probability of the best live
+    hypothesis.
     """
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))

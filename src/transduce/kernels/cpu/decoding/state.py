@@ -93,7 +93,7 @@ class KVCachePool:
 def _capacity_for(rows: int) -> int:
     """Return the number of entries (tokens of all hypotheses) to reserve in a key/value cache, at least 256.
 
-    They suffice for `RESERVED_STEPS` steps of `rows` hypotheses.
+    Space is reserved for `RESERVED_STEPS` steps of `rows` hypotheses.
     """
     return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
@@ -102,7 +102,7 @@ def _capacity_for(rows: int) -> int:
 def _compaction_kernel() -> CompiledKernel:
     """Return the compiled kernel `move(entries, layers, capacity, width, live, count)`, which compacts a cache.
 
-    It copies entry live[n] of each layer to index n. `live` is ascending, so the move works in place; a PyTorch
+    The kernel copies entry live[n] of each layer to index n. `live` is ascending, so the move works in place; a PyTorch
     operation would copy everything twice. `width` is the size of an entry in a layer, in float32 numbers.
     """
     k = new_builder("pool", require_integer_tile())
@@ -190,7 +190,7 @@ class NativeSteps(LogitsState):
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Run a decoding step on the newest tokens, (B, W), of all hypotheses; return two float32 tensors.
 
-        They are the last layer's output, (B × W, D), and the logits, (B × W, V), a buffer that the next step
+        The tensors are the last layer's output, (B × W, D), and the logits, (B × W, V), a buffer that the next step
         overwrites.
         """
         rows = tokens.numel()

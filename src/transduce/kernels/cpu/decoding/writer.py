@@ -47,9 +47,9 @@ class StepArguments(NamedTuple):
     heads: Any
     """Address of scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
-    """Address of scratch space for the inner layer of feed-forward networks.
+    """Address of scratch space for the inner layer of feed-forward networks, of 128 rows at a time.
 
-    It is (128, F), or (128, 3 × F) with a gated activation, as 128 rows are computed at a time.
+    The space is (128, F), or (128, 3 × F) with a gated activation.
     """
     quantized_inner: Any
     """Address of scratch space for the quantized inner layer, 16-bit words: 128 × F, and some rows more.
@@ -76,7 +76,7 @@ class StepArguments(NamedTuple):
     entries: Any
     """The capacity of the key/value cache in entries (tokens)."""
     rotary_angles: Any
-    """Address of cosines and sines of rotary embeddings by position, (positions, K)."""
+    """Address of a table with the rotary embedding's cosines and sines of each position, float32 (positions, K)."""
     relative_bias: Any
     """Address of the relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
@@ -88,7 +88,7 @@ class StepArguments(NamedTuple):
     used: Any
     """The number of used entries of the key/value cache, to which a step appends.
 
-    This field and those that follow, up to `logits`, are for steps only.
+    Only steps have this field and those that follow, up to `logits`.
     """
     lists: Any
     """Address of the cache entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
@@ -101,7 +101,7 @@ class StepArguments(NamedTuple):
     token_types: Any = 0
     """Address of the token type (segment) of each token, int64 (N,); 0: none.
 
-    This field and those that follow are for encoders only.
+    Only encoders have this field and those that follow.
     """
     starts: Any = 0
     """Address of the index of the first token of each text within its chunk, int64, one for each text."""

@@ -324,7 +324,7 @@ class NativeLinear(nn.Module):
     def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return tensors on the meta device for packed weights, initial sums, scales and bias, without data.
 
-        Their shapes and dtypes are those of the tensors that `_pack` returns.
+        The shapes and dtypes are those of the tensors that `_pack` returns.
         """
         # Only `empty`, because PyTorch loads a second of Python modules to run other operations on this device.
         tile, padded = self.tile, self.padded_outputs
@@ -349,7 +349,7 @@ class NativeLinear(nn.Module):
     def layout(self) -> str:
         """A text with the format and order of the packed weights, by which a cache knows that its file is usable.
 
-        It depends on the processor and the version of the packing code.
+        The text depends on the processor and the version of the packing code.
         """
         return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
 

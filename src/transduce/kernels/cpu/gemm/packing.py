@@ -35,25 +35,28 @@ class GemmLayout(NamedTuple):
     panel: int
     """The number of columns of a panel, a block of columns of a packed operand; a matrix's last panel may have fewer.
 
-    It is a multiple of the vector length.
+    The number is a multiple of the vector length.
     """
     tile_rows: int
     """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
     """The minimum number of rows of the left operand for which the GEMM works."""
     row_multiple: int
-    """The multiple to which the summed dimension is padded with zeros."""
+    """The multiple to which the number of elements along the summed dimension is padded, with zeros."""
     block: int
     """The number of pairs (32-bit elements) in a block of rows of the left operand.
 
     A block fits in a cache beside a panel, and is multiplied by all panels before the next block.
     """
     depth: int
-    """The number of pairs that one pass over a block of sums adds, a multiple of `row_multiple`."""
-    sum_tiles: int
-    """The number of row tiles in a block of sums of a weight gradient; the rows of these tiles fill whole vectors.
+    """The number of pairs along the summed dimension that are added in one pass over a block of the result.
 
-    All pairs along the summed dimension are added to a block of sums before the next block starts.
+    The number is a multiple of `row_multiple`. A packed panel of so many pairs fits in a cache.
+    """
+    sum_tiles: int
+    """The number of row tiles (blocks of rows in registers) in a block of a weight gradient, whose sums fit in a cache.
+
+    All pairs along the summed dimension are added to one block before the next block starts.
     """
     kind: Any = I16
     """The LLVM type of the elements: I16 for bfloat16, or F32."""
@@ -65,7 +68,7 @@ class GemmLayout(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """The size in bytes of the packed left operand for one block of sums and one pass of `depth` pairs."""
+        """The size in bytes of the packed left operand for one block of the result and one pass of `depth` pairs."""
         return self.sum_tiles * self.tile_rows * self.depth * 4
 
     @property
@@ -300,15 +303,15 @@ class PanelArguments(NamedTuple):
     left: Value
     """Pointer to the rows of the left operand that belong to the first tile."""
     tile_bytes: Value
-    """Bytes from the left operand's rows of one tile to those of the next tile."""
+    """The distance in bytes from the left operand's rows of one tile to those of the next tile."""
     part_bytes: Value
-    """Bytes from one 16-row part of a tile (a tile register) to the next."""
+    """The distance in bytes from one 16-row part of a tile (a tile register) to the next part."""
     row_bytes: Value
-    """Bytes from one row of the left operand to the next."""
+    """The distance in bytes from one row of the left operand to the next row."""
     step_bytes: Value
-    """Bytes from 16 pairs of a row of the left operand to the row's next 16 pairs."""
+    """The distance in bytes from 16 pairs of a row of the left operand to the row's next 16 pairs."""
     panel: Value
-    """Pointer to the packed columns of the panel."""
+    """Pointer to the packed panel, a block of columns of the right operand."""
     depth: Value
     """The number of element pairs to sum in this call."""
     partial_sums: Value
@@ -346,7 +349,7 @@ class EpilogueEmitter(NamedTuple):
     fetch: Callable[[Value], None]
     """A function that emits prefetches for a row's epilogue, while the row's tile is multiplied.
 
-    Its argument is the row's offset, in elements, from the result's start.
+    The argument is the row's offset, in elements, from the result's start.
     """
     row: Callable[[Value, Value], None]
     """A function that emits a row's epilogue, from a pointer to its sums and its offset in elements in the result."""

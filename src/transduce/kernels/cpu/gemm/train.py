@@ -42,8 +42,10 @@ Epilogue = Literal["bias", "add", "sum", "mix"]
 """The name of an epilogue of a training GEMM: the work on a tile's sums before they are stored.
 
 * `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
-ReLU was closed; * `add`: sums are added to a float32 matrix; * `sum`: like `add`, but the rows are not packed; * `mix`:
-the sums times a factor plus another matrix times a factor, as bfloat16.
+  ReLU was closed;
+* `add`: sums are added to a float32 matrix;
+* `sum`: like `add`, but the rows are not packed;
+* `mix`: the sums times a factor plus another matrix times a factor, as bfloat16.
 """
 
 EPILOGUE_TYPES: dict[Epilogue, tuple[Any, ...]] = {
@@ -86,10 +88,10 @@ class Gemm(NamedTuple):
     """The epilogue's arguments, a tuple that is empty for `add`.
 
     * `bias`: the address of the bias (0: none); the lower bound, float32; whether to use non-temporal stores where
-    supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
-    where the result is positive, the second makes the result zero where its bit is 0. * `sum`: the number of pairs from
-    one row to the next. * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the
-    factor of the sums.
+      supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
+      where the result is positive, the second makes the result zero where its bit is 0.
+    * `sum`: the number of pairs from one row to the next.
+    * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
     """
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` bytes for each thread; None where nothing is packed."""
@@ -104,9 +106,9 @@ class GemmEmitter:
     """
 
     layout: GemmLayout = AVX512_LAYOUT
-    """The block sizes of the GEMM, which depend on registers and caches."""
+    """The `GemmLayout` (block sizes) of the GEMM, which depends on registers and caches."""
     packer: type[Packer] = Packer
-    """The class that packs operands in the order in which this GEMM reads them."""
+    """The class, a `Packer`, that emits the packing of operands in the order in which the GEMM reads them."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
@@ -255,7 +257,7 @@ class GemmEmitter:
     def _first_row(self, gemm: Gemm, number: Value) -> Value:
         """Return the first row of row tile `number`; a tile that would reach past the last row starts earlier.
 
-        Such a tile computes some rows a second time.
+        Then the tile computes some rows a second time.
         """
         tile_rows = self.layout.tile_rows
         return self.k.minimum(self.k.mul(number, tile_rows), self.k.build.sub(gemm.rows, self.k.int64(tile_rows)))
@@ -337,7 +339,7 @@ class GemmEmitter:
     def _finish(self, epilogue: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result.
 
-        `values` are the arguments of this kind of epilogue, as `Gemm.values` describes them.
+        `values` are the arguments of the epilogue, as `Gemm.values` describes them.
         """
         k = self.k
         if epilogue in ("add", "sum"):
@@ -359,8 +361,8 @@ class GemmEmitter:
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
         """Return the bits of a vector of results with zeros where a ReLU was closed, and record which are positive.
 
-        One bit array of the epilogue `bias` receives which elements are positive; the bits of the other say which
-        elements become zero. Address 0 omits either.
+        Of the two bit arrays of the epilogue `bias`, the first receives which elements are positive, and the second
+        says which elements become zero, where its bits are 0. Address 0 omits either.
         """
         k, (written_mask, read_mask) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
@@ -496,19 +498,19 @@ class _Block(NamedTuple):
     """
 
     rows: Value
-    """Pointer to the packed rows of the left operand."""
+    """Pointer to the packed rows of the left operand that belong to the block."""
     waiting: Value
     """Pointer to the block's float32 partial sums, to which the next range of pairs is added."""
     tiles: TileRange
-    """The range of row tiles of the result that the block covers."""
+    """The `TileRange` of those row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
     """The half-open range of columns of the result that the block covers, whole panels."""
     span: PairRange
-    """The range of element pairs, along the summed dimension, that are added now."""
+    """The `PairRange` of those element pairs, along the summed dimension, that are added now."""
     begins: Value
-    """1 if these are the first pairs of the summed dimension, else 0."""
+    """1 if `span` has the first pairs of the summed dimension, so that there are no partial sums yet; else 0."""
     ends: Value
-    """1 if these are the last pairs of the summed dimension, else 0."""
+    """1 if `span` has the last pairs of the summed dimension, so that the sums are finished; else 0."""
 
 
 class AmxGemmEmitter(GemmEmitter):

@@ -54,7 +54,7 @@ class ForwardArguments(NamedTuple):
     out: Any
     """Address of the layer's output, (N, O), which is written."""
     positions: Any
-    """The number of positions N, which are rows of the input."""
+    """The number of positions N, the rows of the input and of the output."""
     inputs: Any
     """The number of inputs I of the layer."""
     outputs: Any
@@ -95,7 +95,7 @@ class BackwardArguments(NamedTuple):
     bias_gradient_sum: Any
     """Address of float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """The number of positions N, which are rows of the input."""
+    """The number of positions N, the rows of the input and of the output."""
     inputs: Any
     """The number of inputs I of the layer."""
     outputs: Any
@@ -111,7 +111,7 @@ class BackwardArguments(NamedTuple):
     partial_sums: Any = 0
     """Address of scratch space for the gradient of x, N × I float32, N rounded up to whole row tiles; 0: none.
 
-    It is used only for very many outputs, such as those of a vocabulary, whose sum is split into ranges.
+    The space is used only for very many outputs, such as those of a vocabulary, whose sum is split into ranges.
     """
 
 
@@ -128,7 +128,7 @@ class LinearKernelEmitter:
     def write(self) -> None:
         """Emit the kernels `forward`, x Wᵀ + b, and `backward`, the gradients of x, W and b.
 
-        Their arguments are the fields of `ForwardArguments` and `BackwardArguments`.
+        The arguments are the fields of `ForwardArguments` and `BackwardArguments`.
         """
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
@@ -224,14 +224,14 @@ class GradientSums(NamedTuple):
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
     """Return whether `multiply` and `linear_backward` support an input x (N, I) and a weight (O, I).
 
-    x and the weight need the same dtype, and sizes that `supports_gemm_sizes` accepts. The weight may be rows of
-    another.
+    x and the weight need the same dtype, and sizes that `supports_gemm_sizes` accepts. The weight may be a slice of
+    rows.
     """
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
 def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
-    """Return whether the compiled GEMM kernels support a linear layer of these sizes and this dtype on this processor.
+    """Return whether compiled GEMM kernels support a linear layer of the given sizes and dtype on this processor.
 
     Inputs must be a multiple of 32, outputs a multiple of the GEMM's block, and there must be enough positions (rows).
     """
@@ -345,7 +345,7 @@ def linear_backward(
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    It implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
+    The class implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:

@@ -110,7 +110,7 @@ def _path(key: str) -> Path | None:
 def _folder() -> Path | None:
     """Return the folder of cached machine code; None if caching is disabled or there is no home directory.
 
-    It is the subfolder `kernels` of TRANSDUCE_CACHE if that is set, else of a folder in the user's cache folder.
+    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else in a folder of the user's cache folder.
     """
     configured = os.environ.get(CACHE_VARIABLE)
     if configured is not None:
@@ -272,8 +272,8 @@ def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value
 def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Value]]:
     """Emit a kernel, whose code is emitted in the body of `with`, without loads of its arguments.
 
-    It yields (pointer to the arguments, thread index, thread count). If kernels run on several threads, a second
-    function `NAME_together` is emitted, which OpenMP calls on each thread.
+    Yield (pointer to the arguments, thread index, thread count). If kernels run on several threads, a second function
+    `NAME_together` is emitted, which OpenMP calls on each thread.
     """
     with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
         yield numbers, thread, threads
@@ -341,8 +341,8 @@ def _make_code(text: str, machine: Any) -> bytes:
 def find_openmp() -> Callable[..., None] | None:
     """Return OpenMP's function that runs a kernel on several threads; None where PyTorch ships no OpenMP library.
 
-    The function is `GOMP_parallel` of the library that PyTorch ships on Linux. This also registers the library's
-    barrier and thread-number functions with LLVM, under `transduce_…` names.
+    The function is `GOMP_parallel` of the library that PyTorch ships on Linux. The library's barrier and thread-number
+    functions are registered with LLVM, under `transduce_…` names.
     """
     folders = [Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"]
     libraries = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("libgomp*"))]

@@ -98,7 +98,7 @@ class KernelBuilder:
         self.build.call(self.module.get_global(name), values)
 
     def call_address(self, address: Value, *values: Value) -> None:
-        """Emit a call of a void function by its 64-bit address."""
+        """Emit a call of the void function at a 64-bit address, with the arguments `values`."""
         kind = ir.FunctionType(VOID, [value.type for value in values])
         self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
 
@@ -454,9 +454,9 @@ class KernelBuilder:
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Return pointers to `UNROLLED_VECTORS` float32 vector variables filled with `start`.
+        """Return a list of pointers to `UNROLLED_VECTORS` float32 vector variables filled with `start`.
 
-        These are the accumulators in the loop of `each_vector`.
+        The loop of `each_vector` adds up in such accumulators.
         """
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
@@ -515,7 +515,7 @@ class Fields:
 def _alignment(kind: Any) -> int:
     """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element.
 
-    It is 1, 2 or 4; 64-bit elements have 4.
+    The alignment is 1, 2 or 4; 64-bit elements have 4.
     """
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

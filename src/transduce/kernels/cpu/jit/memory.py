@@ -199,7 +199,7 @@ _NO_FILE = torch.zeros(1, dtype=torch.int64)
 def file_rows(matrix: Tensor) -> Tensor:
     """Return an int64 tensor by which emitted code (`row_pointer`) reads a matrix's rows from its file.
 
-    Its elements are those of `FileRows.numbers`. The first is 0 if rows are to be read from memory: there is no file,
+    The elements are those of `FileRows.numbers`. The first is 0 if rows are to be read from memory: there is no file,
     or the matrix was changed in memory. The caller keeps the tensor while a kernel runs.
     """
     with _FILE_ROWS_LOCK:  # rows found twice would be closed once, under a kernel that reads them
@@ -273,7 +273,7 @@ class MemoryBlock:
 class StackAllocator:
     """An allocator of memory blocks on a stack: each new block lies behind all blocks in use.
 
-    It serves what a training layer saves for its backward pass, as layers run in the reverse order there.
+    A stack suits what a training layer saves for its backward pass, as layers run in the reverse order there.
     """
 
     def __init__(self, size: int) -> None:
@@ -331,7 +331,7 @@ class MemoryOffset(NamedTuple):
     """A memory address as an offset from a base address, which is known only when the recorded kernel calls run."""
 
     base: int
-    """The index of the base address among those passed to `CompiledSteps.run`."""
+    """The index of the offset's base address in the sequence of addresses that `CompiledSteps.run` takes."""
     bytes: int = 0
     """The offset from the base address in bytes."""
 
@@ -353,7 +353,7 @@ class MemoryPlan:
         self._taken: dict[int, int] = {}
 
     def allocate(self, count: int) -> MemoryOffset:
-        """Assign `count` bytes in the first free gap that is large enough; return their `MemoryOffset`."""
+        """Assign `count` bytes in the first free gap that is large enough; return the gap's `MemoryOffset`."""
         start, needed = 0, round_up_to_cache_lines(count)
         for allocated in sorted(self._taken):
             if allocated - start >= needed:
@@ -364,7 +364,7 @@ class MemoryPlan:
         return MemoryOffset(self.base, start)
 
     def free(self, offsets: Iterable[MemoryOffset]) -> None:
-        """Mark memory at these offsets as free for later kernel calls; offsets from another base are ignored."""
+        """Mark the memory at some offsets as free for later kernel calls; offsets from another base are ignored."""
         for offset in offsets:
             if offset.base == self.base:
                 del self._taken[offset.bytes]
@@ -384,7 +384,7 @@ class StepList:
         self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
-        """Return the kernel calls as `CompiledSteps`, which can be run."""
+        """Return the kernel calls that were added as `CompiledSteps`, which can be run."""
         return CompiledSteps(self._table, self._arguments)
 
 

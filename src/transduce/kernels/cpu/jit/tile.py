@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     lanes: int
     """The number of 32-bit elements per vector register."""
     vectors: int
-    """The number of vector registers that hold a row of the block, so that it has lanes × vectors outputs."""
+    """The number of vector registers that hold one row of the block, so the block has lanes × vectors outputs."""
     rows: int
     """The number of rows of activations that a micro-kernel multiplies at once."""
     kind: Kind
@@ -103,7 +103,7 @@ class Tile(NamedTuple):
     def groups(self) -> int:
         """The number of groups (inputs in 32 bits) whose products are added in 16 bits before they join a 32-bit sum.
 
-        It is 2 for the format `sextets`, else 1.
+        The number is 2 for the format `sextets`, else 1.
         """
         return 2 if self.kind == "sextets" else 1
 
@@ -140,16 +140,16 @@ class MicroKernelArguments(NamedTuple):
     weights: Value
     """Pointer to the weights of the block's C outputs, (D / group, C, group), where a group fills 32 bits."""
     initial_sums: Value
-    """Pointer to the integer from which each output's sum starts, 32 bits, for each output of the block.
+    """Pointer to 32-bit integers, one for each output of the block, from which the outputs' sums start.
 
-    It cancels what the activations' zero point contributes.
+    An initial sum cancels what the activations' zero point contributes.
     """
     weight_scales: Value
     """Pointer to the weight scales, float32, one for each output of the block."""
     bias: Value
     """Pointer to the bias, float32, one number for each output of the block."""
     out: Value
-    """Pointer to the output's first element in the block, in the first row."""
+    """Pointer to the first of the block's outputs in the first row of the result."""
     stride: Value
     """The number of elements from one output row to the next."""
 
@@ -190,7 +190,7 @@ def store_outputs(
         epilogue: "store", "relu", "add" (to what `out` holds), or "half" (clamp and convert to float16).
         row: the row within the block.
         vector: the vector's index within the block.
-        value: float32 outputs.
+        value: a float32 vector of outputs.
     """
     target = k.element_pointer(args.out, k.add(k.mul(args.stride, row), vector * k.lanes), output_type(epilogue))
     if epilogue == "relu":

@@ -153,9 +153,9 @@ class _Attend(torch.autograd.Function):
 
 
 def padded_bias(bias: Tensor) -> Tensor:
-    """Return an attention bias (H, Q, L) as a float32 copy whose last dimension is padded to a multiple of `BIAS_KEYS`.
+    """Return an attention bias (H, Q, L) as a float32 copy for attention kernels.
 
-    Attention kernels read it so.
+    The last dimension is padded to a multiple of `BIAS_KEYS`.
     """
     return F.pad(bias.float(), (0, -bias.shape[2] % BIAS_KEYS)).contiguous()
 
@@ -483,9 +483,9 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Return a dict with the compiled kernel `scatter` for rows of a dtype.
+    """Return a dict with the compiled kernel `scatter` for rows of a dtype, which sums gradients of embeddings.
 
-    It adds factor · part[n] to row ids[n] of a float32 matrix, for gradients of embeddings.
+    The kernel adds factor · part[n] to row ids[n] of a float32 matrix.
     """
     k = new_builder("scatter", tile)
     ScatterEmitter(k, LLVM_TYPES[dtype]).write()

@@ -46,63 +46,72 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """An enumeration of the base addresses to which the memory offsets in a layer plan are relative.
+    """An enumeration that numbers the base addresses to which the memory offsets in a layer plan are relative.
 
     The addresses are passed at each run, as `bases` of `CompiledSteps.run`.
     """
 
     ZERO = 0
-    """Address 0, for arguments that are plain numbers."""
+    """The index of address 0, the base of arguments that are plain numbers."""
     X = 1
-    """The layer's input, (B, T, D)."""
+    """The index of the address of the layer's input, (B, T, D)."""
     MEMORY = 2
-    """The encoder output, (B, S, D); address 0 in an encoder layer."""
+    """The index of the address of the encoder output, (B, S, D); the address is 0 in an encoder layer."""
     OUT = 3
-    """The layer's output, (B, T, D)."""
+    """The index of the address of the layer's output, (B, T, D)."""
     KEPT = 4
-    """The memory block that the forward pass fills with what the backward pass needs."""
+    """The index of the address of the memory block that the forward pass fills with what the backward pass needs."""
     TEMPORARY = 5
-    """The scratch space of a forward or backward pass, which is not read after the pass."""
+    """The index of the address of a pass's scratch space, which is not read after the pass."""
     GRAD_OUT = 6
-    """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
+    """The index of the address of the gradient of the layer's output, (B, T, D), which the backward pass reads."""
     GRAD_X = 7
-    """The gradient with respect to the layer's input, (B, T, D), which the backward pass writes."""
+    """The index of the address of the gradient of the layer's input, (B, T, D), which the backward pass writes."""
     GRAD_MEMORY = 8
-    """The gradient with respect to the encoder output, (B, S, D), which the backward pass writes."""
+    """The index of the address of the gradient of the encoder output, (B, S, D), which the backward pass writes."""
     ANGLES = 9
-    """The float32 cosines, then sines, of each position, (T, K); address 0 without rotary positions."""
+    """The index of the address of the float32 cosines, then sines, of each position, (T, K).
+
+    The address is 0 without rotary positions.
+    """
     BIAS = 10
-    """The float32 bias of the self-attention's scores, as `padded_bias` returns it; address 0 if there is none."""
+    """The index of the address of the bias of the self-attention's scores, as `padded_bias` returns it.
+
+    The address is 0 if there is no bias.
+    """
     GRAD_BIAS = 11
-    """The float32 gradient of the self-attention's score bias, to which the backward pass adds; address 0 if none."""
+    """The index of the address of the float32 gradient of the self-attention's score bias.
+
+    The backward pass adds to this gradient. The address is 0 if there is no bias.
+    """
     SUBLAYERS = 12
     """The index of the first base address of the first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
 
 
 class SublayerBase(IntEnum):
-    """An enumeration of a sub-layer's base addresses.
+    """An enumeration that numbers the base addresses of one sub-layer.
 
     The address after a parameter's is that of the parameter's float32 gradient sum.
     """
 
     SEED = 0
-    """The seed of the dropout of the sub-layer's output; a number, not an address."""
+    """The index of the seed of the dropout of the sub-layer's output; the seed is a number, not an address."""
     INNER_SEED = 1
-    """The seed of the dropout of the attention weights or of the activation; a number, not an address."""
+    """The index of the seed of the dropout of attention weights or activation; the seed is a number, not an address."""
     LENGTHS = 2
-    """The number of keys of each sentence, for attention, int64 (B,); address 0 if there is none."""
+    """The index of the address of each sentence's number of keys, for attention, int64 (B,); the address may be 0."""
     NORM = 3
-    """The weight of the sub-layer's norm, (D,)."""
+    """The index of the address of the weight of the sub-layer's norm, (D,)."""
     NORM_BIAS = 5
-    """The bias of the sub-layer's norm, (D,); address 0 for RMSNorm."""
+    """The index of the address of the bias of the sub-layer's norm, (D,); the address is 0 for RMSNorm."""
     FIRST = 7
-    """The weight of the sub-layer's first linear layer, such as that of queries, keys and values together."""
+    """The index of the address of the weight of the first linear layer, such as attention's joint projection."""
     FIRST_BIAS = 9
-    """The bias of the sub-layer's first linear layer; address 0 if there is none."""
+    """The index of the address of the bias of the first linear layer; the address is 0 if there is no bias."""
     LAST = 11
-    """The weight of the sub-layer's last linear layer, whose output has the model width D."""
+    """The index of the address of the weight of the last linear layer, whose output has the model width D."""
     LAST_BIAS = 13
-    """The bias of the sub-layer's last linear layer; address 0 if there is none."""
+    """The index of the address of the bias of the last linear layer; the address is 0 if there is no bias."""
     COUNT = 15
     """The number of base addresses that each sub-layer has."""
 
@@ -183,15 +192,15 @@ class _Matrix(NamedTuple):
     slot: SublayerBase
     """The index of the weight in `SublayerBase`; the bias has this index plus 2."""
     start: int
-    """The first row of the range."""
+    """The first row of the range, an index into the linear layer's weight."""
     stop: int
-    """The row after the last row of the range."""
+    """The row after the last row of the range, an index into the linear layer's weight."""
     inputs: int
-    """The number of inputs I of the linear layer, which is the weight's number of columns."""
+    """The number of inputs I of the linear layer, which is its weight's number of columns."""
 
     @property
     def outputs(self) -> int:
-        """The number of outputs O, which is the number of rows in the range."""
+        """The number of outputs O that the range of rows computes, which is its number of rows."""
         return self.stop - self.start
 
 
@@ -246,7 +255,7 @@ class _PlannedSublayer:
         self.bytes = self.rows * layer.width * self.item_bytes
         self.keeps_norm_output = self.bytes < _LARGE
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
-        """False if the sub-layer's output, a large post-norm, is recomputed in the backward pass, not saved."""
+        """False if the sub-layer's output, that of a large post-norm, is recomputed in the backward pass, not saved."""
         self.input_of: _PlannedSublayer | None = None
         """The preceding sub-layer if the backward pass must compute that sub-layer's output again; else None."""
         self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
@@ -416,7 +425,7 @@ class _PlannedSublayer:
 class _Writer:
     """A writer that appends the kernel calls of one sub-layer to a list, to be run later.
 
-    It allocates scratch memory for each call from a memory plan.
+    The writer also allocates scratch memory for each call from a memory plan.
     """
 
     def __init__(self, sublayer: _PlannedSublayer, steps: StepList, scratch: MemoryPlan) -> None:
@@ -436,7 +445,7 @@ class _Writer:
         """Append a call of the norm's backward kernel, which writes the gradient of x to `out`.
 
         The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes;
-        None: nothing is added. It also adds the parameter gradients to their sums.
+        None: nothing is added. The parameter gradients are added to their sums.
         """
         sublayer = self.sublayer
         shares = self.scratch.allocate(sublayer.layer.threads * 2 * sublayer.layer.width * _FLOAT)
@@ -529,7 +538,7 @@ class _Writer:
     ) -> None:
         """Append a call of a linear layer's backward kernel, from the gradient of the layer's output, `gradient`.
 
-        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` are 0. It adds the weight and
+        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` are 0, and adds the weight and
         bias gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs

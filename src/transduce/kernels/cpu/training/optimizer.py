@@ -67,7 +67,7 @@ class UpdateArguments(NamedTuple):
     direction: Any = 0
     """Address of a vector that is subtracted from the parameters, times the rate; for `apply` only."""
     is_bfloat16: Any = 0
-    """Not 0 if `direction` is bfloat16, else it is float32; for `apply` only."""
+    """Not 0 if `direction` is bfloat16, 0 if it is float32; for `apply` only."""
     shrink: Any = 0
     """The bits of a float32 by which parameters are multiplied before `direction` is subtracted; for `apply` only."""
 
@@ -80,7 +80,7 @@ class MomentumArguments(NamedTuple):
     momentum: Any
     """Address of the momentum, which is updated."""
     out: Any
-    """Address of the direction of the update, as output, float32 or bfloat16."""
+    """Address of the output, the direction of the update, float32 or bfloat16."""
     is_bfloat16: Any
     """Not 0 if `out` is bfloat16; 0 if it is float32."""
     count: Any
@@ -95,7 +95,7 @@ class UpdateEmitter:
     """An emitter of three optimizer kernels: `adam`, and `momentum` and `apply` for other optimizers, such as Muon."""
 
     names = ("adam", "apply", "momentum")
-    """The names of the emitted optimizer kernels."""
+    """The names, a tuple, of the optimizer kernels that `write` emits."""
 
     def __init__(self, k: KernelBuilder) -> None:
         self.k = k
@@ -376,7 +376,7 @@ class OrthogonalizeArguments(NamedTuple):
     bytes_per_thread: Any
     """The size in bytes of a thread's scratch space.
 
-    It is that of 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements.
+    The space holds 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements.
     """
 
 
@@ -386,7 +386,7 @@ class _Task(NamedTuple):
     x: Value
     """The address of the matrix, or of its transposed copy if it has more rows than columns."""
     squares: list[Value]
-    """The addresses of `SCRATCH_SQUARES` scratch matrices of `rows` × `rows` elements."""
+    """A list of the addresses of `SCRATCH_SQUARES` scratch matrices of `rows` × `rows` elements."""
     packed: Value
     """The address of scratch space for the right operand of a GEMM, which is packed first."""
     rows: Value
@@ -401,7 +401,7 @@ class OrthogonalizeEmitter:
     """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices in place by odd polynomials (Muon)."""
 
     names = ("orthogonalize",)
-    """The name of the emitted kernel, in a tuple."""
+    """The name, in a tuple, of the kernel that `write` emits."""
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
@@ -704,7 +704,8 @@ _BYTES = 2  # of an element
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
     """Return whether `orthogonalize_in_place` (for the optimizer Muon) supports all of a sequence of matrices.
 
-    They must be bfloat16, contiguous, on a CPU with bfloat16 kernels, and have rows and columns in multiples of 32.
+    The matrices must be bfloat16, contiguous, on a CPU with bfloat16 kernels, and have rows and columns in multiples of
+    32.
     """
     return bfloat16_tile() is not None and all(_supports_matrix(each) for each in matrices)
 

@@ -12,7 +12,7 @@ import triton.language as tl
 def _load_logits(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
     """Return logits loaded as float32, plus a bias if BIASED.
 
-    They are -inf for two tokens that are never generated, where `exist` is false, and for NaN.
+    The result is -inf for two tokens that are never generated, where `exist` is false, and for NaN.
     """
     x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
