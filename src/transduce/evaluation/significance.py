@@ -557,7 +557,11 @@ def _too_low(bleu: MetricComparison, chrf: MetricComparison) -> tuple[str, ...]:
     """
     if max(bleu.value_a, bleu.value_b) >= MIN_BLEU or max(chrf.value_a, chrf.value_b) >= MIN_CHRF:
         return ()
-    return ("Both systems have less than 1 BLEU: neither translates yet, so the difference says little about quality.",)
+    message = (
+        "Both systems have less than 1 BLEU and 30 chrF: neither translates yet, so the difference says little about "
+        "quality."
+    )
+    return (message,)
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
