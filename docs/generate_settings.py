@@ -164,7 +164,9 @@ def show_type(hint: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(hint))
     parts = [part for part in get_args(hint) if part is not type(None)]
     if get_origin(hint) is tuple:
-        return "list of files" if parts[-1] is Ellipsis else f"list of {len(parts)} strings"
+        count = "" if parts[-1] is Ellipsis else f"{len(parts)} "
+        first, *rest = show_type(parts[0]).split(" ", 1)
+        return " ".join([f"list of {count}{first}s", *rest])
     if parts:
         return show_type(parts[0])
     return {int: "integer", float: "number", str: "string", bool: "true or false"}[hint]

@@ -287,7 +287,7 @@ def test_systems_that_do_not_translate_yet_are_named() -> None:
     references = ["the old man reads a book", "she goes home early today"] * 4
     nothing, little = ["xyz qqq"] * 8, ["vvv the", "zzz qqq"] * 4
     (sentence,) = compare(nothing, little, references, target_language="en", resamples=100).warnings
-    assert sentence.startswith("Both systems have less than 1 BLEU: neither translates yet")
+    assert sentence.startswith("Both systems have less than 1 BLEU and 30 chrF: neither translates yet")
     for better in (references, ["the old mann read books", "she went homes early"] * 4):
         assert compare(nothing, better, references, target_language="en", resamples=100).warnings == ()
 

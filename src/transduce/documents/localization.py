@@ -414,8 +414,8 @@ def _attributes(text: str) -> dict[str, str]:
 def read_xliff(source: Source) -> Document:
     """Read an XLIFF file as a `Document`, whose units are the segments without a translation, or all with `overwrite`.
 
-    Translations are written as `target` elements, and the target language where the file does not state it. Segments
-    with `translate="no"` or without a letter are left out. `kept_units` lists units that have open segments but stay.
+    Translations are written as `target` elements, and the target language where it is missing. Segments without a
+    letter or with `translate="no"` are left out. `kept_units` lists units kept although a segment lacks a translation.
 
     Raises:
         TransduceError: the file is damaged or not XLIFF.

@@ -61,7 +61,7 @@ _COMPONENTS = _names(
     """address area article aside base button caption details dialog figcaption figure footer header hgroup legend link
     main map menu meta nav param search section slot source summary title track"""
 )
-"""Names of HTML elements that end a text in pages, but in messages may also stand for components within a sentence."""
+"""Names of HTML elements that end a text in pages, but in a program's messages may stand for parts of a sentence."""
 _XML_BLOCK = _names(
     "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
 )
@@ -750,7 +750,7 @@ class _Reader:
         return is_in_text and (name in _INLINE or name in _XLIFF_INLINE)
 
     def _is_in_sentence(self, index: int) -> bool:
-        """Return whether the element with this tag stands in a text without paragraphs, or before words in one."""
+        """Return whether the element with this tag stands in a text without paragraphs, or in a `<p>` before words."""
         outer = self._around(index)[-1]
         end = self.outline.partner.get(index, index) + 1
         is_followed = any(item.role == "text" and has_words(item.source) for item in self.items[end : end + 1])

@@ -89,7 +89,9 @@ _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", names_in(_S, "rPh p
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 _CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
-"""The dialects for a chart's names of categories and data series, which it stores beside the cells they come from."""
+"""The dialects (`_Dialect`) for names of categories and data series that a chart stores beside the cells they come
+from.
+"""
 _UNIMPORTANT = names_in(_W, "lang noProof")
 
 # --- reading a paragraph ---

@@ -365,8 +365,8 @@ def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozen
     The set is empty for a language whose forms are not known.
 
     Args:
-        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
-            name.
+        forms: the forms of the message, such as `one`, `other` and `=0`; the exact numbers `=0`, `=1` and `=2` replace
+            the forms `zero`, `one` and `two`.
         language: the language's code; None: unknown.
     """
     exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}

@@ -22,7 +22,7 @@ from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun
+from transduce.text.files import count_noun, missing_file
 from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
@@ -291,8 +291,8 @@ def translate_document(
         The path of the translated document.
 
     Raises:
-        TransduceError: the format is unknown, the document is damaged, an argument does not fit it, the target is the
-            document itself, or there is an interrupted translation and `resume` is False.
+        TransduceError: the document cannot be read or is damaged, its format is unknown, an argument does not fit it,
+            the target is the document itself, or there is an interrupted translation and `resume` is False.
     """
     source = Path(source)
     path = Path(target) if target is not None else target_path(source, translator.target_language)
@@ -301,13 +301,22 @@ def translate_document(
     settings = settings or DocumentSettings()
     if settings.target_language is None and translator.target_language is not None:
         settings = msgspec.structs.replace(settings, target_language=translator.target_language)
-    content = source.read_bytes()
+    content = _read(source)
     document = read_document(source.name, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, search, glossary=glossary, text_settings=text_settings)
     identity = content + msgspec.json.encode(settings) + _identity(translate)
     observe = None if progress is None else _counted(document, progress)
     write_translated(document, path, translate, identity=identity, resume=resume, observe=observe)
     return path
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise missing_file(path) from None
+    except OSError as error:
+        raise TransduceError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
 
 
 def _identity(translate: "ModelTexts") -> bytes:

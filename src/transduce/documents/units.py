@@ -31,7 +31,7 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     prose.
     """
     keep_source: bool = False
-    """Plain text and subtitles: write each source text above its translation."""
+    """Plain text and subtitles: write each source text above its translation. PO and XLIFF always keep both."""
     join_lines: bool = False
     """Plain text: join the lines of a paragraph before translation, and wrap them again after it."""
     overwrite: bool = False

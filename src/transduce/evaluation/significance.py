@@ -108,7 +108,7 @@ def bootstrap_mean_differences(
 
     Args:
         systems_a: the counts of each system of group A, (N, K), whose sums over sentences determine its score.
-        systems_b: those of group B.
+        systems_b: the same counts of group B.
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of test sets.
         seed: the random seed.
@@ -136,9 +136,9 @@ _MAX_DIVISIONS = 20_000
 def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float]) -> float:
     """Return the p value of the difference between the mean scores of two groups of runs, by a permutation test.
 
-    The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
-    much, in either direction. If there are more than 20,000 divisions, that many are drawn at random. The test assumes
-    nothing about the distribution (Fisher 1935).
+    A run is a system trained with one seed. The p value is the share of all divisions of the runs into groups of these
+    sizes whose means differ at least as much, in either direction. If there are more than 20,000 divisions, that many
+    are drawn at random. The test assumes nothing about the distribution (Fisher 1935).
     """
     values = np.array([*values_a, *values_b])
     size, total = len(values_a), len(values)
@@ -557,11 +557,15 @@ def _too_low(bleu: MetricComparison, chrf: MetricComparison) -> tuple[str, ...]:
     """
     if max(bleu.value_a, bleu.value_b) >= MIN_BLEU or max(chrf.value_a, chrf.value_b) >= MIN_CHRF:
         return ()
-    return ("Both systems have less than 1 BLEU: neither translates yet, so the difference says little about quality.",)
+    message = (
+        "Both systems have less than 1 BLEU and 30 chrF: neither translates yet, so the difference says little about "
+        "quality."
+    )
+    return (message,)
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
-    """Return a list with one sentence if BLEU and chrF disagree on the better system or on significance, else []."""
+    """Return a list of one sentence if BLEU and chrF disagree on the better system or on significance; otherwise []."""
     if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
         return ["BLEU and chrF disagree: each prefers another system."]
     if bleu.is_real != chrf.is_real:

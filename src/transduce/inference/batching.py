@@ -41,7 +41,7 @@ that the parts of a text draw different random numbers.
 
 
 class Part(NamedTuple):
-    """A sentence of a text, tokenized for decoding, or a piece of a sentence that is too long for the model."""
+    """A sentence of a text, tokenized for decoding, or a part of a sentence that is too long for the model."""
 
     text: str
     """The text of the sentence or part."""
@@ -58,8 +58,8 @@ class Part(NamedTuple):
     protected: tuple[Span, ...] = ()
     """Character spans (start, end) of the part's text that translation must not change, in order and disjoint."""
     history: tuple[int, ...] = ()
-    """Source token ids of earlier sentences of the document, each with a separator, that the model reads before this
-    one.
+    """Source token ids of earlier sentences of the document, each with a separator, that the model reads before the
+    part.
     """
     target_history: tuple[int, ...] = ()
     """Target token ids of the translations of earlier sentences, each with a separator; empty if not read."""
@@ -471,7 +471,7 @@ class PartsObserver:
         """Report a decoding step to the observer of texts; return the batch indices of parts whose texts it stopped.
 
         `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their W hypotheses. A
-        `TextObserver` also gets the text so far, if that differs from one part's text. Without an observer, nothing
+        `TextObserver` also gets the text so far, if a text has several parts or layout. Without an observer, nothing
         stops.
         """
         if self.observer is None:

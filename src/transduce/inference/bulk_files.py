@@ -90,9 +90,9 @@ class Portion(msgspec.Struct, frozen=True):
     """A group of lines of a file (or of a shard of it) that are translated together, with their required phrases."""
 
     indices: list[int]
-    """Indices of the lines in the whole input, from 0."""
+    """Indices of the group's lines in the whole input, from 0."""
     lines: list[str]
-    """The text of each of these lines."""
+    """The texts of the group's lines, without line ends."""
     phrases: list[list[str]]
     """For each line, a list of the phrases that its translation must contain, in addition to the job's phrases."""
     before: list[tuple[str, str]] = []
@@ -402,7 +402,7 @@ class ResumableFile:
         self._lock.close()
 
     def _hold_lock(self) -> ExitStack:
-        """Return a context that holds the lock of this file until it is closed.
+        """Acquire the lock of this file, and return a context that holds it until the context is closed.
 
         Raises:
             TransduceError: another process, or another instance, holds the lock.

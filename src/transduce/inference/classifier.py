@@ -98,7 +98,7 @@ class Classifier:
 
 
 def load_classifier(folder: str | Path, **options: Unpack[LoadOptions]) -> Classifier:
-    """Load a classifier from a model folder: trained with `--task classification`, or a BERT or RoBERTa classifier.
+    """Load a model folder as a `Classifier`: trained with `--task classification`, or a BERT or RoBERTa classifier.
 
     The options are those of `load`.
 

@@ -56,7 +56,7 @@ _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search 
 class CompiledSearch:
     """A search of a batch by compiled kernels, which implements the interface `scorer.Search`.
 
-    Its results are those of the search in PyTorch that it replaces: `BeamSearch`, `GenerateSearch` or `GreedySearch`.
+    The results are those of the search in PyTorch that it replaces: `BeamSearch`, `GenerateSearch` or `GreedySearch`.
     """
 
     def __init__(
@@ -138,9 +138,10 @@ class CompiledSearch:
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return how many tokens in `hypotheses` each of the B unfinished sentences really has; None for all.
+        """Return a list: how many tokens of its row in `hypotheses` each of the B unfinished sentences really has.
 
-        The rest of a sentence's row is padding. The numbers differ only if sentences joined the search after its start.
+        The rest of a row is padding. The numbers differ only if sentences joined the search after its start; if kernels
+        do not support that, all items are None, for whole rows.
         """
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 

@@ -128,7 +128,7 @@ class _Pair(NamedTuple):
     source: list[int]
     """Token ids of the document context, then of the source, with its end symbol."""
     target_context: list[int]
-    """Token ids of the translations of the context, which the decoder reads before the target; empty: none."""
+    """Token ids of the translations of earlier sentences, which the decoder reads before the target; empty: none."""
     target: list[int]
     """Token ids of the target, with the end symbol."""
 

@@ -144,7 +144,7 @@ class SentenceBatch(NamedTuple):
     forbidden_ids: Sequence[int] = ()
     """Target token ids that no hypothesis contains after its prefix."""
     histories: Sequence[History] = ()
-    """The document context of each sentence. Its source tokens are also the first ones of `source_ids`. Empty: no
+    """The document context of each sentence, whose source tokens are also the first ones of `source_ids`; empty: no
     context.
     """
 

@@ -121,7 +121,7 @@ def load_embedder(
     normalizes: bool | None = None,
     **options: Unpack[LoadOptions],
 ) -> Embedder:
-    """Load an encoder for embedding texts: a model of sentence-transformers, or any other BERT or RoBERTa.
+    """Load an encoder as an `Embedder` of texts: a model of sentence-transformers, or any other BERT or RoBERTa.
 
     Args:
         folder: the model folder.

@@ -241,7 +241,7 @@ def _numbers(given: ArrayLike) -> Numbers:
 def load_forecaster(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Forecaster:
-    """Load a forecaster from the folder of a model trained with `--task time-series`.
+    """Load the folder of a model trained with `--task time-series` as a `Forecaster`.
 
     Args:
         folder: the model folder.

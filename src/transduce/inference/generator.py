@@ -116,7 +116,7 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of a call of `Generator`, which documents them."""
+    """Types of the keyword arguments of a call of a `Generator`, which `Generator.__call__` explains."""
 
     n_best: int | None
     max_length: int | None
@@ -237,7 +237,7 @@ class Generator:
             one_line: end each continuation at the end of its line.
 
         Returns:
-            The texts with their continuations, in the order of the prompts.
+            A list with a `Generation` (a prompt with its continuations) for each prompt, in order.
 
         Raises:
             TransduceError: a setting is not supported by language models.
@@ -346,7 +346,7 @@ class Generator:
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
-        """Return the log-probability of a text, with its numbers of tokens and characters.
+        """Return a `TextScore`: the log-probability of a text, with its numbers of tokens and characters.
 
         A long text is read in windows of the context length that overlap by half, so that each token has context.
 
@@ -493,7 +493,7 @@ _MIN_POSITIONS = 1024  # every batch has capacity for this many tokens of a prom
 class ContinuousGeneration:
     """A group of prompts that a language model continues together; other prompts may join after any step.
 
-    Each prompt gets the continuations that `Generator.generate` would give it alone. Prompts with the same settings
+    Every prompt gets the continuations that `Generator.generate` would give it alone. Prompts with the same settings
     share a batch if compiled kernels continue them; otherwise several batches take their steps in turn.
     """
 
@@ -511,7 +511,7 @@ class ContinuousGeneration:
         return max(0, _MAX_TEXTS - sum(_width_of(prompt.search) for prompt in self._prompts.values()))
 
     def join(self, prompts: Sequence[str], settings: Sequence[SearchSettings]) -> list[int]:
-        """Add prompts, generate their first tokens, and return a number for each prompt that later results refer to.
+        """Add prompts, generate their first tokens, and return a list of numbers by which later results refer to them.
 
         Args:
             prompts: the starts of the texts, of any lengths.
@@ -586,7 +586,7 @@ class ContinuousGeneration:
                 self._batches.append(batch)
 
     def _collect(self, batch: "_GrowingBatch") -> None:
-        """Store the continuations of a batch's finished prompts, and remove the batch when no prompt is left in it."""
+        """Store the continuations of a batch's finished prompts, and drop the batch when it has no prompts left."""
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
@@ -719,7 +719,7 @@ def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
 
 
 def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Generator:
-    """Load a language model for generating text: one of ours (`--task language-model`), or a Hugging Face folder.
+    """Load a language model as a `Generator` of text: trained with `--task language-model`, or a Hugging Face folder.
 
     The options are those of `load`.
 

@@ -280,7 +280,7 @@ _OPENING = {"?": "¿", "!": "¡"}
 def translate_whole_terms(
     parts: Iterable[Part], glossary: Glossary, search: SearchSettings, model: TermModel
 ) -> Translations:
-    """Return the translations, by part key, of sentences that are exactly one glossary term, without a search.
+    """Return a dict of translations, by part key, of sentences that are exactly one glossary term, without a search.
 
     The translation is the term's first target; its further targets are further alternatives. A punctuation mark at the
     end of the sentence stays. Left out are sentences with a prefix or required phrases, and those whose target the

@@ -141,7 +141,7 @@ Task = Literal[
     "time-series",
     "embedding",
 ]
-"""The task that a model was trained for, which decides the class that loads it."""
+"""The name of the task that a model was trained for, which decides the class that loads it."""
 
 _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder]] = {
     "language-model": load_generator,
@@ -350,8 +350,7 @@ class TranslationPipeline:
 
         Returns:
             A list of dictionaries, one for each translation of a single text, or one for each text of a list. With a
-            list of
-            texts and `num_return_sequences` > 1, a list of such lists.
+            list of texts and `num_return_sequences` > 1, a list of such lists.
 
         Raises:
             TransduceError: an option is out of range.
@@ -378,10 +377,10 @@ class TranslationPipeline:
         return override_with_warnings(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """Translate texts; if `max_length` leads to an empty translation, search again with transformers' ranking.
+        """Translate texts, and return a `Translation` of each; if `max_length` makes one empty, search again for it.
 
-        Search here prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score
-        alone.
+        Search here prefers finished hypotheses, even an empty one, to truncated ones. The second search ranks as
+        transformers does, by score alone.
         """
         translations = self.translator.translate(sentences, search, text_settings=_UNSPLIT)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]

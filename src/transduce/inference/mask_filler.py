@@ -138,7 +138,7 @@ class Filler:
 
 
 def load_filler(folder: str | Path, **options: Unpack[LoadOptions]) -> Filler:
-    """Load a masked language model: trained with `--task masked-language-model`, or a BERT or RoBERTa model.
+    """Load a `Filler`: a model trained with `--task masked-language-model`, or a BERT or RoBERTa with its head.
 
     The options are those of `load`.
 

@@ -199,7 +199,7 @@ def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
 
 
 def load_parser(folder: str | Path, **options: Unpack[LoadOptions]) -> Parser:
-    """Load a parser from the folder of a model trained with `--task parsing`.
+    """Load the folder of a model trained with `--task parsing` as a `Parser`.
 
     The options are those of `load`.
 

@@ -58,8 +58,8 @@ class ProtectedRun(NamedTuple):
     spans: tuple[Span, ...]
     """The character spans of the protected texts that form the run, in the text of its sentence."""
     placeholder: str
-    """The text that stands for the run: a placeholder token, or the run itself if a forced prefix of the translation
-    contains it; empty if the run is left out.
+    """The text that stands for the run of spans: a placeholder token, or the run itself if a forced prefix of the
+    translation contains it; empty if the run is left out.
     """
 
 
@@ -178,9 +178,10 @@ def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a sentence with its protected spans replaced by placeholders or left out; None if it has no such spans.
+    """Return a `MaskedPart`: a sentence whose protected spans are replaced or left out; None if it has no such spans.
 
-    The translation's prefix gets the same placeholders, and required phrases that equal a protected span are dropped.
+    Placeholder tokens replace the spans. The translation's prefix gets the same placeholders, and required phrases that
+    equal a protected span are dropped.
 
     Args:
         part: a sentence of a text, or part of one.
@@ -260,7 +261,7 @@ class MaskedPair(NamedTuple):
 def mask_pair(
     source: str, target: str, tokenizer: Tokenizer, tokens: Sequence[str], patterns: Iterable[str] = ()
 ) -> MaskedPair | None:
-    """Return a source and target whose protected spans are masked as in a search; None if the target copies no span.
+    """Return a `MaskedPair`: a source and target with protected spans masked as in a search; None without copied spans.
 
     A span that the given translation lacks stays in the source.
 
@@ -348,7 +349,9 @@ class SpanModel(NamedTuple):
     search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
     """Translates parts (sentences); returns a dict by part key, without parts that an observer stopped."""
     score: Scoring
-    """Scores lists of sources and translations, to find where spans without a placeholder belong."""
+    """Returns the model's scores of lists of sources and translations, to find where spans without a placeholder
+    belong.
+    """
     can_score: Callable[[str, str], bool]
     """Returns whether a source and its translation are short enough for `score`."""
 
@@ -517,8 +520,8 @@ class Placeholders:
     def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
         """Return the character offset at which to insert a run of protected spans without splitting a word.
 
-        A run inside a word such as "don't" moves to the word's end. It stays where it is if it touches a word or a mark
-        in the source, or if the text there is of a script without spaces.
+        A run inside a word such as "don't" moves to the word's end. The offset stays as it is if the run touches a word
+        or a mark in the source, or if the text there is of a script without spaces.
         """
         offset, run = inserted
         touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
@@ -620,7 +623,10 @@ def _is_unspaced_script(character: str) -> bool:
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without its placeholders, and where they were; a repeated placeholder counts once."""
+    """Return, as a `_Plain`, a translation without placeholders, with the runs of spans that they stood for.
+
+    A repeated placeholder counts once, where it is first.
+    """
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
     bare = _remove_placeholders(text, tuple(runs))
     placed: dict[ProtectedRun, _InsertedRun] = {}

@@ -137,9 +137,9 @@ def _redecode_units(
     prefix: str,
     text_settings: TextSettings,
 ) -> list[Translation]:
-    """Decode sentences with quality warnings again, and return the translations of all sentences, in order.
+    """Decode sentences with quality warnings again, and return a list of the translations of all sentences, in order.
 
-    A new translation replaces a former one only if it has fewer or less visible warnings. Missing glossary terms are
+    A new translation replaces a former one only if it has fewer or less severe warnings. Missing glossary terms are
     inserted first. Repetitions are tried a second time with shorter forbidden n-grams.
     """
     results = [unit.translation for unit in units]

@@ -68,7 +68,8 @@ class DatastoreTensors(NamedTuple):
     labels: Tensor
     """Ids of the N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
-    """Offset of the first target token of each of P pairs, and the total N, int64, (P + 1,)."""
+    """Offset of the first target token of each of P pairs among all target tokens, then their total N, int64, (P + 1,).
+    """
     sources: Tensor
     """Normalized embedding of each pair's source, to find similar sources, float16, (P, D)."""
     rarities: Tensor
@@ -285,7 +286,7 @@ def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> T
 
 
 def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
-    """Read a datastore file, check that it belongs to the model, and return its index for retrieval.
+    """Read a datastore file, check that it belongs to the model, and return it as a `NeighborIndex` for retrieval.
 
     Raises:
         TransduceError: the file is not a datastore, or belongs to another model.

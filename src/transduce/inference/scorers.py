@@ -232,8 +232,7 @@ def batch_invariant_scorer(
 class BatchInvariantScorer(Scorer, AttentiveScorer):
     """A scorer that wraps an `EncoderDecoderScorer` and fills small batches with copies of a sentence.
 
-    Every matrix multiplication thereby has at least 16 rows, which the results of a sentence need to be independent of
-    the batch.
+    Every matrix multiplication then has at least 16 rows, so that the results of a sentence do not depend on the batch.
     """
 
     def __init__(self, inner: EncoderDecoderScorer, source_ids: Tensor) -> None:

@@ -184,7 +184,7 @@ class Segmenter:
         self._cut = cut
 
     def __call__(self, text: str, protected: Sequence[Span] | None = None) -> SegmentedText:
-        """Return a text divided into sentences and the spaces, line ends and list marks between them.
+        """Return a `SegmentedText`: a text's sentences, and the spaces, line ends and list marks between them.
 
         Args:
             text: a text of any length.
@@ -400,7 +400,7 @@ def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
-    """Return a list of those of some spans, in order and disjoint, that overlap a given span.
+    """Return a list of the spans that overlap a given span; `spans` are in order and disjoint.
 
     An empty span is overlapped by a span that contains its offset.
     """
@@ -505,6 +505,6 @@ class _Collector:
         return "".join(part if index % 2 else part.translate(_NARROW_MARKS) for index, part in enumerate(parts))
 
     def finish(self) -> SegmentedText:
-        """Return the text divided into the collected sentences and the layout around them."""
+        """Return a `SegmentedText` of the collected sentences and the layout around them."""
         gaps = [*self._gaps, self._copied(self._source[self._end :])]
         return SegmentedText(self._source, self._sentences, gaps, self.protected)

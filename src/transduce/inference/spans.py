@@ -212,7 +212,8 @@ def _question_losses(
 class _Aligner:
     """A finder of the spans of a translation that correspond to marked spans of its source, outer spans first.
 
-    In scripts without spaces, a character is a word, or those at the offsets `continued` belong to the word before.
+    In scripts without spaces, every character is a word, unless `continued` has the offsets of characters that belong
+    to the word before them.
     """
 
     def __init__(
@@ -330,7 +331,10 @@ class _Aligner:
         return self._with_contractions(best[1], free)
 
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
-        """Return a range of target words, extended over free words so that no contraction (`doesn't`) is split."""
+        """Return a range of target words, extended so that no contraction (`doesn't`) is split.
+
+        Only words in `free`, which no other marked span has, are added.
+        """
         first, last = run.start, run.stop - 1
         while last + 1 in free and self._is_contraction(last):
             last += 1
@@ -646,7 +650,7 @@ def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripp
 
 
 def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
-    """Return a text with some character spans removed, and at most one space in place of each."""
+    """Return a text with some character spans removed, as a `_Stripped`, with at most one space in place of each."""
     removed = {offset for span in spans for offset in range(max(0, span.start), min(span.end, len(text)))}
     if not removed:
         return _Stripped(text, range(len(text) + 1))

@@ -54,11 +54,13 @@ class TermModel(NamedTuple):
     vocabulary: Vocabulary
     """The model's target vocabulary."""
     score: Scoring
-    """Scores pairs of source and translation, with the length penalty of the search, to find and rank positions."""
+    """Scores lists of sources and translations, with the length penalty of the search, to find and rank positions."""
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
-    """Maximum number of tokens in a text that the model can score; terms are inserted into half as many at most."""
+    """Maximum number of tokens in a text that the model can score. Terms are inserted only into translations of fewer
+    than half as many tokens.
+    """
     target_language: str | None = None
     """Language code of the translations; None: unknown."""
     source_language: str | None = None
@@ -184,9 +186,10 @@ def substitute(
 
 
 def _preference(score: Score, num_further: int) -> tuple[float, str]:
-    """Return a sort key of scored translations: the mean log-probability per token, then the text.
+    """Return a sort key of scored translations, a pair: the mean log-probability per token, and the text.
 
-    Each of the `num_further` insertions that are not the first form of their term must outweigh `_FORM_NATS`.
+    The sum of log-probabilities is lowered by `_FORM_NATS` for each of the `num_further` insertions that are not the
+    first form of their term.
     """
     log_probability = score.log_probability - _FORM_NATS * num_further
     return log_probability / len(score.token_log_probabilities), score.target
@@ -247,11 +250,11 @@ def _trim_to_words(text: str) -> str:
 def _best_position(
     text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
 ) -> _Position:
-    """Return the position of a term: the word whose log-probability falls most without the term, and alternatives.
+    """Return the `_Position` of a term: the word whose log-probability falls most without the term, and alternatives.
 
     The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
     the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
-    the word count if they lose as much or if the term occurs several times in the source.
+    the word are repeats if they lose as much or if the term occurs several times in the source.
     """
     strongest = max(losses)
     start = end = losses.index(strongest)

@@ -155,7 +155,7 @@ def _word_prefix(vocabulary: Vocabulary) -> str:
 
 
 def load_tagger(folder: str | Path, **options: Unpack[LoadOptions]) -> Tagger:
-    """Load a tagger from a model folder: trained with `--task tagging`, or a BERT or RoBERTa that labels tokens.
+    """Load a model folder as a `Tagger`: trained with `--task tagging`, or a BERT or RoBERTa that labels tokens.
 
     The options are those of `load`.
 

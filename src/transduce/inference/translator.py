@@ -161,8 +161,8 @@ class Translator:
 
         Args:
             language: the target language.
-            source: the source language; None: the same as here, if the model was trained for this pair. Otherwise it
-                becomes the only one with which the target language was trained, or unknown if there are several.
+            source: the source language; None: this translator's, if the model was trained for the pair. Otherwise it is
+                the only source language with which the target language was trained, or unknown if there are several.
 
         Raises:
             TransduceError: the model was not trained for several target languages, or not for these languages.
@@ -533,7 +533,7 @@ class Translator:
                 `data.context_before` reads as context; an empty source ends a document.
 
         Returns:
-            A score for each pair.
+            A list with a `Score` for each pair.
 
         Raises:
             TransduceError: the numbers of sources and targets differ, a text is too long, or the penalty is out of
@@ -593,7 +593,7 @@ class Translator:
         return align_spans(self, checked, one_per_sentence("list of spans", len(checked), spans), as_glossary(glossary))
 
     def term_model(self, search: SearchSettings) -> TermModel:
-        """Return the functions of the model (score, translate) that the insertion of glossary terms needs.
+        """Return a `TermModel`: functions (score, translate) with which glossary terms are put into translations.
 
         The functions score and translate as a search with these settings does, each text as one sentence.
         """
@@ -662,7 +662,7 @@ class Translator:
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
-        """Divide texts into sentences and layout; sentences that are too long for the model are cut into parts.
+        """Divide texts into sentences and layout, and return a `SegmentedText` for each; too long sentences are cut.
 
         The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
         entry in it, is None, the text's protected spans are searched for.

@@ -424,7 +424,7 @@ class _BufferedBytes:
         return taken if len(taken) == count else None
 
     def rest(self) -> bytes:
-        """Return the bytes of the file that have not been taken, or about the first 64 KiB of them."""
+        """Return the next bytes of the file: all that are in the buffer, and up to 64 KiB more."""
         return self.buffer + self.file.read(1 << 16)
 
     def until_space(self) -> bytes | None:

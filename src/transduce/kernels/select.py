@@ -163,8 +163,8 @@ def outline_quantized(model: nn.Module) -> PackedLayers | None:
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     """Return a function that computes a model's logits from its hidden states, (…, D) to (…, V).
 
-    bfloat16 logits are rounded, so many of them are equal. On a CPU with compiled kernels, the function for a bfloat16
-    model computes the greatest logits again in float32. For all other models it is the model's own `project`.
+    bfloat16 logits are rounded, so many of them are equal. On a CPU, for a bfloat16 model that compiled kernels
+    support, the function computes the greatest logits again in float32. Otherwise it is the model's own `project`.
     """
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):

@@ -143,7 +143,10 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
-    """Compute a linear layer with the training backend's kernel if it supports the tensors, else with PyTorch."""
+    """Compute a linear layer with the training backend's kernel if it supports the tensors, else with PyTorch.
+
+    `rows` is the range of rows of the weight that are used; None: all.
+    """
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
         return Linear.forward(module, x, rows)
@@ -192,7 +195,7 @@ def _embedding(
 def embed(kernels: TrainingKernels, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
     """Return the rows of an embedding matrix (V, D) at ids (…), int64, times a scale: (…, D).
 
-    The frozen row (that of padding) receives no gradient.
+    The row `frozen_row` (that of padding) receives no gradient; None: every row does.
     """
     options = _EmbeddingOptions(scale, frozen_row, sum_of_gradients(weight), kernels)
     rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
@@ -431,8 +434,8 @@ def supports_positions(
     Args:
         attention: a module whose other properties kernels support.
         x: its input, (B, T, D).
-        rotation: the rotary embedding; its positions must be the same in all sentences.
-        bias: the bias of all heads, (H, T, T).
+        rotation: the rotary embedding, whose positions must be the same in all sentences, or None.
+        bias: the bias of all heads, (H, T, T), or None.
         supports_rotary: the backend's method `TrainingKernels.supports_rotary`.
     """
     if bias is not None and (rotation is not None or len(bias) != attention.num_heads):

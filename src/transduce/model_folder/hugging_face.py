@@ -72,7 +72,7 @@ def hugging_face_kind(folder: Path) -> Kind:
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
-    """Read a Hugging Face folder as a transduce model with its tokenizer, languages and mapped files.
+    """Read a Hugging Face folder as a `HuggingFaceFolder`: a transduce model, its tokenizer, languages and files.
 
     Weights are read on access, in float32.
 
@@ -160,8 +160,8 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     """Return a tuple of `classes` different names: those of `id2label` in a configuration, or "LABEL_" with a number.
 
-    A class without a name, or with the name of another class, gets a number, as transformers names unnamed ones. If the
-    names still are not all different, every class gets one.
+    A class without a name, or with the name of another class, is numbered, as transformers numbers classes without
+    names. If the names still are not all different, every class is numbered.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}

@@ -60,7 +60,7 @@ def convert_to_precision(
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
     The model is converted in place, except for "int8", which makes a new model and leaves the old one unusable. `files`
-    are those that the model's weights are mapped from; their memory is released meanwhile.
+    are those that the model's weights are mapped from; with "int8", their memory is released meanwhile.
 
     Raises:
         TransduceError: the model or the device does not support the precision.
@@ -236,6 +236,9 @@ def read_at_precision(
         precision: "fp32", "bf16", "int8" or "auto".
         machine: the machine with the device.
         always_store: True to store the weights of small models too, and to raise an error if they cannot be stored.
+
+    Returns:
+        A `ModelFolder` with the converted model.
 
     Raises:
         TransduceError: the folder cannot be read, or the model does not support the precision.

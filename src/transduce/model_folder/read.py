@@ -150,7 +150,9 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: int
     """Maximum number of earlier sentences that the model reads as context."""
     sides: Literal["source", "both"]
-    """`source`: the encoder reads the context; `both`: the decoder also reads the translations of the context."""
+    """The sides that read earlier sentences. `source`: the encoder reads them; `both`: the decoder also reads their
+    translations.
+    """
 
 
 def context_text(record: ContextRecord) -> str:
@@ -180,7 +182,7 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read and check the folder of an encoder-decoder Transformer, in float32; refuse other models.
+    """Read and check the folder of an encoder-decoder Transformer, in float32, as a `ModelFolder`; refuse other models.
 
     With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
@@ -191,9 +193,10 @@ def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read and check the folder of an encoder-decoder, Transformer or recurrent, with its language pairs, in float32.
+    """Read and check the folder of an encoder-decoder (Transformer or recurrent), in float32, as a `ModelFolder`.
 
-    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+    The pairs of languages of a multilingual model are read, too. With `packed`, such as "int8", prepacked weights of
+    this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -204,7 +207,7 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read and check the folder of a decoder-only language model, in float32; refuse other models.
+    """Read and check the folder of a decoder-only language model, in float32, as a `ModelFolder`; refuse other models.
 
     With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
@@ -215,7 +218,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read and check the folder of an encoder-only model, such as BERT, in float32; refuse other models.
+    """Read and check the folder of an encoder-only model, such as BERT, in float32, as a `ModelFolder`; refuse others.
 
     With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
@@ -226,9 +229,10 @@ def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
-    """Read a model folder whose model must be of one of the classes `kinds`; messages call such a model `needed`.
+    """Read, as a `ModelFolder`, a folder whose model must be of one of the classes `kinds`.
 
-    With `packed`, a precision, prepacked weights are taken from the folder's cache if it has them.
+    Error messages call such a model `needed`. With `packed`, a precision, prepacked weights are taken from the folder's
+    cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -272,7 +276,7 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Model]:
-    """Read a model folder in float32. Everything is checked before it is used, and no code from the folder is run.
+    """Read a model folder in float32 as a `ModelFolder`, after checking everything; no code from the folder is run.
 
     The weights are mapped from disk, and are read into memory when they are used.
 
@@ -306,7 +310,7 @@ def was_saved_by_transformers(folder: Path) -> bool:
 
 
 def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
-    """Read a model folder that transformers saved again, with the tokenizer files that transduce wrote beside it.
+    """Read a model folder that transformers saved again as a `ModelFolder`, with the tokenizer files of transduce.
 
     If the folder still has a manifest, only its languages are used, because the files have changed since.
 
@@ -334,7 +338,7 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:
-    """Read the model of a folder for time-series forecasting, in float32; refuse other models.
+    """Read a folder's model of time series, in float32, and return the model; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -362,7 +366,7 @@ class _Own(NamedTuple, Generic[Built]):
 def _read_own(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, packed: str | None = None
 ) -> _Own[Built]:
-    """Read the model and manifest of a folder that this package wrote, after checking every file's digest.
+    """Read the model, manifest and files of a folder that this package wrote, after checking every file's digest.
 
     With `packed`, a precision, the model gets prepacked weights from the folder's cache if it has them.
 
@@ -475,7 +479,7 @@ def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
 
 
 def _read_imported(folder: Path) -> ModelFolder[Model]:
-    """Read a Hugging Face folder that transduce did not write, with its weights; the model is in evaluation mode."""
+    """Read a Hugging Face folder that transduce did not write as a `ModelFolder`; the model is in evaluation mode."""
     content, weights = outline_imported(folder)
     _refuse_too_large(folder, content.files)
     content.model.load_state_dict(dict(weights), assign=True)
@@ -544,7 +548,7 @@ def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """Read the tokenizer of a folder, and check that its vocabulary sizes and special ids match the model's.
+    """Read the tokenizer of a folder and return it, if its vocabulary sizes and special ids match the model's.
 
     Raises:
         TransduceError: a file is too large, missing or damaged, or does not match.
@@ -685,7 +689,7 @@ def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[st
 
 
 def _check_finite(file: MappedTensors, weights: Mapping[str, Tensor]) -> None:
-    """Check that all weights that were mapped from a file are finite, and release their memory.
+    """Raise an error if a weight that was mapped from a file is not finite; release the weights' memory.
 
     Raises:
         TransduceError: a weight is NaN or infinite.

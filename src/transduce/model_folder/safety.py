@@ -155,7 +155,7 @@ class TensorHeader(NamedTuple):
 
 
 def read_tensor_header(folder: Path, name: str, *, whole_numbers: Collection[str] | None = ()) -> TensorHeader:
-    """Read the header of a safetensors file, checked against the file's size before any tensor is allocated.
+    """Read the header of a safetensors file as a `TensorHeader`, checked against the file's size before allocation.
 
     Args:
         folder: the model folder.

@@ -40,7 +40,7 @@ ALIGNMENT = 64
 
 
 class FileVersion(msgspec.Struct, frozen=True):
-    """A file's size, times and inode, by which one sees whether the file was replaced or written to."""
+    """A file's size, times and inode, which differ after the file was replaced or written to."""
 
     size: int
     """The file's size in bytes."""

@@ -241,7 +241,7 @@ class PrepackedCache:
         return f"{self._precision}-{packed.layout}.safetensors"
 
     def _map(self, location: Path, packed: PackedLayers) -> MappedTensors | None:
-        """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model.
+        """Map the prepacked weights in a cache folder, and return them; None if missing, damaged or of another model.
 
         `packed` is the model with prepacked weights, without data. The whole file is verified unless that was done
         since it last changed.

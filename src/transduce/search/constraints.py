@@ -94,7 +94,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the set of token ids that start a phrase which a hypothesis lacks, or continue a begun one.
+        """Return the set of token ids that start a phrase which a hypothesis lacks, or continue one that it began.
 
         Search tries these tokens besides the most probable ones.
         """

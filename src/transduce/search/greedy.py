@@ -146,8 +146,8 @@ class GreedySearch:
     def _hypothesis(self, tokens: list[int], log_probabilities: list[float], start: int) -> Hypothesis:
         """Return a `Hypothesis` of the tokens from `start` to the first end symbol, or up to a token that rules forbid.
 
-        A forbidden token is in the tokens only if rules forbade all tokens. It is left out, and the hypothesis is then
-        not marked as ended.
+        The tokens include a forbidden token only if rules forbade all. It is left out, and the hypothesis is then not
+        marked as ended.
         """
         steps = enumerate(zip(tokens, log_probabilities, strict=True))
         last = next((n for n, (token, value) in steps if token == self.eos_id or value == -math.inf), None)
@@ -277,7 +277,7 @@ def _draw_among(
         probabilities: (N, V).
         uniform: random numbers in [0, 1), (N,).
         count: the number of most likely tokens to draw from.
-        cuts: the limits top_p and min_p.
+        cuts: a pair of the limits top_p and min_p.
         is_all: True if no other token may be drawn.
 
     Returns:

@@ -25,7 +25,7 @@ class Reductions(Protocol):
     """An interface of compiled kernels that find the greatest logits and the log-sum-exp of logits (B, W, V)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the compiled kernels can reduce these logits: their type, device and layout."""
+        """Return whether the compiled kernels support logits of this type, device and memory layout."""
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's `count` greatest logits, best first, and their token ids, (B, W, count) each."""
@@ -44,7 +44,7 @@ class Reductions(Protocol):
     ) -> tuple[Quadruple, Quadruple]:
         """Return the live and the ended candidates of a beam as `BestSelection` chooses them, for logits (B, W, V).
 
-        Each is four tensors: parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
+        Both are four tensors: parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
         log-sum-exp of the logits is computed. V must be at least 2 × beam_size.
         """
 
@@ -194,16 +194,18 @@ class Candidates(NamedTuple):
     """Candidate continuations of the hypotheses of each of B sentences, n for each: four tensors (B, n)."""
 
     parents: Tensor
-    """The index, in its sentence, of the hypothesis that is continued."""
+    """The index, in its sentence, of the hypothesis that each candidate continues, (B, n)."""
     tokens: Tensor
-    """The id of the token that is appended."""
+    """The id of the token that each candidate appends, (B, n)."""
     token_scores: Tensor
-    """The log-probability of the token, in nats."""
+    """The log-probability of each candidate's token, in nats, (B, n)."""
     totals: Tensor
-    """The log-probability of the hypothesis including the token, in nats; minus infinity for a missing candidate."""
+    """The log-probability of each candidate's hypothesis including the token, in nats, (B, n); minus infinity for a
+    missing candidate.
+    """
 
     def take(self, order: Tensor) -> "Candidates":
-        """Return the candidates at the indices `order`, (B, m), of each sentence, in that order."""
+        """Return, as `Candidates`, those at the indices `order`, (B, m), of each sentence, in that order."""
         return Candidates(*(values.gather(1, order) for values in self))
 
 

@@ -549,8 +549,8 @@ class _Mark(NamedTuple):
         match: the mark, found by `candidates` of the finder.
         start: the offset where the sentence begins.
         before: the end of the sentence, before the mark.
-        following: the text after the mark and the quotes that open it.
-        abbreviation: the one with several full stops that ends here, without spaces; None: there is none.
+        following: the text after the mark, without quotation marks at its start.
+        abbreviation: the abbreviation with several full stops that ends here, without spaces; None: there is none.
         is_starter: True if the word after the mark often begins sentences.
     """
 
@@ -694,10 +694,11 @@ class _SentenceFinder:
 
 
 def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date; "" for inner ones.
+    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date.
 
-    The abbreviation is in lower case, without spaces and last full stop. The last one of a date is not yielded, unless
-    the text begins with the date.
+    The abbreviation is in lower case, without spaces and last full stop; it is "" for full stops inside the
+    abbreviation and for those of dates. The last full stop of a date is not yielded, unless the text begins with the
+    date.
     """
     for match in _DATE.finditer(text):
         stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]

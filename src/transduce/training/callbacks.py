@@ -24,7 +24,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """The run's folder."""
     step: int
-    """The number of steps taken before; 0 for a new run."""
+    """The number of steps that the run had taken before; 0 for a new run."""
     steps: int | None
     """The number of steps planned; None: limited by time."""
     settings: Mapping[str, Any]
@@ -264,4 +264,4 @@ class TensorBoardTracker(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker, "trackio": TrackioTracker}
-"""The classes of the trackers that `--track` starts, by the name that the option takes."""
+"""A dict from the names that `--track` takes to the classes of the trackers that it starts."""

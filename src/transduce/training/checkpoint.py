@@ -99,7 +99,7 @@ def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The machine and library versions of a run, stored in every checkpoint.
 
-    If the environment differs on resume, a warning is due, since results are no longer equal bit for bit.
+    If the environment differs on resume, a message says so, since results are no longer equal bit for bit.
     """
 
     device: str
@@ -148,7 +148,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     best_step: int | None
     best_value: float | None
-    """The value of the selection metric at `best_step`, greater is better; None without a validation."""
+    """The value of the selection metric at `best_step`, greater is better; None if there was no validation."""
     best_loss: float = 0.0
     """The dev loss at `best_step`, which decides between equally good validations; 0, the best possible, if the
     checkpoint lacks it.
@@ -181,7 +181,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropout_off: bool = False
     """True if dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
-    """Sums, such as of losses, over the steps since the last report, for the next report."""
+    """Sums, such as of losses, over the steps since the last report, so that the next report includes these steps."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
     """The window of recent losses that detects loss spikes."""
     environment: Environment | None = msgspec.field(default=None, name="surroundings")
@@ -204,7 +204,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     complete.
     """
     parts: dict[str, dict[str, StoredTensor]] | None = None
-    """The tensors as stored in the files of several processes, read on demand; None if they are in memory."""
+    """The tensors by kind and name as stored in the files of several processes, read on demand; None if they are in
+    memory.
+    """
 
     @property
     def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
@@ -406,7 +408,7 @@ def newest_state(folder: Path) -> RunState | None:
 
 
 def load_state(path: Path) -> RunState:
-    """Read only the state of a checkpoint, without checking its other files.
+    """Read only the state of a checkpoint, a `RunState`, without checking the checkpoint's other files.
 
     Raises:
         TransduceError: the state is damaged, or has a format that this version cannot read.
@@ -441,7 +443,9 @@ class _Version(msgspec.Struct):
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint and verify every file against its manifest.
+    """Load a checkpoint and verify every file against its manifest; return a `Checkpoint`.
+
+    Tensors that several processes wrote are not read yet, but on demand.
 
     Raises:
         TransduceError: the checkpoint is damaged, or has a format that this version cannot read.
@@ -494,8 +498,7 @@ def average_weights(
 
     Returns:
         A pair: the mean weights by name, and a list with an error message for each checkpoint that is damaged or
-        missing,
-        which the mean leaves out.
+        missing, which the mean leaves out.
     """
     sums, counts = {name: tensor.clone() for name, tensor in weights.items()}, dict.fromkeys(weights, 1)
     refused = []
@@ -561,8 +564,8 @@ class Best(msgspec.Struct, frozen=True):
     perfect: int = 0
     """The number of latest validations in a row with a perfect result, which may stop training early."""
     highest: float = -_WORST
-    """The highest selection metric since it last improved by more than noise; the best validation's may be slightly
-    lower.
+    """The highest selection metric since a validation last exceeded the best one by more than noise; the best
+    validation's own metric may be slightly lower.
     """
     lowest_loss: float = _WORST
     """The lowest dev loss so far."""

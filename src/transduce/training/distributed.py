@@ -47,7 +47,7 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def broadcast(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process, which all must call; they wait without a short time limit.
+        """Return the first process's value in every process; all must call this, and wait up to seven days.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.

@@ -206,7 +206,8 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Target tokens per second, without padding."""
     elapsed_seconds: float
     skipped: int
-    """Steps that changed nothing because their loss was too high or their gradient was not finite."""
+    """The number of steps since the last report that changed nothing, for a loss that was too high or a bad gradient.
+    """
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):

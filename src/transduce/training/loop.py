@@ -175,7 +175,7 @@ def make_optimizer(
 
 
 class Trainer:
-    """A training run of a model: its optimizer, the current step and the best validation so far."""
+    """A training run of a model: its optimizer, the current step and the best validation so far; `run` trains."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class Trainer:
         return durations, events
 
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
-        """Estimate the duration of a step in seconds by timing micro-batches, if full steps would exceed the limit.
+        """Estimate and return a step's seconds by timing micro-batches, if full steps would exceed the limit.
 
         If full steps stay within the limit, return None, and take no step. Otherwise set `settings.accumulate` to 1,
         and take one step of a single micro-batch.

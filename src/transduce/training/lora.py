@@ -23,7 +23,8 @@ _NAMES: dict[str, str] = {
     "feed-forward-inner": "inner",
     "feed-forward-outer": "outer",
 }
-"""A dict from each kind of projection that LoRA adapts to the attribute of a layer's module that holds it."""
+"""A dict from each kind of projection that LoRA adapts to the name of the attribute of a layer's module that holds it.
+"""
 _ADAPTED = "parametrizations.weight.0."
 _ORIGINAL = "parametrizations.weight.original"
 
@@ -65,7 +66,8 @@ def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
 def choose_lora_alpha(rank: int) -> Choice[float]:
     """Choose alpha as twice the rank, so that updates have the same weight for every rank.
 
-    The result is a `Choice`: alpha and the reason.
+    Returns:
+        A `Choice`: alpha and the reason.
     """
     return Choice(2.0 * rank, f"twice the rank ({rank})")
 

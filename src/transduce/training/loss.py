@@ -86,12 +86,12 @@ class Objective(ABC, Generic[M]):
         self.label_smoothing = label_smoothing
 
     def __call__(self, batch: Any) -> Loss:
-        """Return the loss of a batch, as the subclass's method `loss` computes it."""
+        """Return the `Loss` of a batch, as the subclass's method `loss` computes it."""
         return self.loss(batch)
 
     @abstractmethod
     def loss(self, batch: Any) -> Loss:
-        """Return the loss of a batch as sums over its labels, which the caller divides by their number or weight."""
+        """Return the `Loss` of a batch: sums over its labels, which the caller divides by their number or weight."""
 
 
 def projected_cross_entropy(
@@ -183,8 +183,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The output projection and the cross-entropy as one autograd function, whose forward pass computes gradients.
 
     The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
-    one-hot term selects rows of the weight, and the constant term is a sum of its rows. Both are of size N × D, as
-    are their parts of the weight's gradient.
+    one-hot term selects rows of the weight, and the constant term is a sum of its rows. The two terms are of size N ×
+    D, as are their parts of the weight's gradient.
     """
 
     @staticmethod

@@ -58,13 +58,13 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     losses: list[float] = []
     """Losses of up to 128 last steps that changed the weights, newest last."""
     refused_in_a_row: int = 0
-    """Steps skipped for a high loss since the last step that changed the weights."""
+    """The number of steps that were skipped for a high loss since the last step that changed the weights."""
     skipped_in_a_row: int = 0
-    """Steps skipped for any reason since the last step that changed the weights."""
+    """The number of steps that were skipped for any reason since the last step that changed the weights."""
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last step of the 64 whose mean loss is the lowest of the run."""
+    """The number of the last of the 64 steps whose mean loss is the lowest of the run."""
 
     def limit(self) -> float:
         """Return the highest loss of a step that is accepted: the window's mean plus a tolerance.

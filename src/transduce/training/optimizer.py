@@ -134,7 +134,7 @@ def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
 class Adam:
     """An Adam optimizer for one vector: the two moments of its gradient and the update computed from them.
 
-    It calls PyTorch's function instead of `torch.optim.Adam`, whose import loads a compiler (one second and 70 MiB).
+    PyTorch's function is called instead of `torch.optim.Adam`, whose import loads a compiler (one second and 70 MiB).
     """
 
     def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:

@@ -167,7 +167,7 @@ def _lengths(size: PackedSize) -> list[int]:
 
 
 class _Side(NamedTuple):
-    """The places of the tokens of one side of a batch, sources or targets, in the padded array."""
+    """The positions of the tokens of one side of a batch, sources or targets, in the padded array."""
 
     offsets: Ids
     """The offset of each token in the padded batch (B, L), flattened."""
@@ -184,7 +184,7 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return, as one vector, the elements of an array (B, L) at the places of this side's tokens."""
+        """Return, as one vector, the elements of an array (B, L) at the positions of this side's tokens."""
         return ids.ravel()[self.offsets]
 
 

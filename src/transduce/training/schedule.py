@@ -31,8 +31,8 @@ class Position(NamedTuple):
     steps: int
     """The length of the schedule in steps."""
     speed: float
-    """How far each step moves the position: 1.0, or less if the run takes more steps than first planned, and vice
-    versa.
+    """How many steps of the schedule one step of the run takes: 1.0 as first planned, less if the run takes more steps,
+    more if it takes fewer.
     """
 
 
@@ -53,7 +53,10 @@ def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
 
 
 def validations_until(step: int, plan: Sequence[Decision]) -> int:
-    """Return how many of a run's validations, evenly spaced by the plan, are due up to a step; 0 for an empty plan."""
+    """Return how many of a run's validations are due up to a step, evenly spaced by `plan`, the clock's decisions.
+
+    Without decisions, the number is 0.
+    """
     if not plan or (position := position_of(step, plan) or Position(step, plan[0].steps, 1.0)).step <= 0:
         return 0
     in_effect = [decision for decision in plan if decision.step < step] or plan[:1]
@@ -206,7 +209,8 @@ class StepPlan:
     def is_due(self, step: int, every: int | None) -> bool:
         """Return whether a periodic action is due after a step; every action is due after the last one.
 
-        `every` is the number of steps between two actions; None: twelve actions per run, at least 50 steps apart.
+        `every` is the number of steps between two actions; None: twelve actions per run, at least 50 steps apart, and
+        none while the number of steps is not known.
         """
         if step == self.steps:
             return True

@@ -41,7 +41,7 @@ class ShardedLoss(nn.Module):
 
 
 def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Shard the parameters of a model over all processes, layer by layer: each process holds some of the rows of each.
+    """Shard the parameters of a model over all processes, layer by layer: each process holds some of all rows.
 
     Args:
         model: equal in every process; changed in place.

@@ -232,7 +232,7 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the Hugging Face class, as `Family`, of the model's kind that differs from it in the fewest settings.
+    """Return the Hugging Face class, as `Family`, that differs in the fewest settings from a model of the same kind.
 
     Different position encodings count three times. The result is None if there is no class of this kind.
     """

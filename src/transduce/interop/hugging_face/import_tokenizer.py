@@ -338,8 +338,8 @@ def _padding(
 ) -> int:
     """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
 
-    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, it is the tokenizer's
-    own padding.
+    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, the result is the id of
+    the tokenizer's own padding.
 
     Raises:
         TransduceError: the tokenizer's own padding is missing or also around a text, or the model numbers positions by

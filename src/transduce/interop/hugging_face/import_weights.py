@@ -118,7 +118,7 @@ class LazyTensors(Mapping[str, Tensor]):
 class ImportedModel(NamedTuple):
     """An imported model's configuration, and its weights, a mapping by this package's names.
 
-    Those from a Hugging Face folder are read at each access, and refused then if they are not finite.
+    Weights from a Hugging Face folder are read at each access, and refused then if they are not finite.
     """
 
     config: ModelConfig

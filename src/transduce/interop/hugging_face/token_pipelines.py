@@ -290,7 +290,7 @@ def open_pipeline(
 def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return two tuples of special token ids that a tokenizer.json's post-processor puts before and after a text.
 
-    `tokenizers` itself processes a text of one token.
+    They are found by letting `tokenizers` process a text of one token.
 
     Args:
         processor: the post-processor's JSON object; None: there is none.

@@ -369,7 +369,7 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of vectors, passed as rows, after emitting the shuffles that transpose it.
+    """Return a list of the columns of a square of vectors, passed as a list of rows; emit the shuffles.
 
     Each round interleaves rows that are half the square apart.
     """

@@ -111,7 +111,7 @@ class SoftmaxArguments(NamedTuple):
 
 
 class ColumnSumArguments(NamedTuple):
-    """Arguments of the kernel `sum_columns`, which computes column sums; only elements with a positive gate count."""
+    """Arguments of the kernel `sum_columns`: column sums of a matrix, with a gate only where the gate is positive."""
 
     source: Any
     """Address of the matrix whose rows are summed, (N, D)."""
@@ -760,7 +760,7 @@ class ActivationNode(torch.autograd.Function):
 def _run_activation(
     kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
 ) -> None:
-    """Run the kernel `activate`, or `activate_backward` with the activation's gradient; the result goes to `out`."""
+    """Run the kernel `activate` or, with the activation's gradient, `activate_backward`; the result goes to `out`."""
     width = projected.shape[-1] // (2 if name in GATED_BY else 1)
     rows = projected.numel() // projected.shape[-1]
     addresses = projected.data_ptr(), out.data_ptr()

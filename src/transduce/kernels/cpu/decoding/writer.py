@@ -34,18 +34,18 @@ class StepArguments(NamedTuple):
     x: Any
     """Address of the residual stream (N, D), which holds the last layer's output in the end."""
     normed: Any
-    """Address of scratch space (N, D) for the outputs of norms."""
+    """Address of scratch space for the outputs of norms, float32 (N, D)."""
     quantized: Any
     """Address of scratch space for quantized rows, 16-bit words: max(N × D, N × H × K), and some rows more.
 
     Kernels may read `amx.READABLE_EXTRA_ROWS` rows after the last one.
     """
     scales: Any
-    """Address of scratch space (N,) for the scales of quantized rows."""
+    """Address of scratch space for the scales of quantized rows, float32 (N,)."""
     projected: Any
     """Address of scratch space for each row's projected queries; when texts are encoded, also keys and values."""
     heads: Any
-    """Address of scratch space (N, H × K) for the attention heads' outputs."""
+    """Address of scratch space for the attention heads' outputs, float32 (N, H × K)."""
     inner: Any
     """Address of scratch space for the inner layer of feed-forward networks, of 128 rows at a time.
 

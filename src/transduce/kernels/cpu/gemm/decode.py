@@ -322,7 +322,7 @@ class NativeLinear(nn.Module):
         )
 
     def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return tensors on the meta device for packed weights, initial sums, scales and bias, without data.
+        """Return four tensors on the meta device (without data): packed weights, initial sums, scales and bias.
 
         The shapes and dtypes are those of the tensors that `_pack` returns.
         """
@@ -334,7 +334,7 @@ class NativeLinear(nn.Module):
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the packed weights, (P / C, D / group, C, group), and initial sums, scales and bias, (P,) each.
+        """Return four tensors: packed weights, (P / C, D / group, C, group), initial sums, scales and bias, (P,) each.
 
         P is the number of outputs O, padded to blocks of C outputs; `Tile.group` inputs share 32 bits.
         """
@@ -441,7 +441,7 @@ class NativeVocabulary(NativeLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
         """Pack the matrix (V, D), and keep the original, from which the likeliest tokens' logits are computed again.
 
-        With tied embeddings the original takes no extra memory. The bias of padding outputs is -inf.
+        With tied embeddings the original takes no extra memory. A None bias is 0; that of padding outputs is -inf.
         """
         super().__init__(weight, bias, tile)
         self.exact_weight = weight

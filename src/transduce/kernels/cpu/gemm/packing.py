@@ -54,9 +54,10 @@ class GemmLayout(NamedTuple):
     The number is a multiple of `row_multiple`. A packed panel of so many pairs fits in a cache.
     """
     sum_tiles: int
-    """The number of row tiles (blocks of rows in registers) in a block of a weight gradient, whose sums fit in a cache.
+    """The number of row tiles (blocks of rows in registers) in a block of a weight gradient.
 
-    All pairs along the summed dimension are added to one block before the next block starts.
+    The rows of these tiles fill whole vectors. All pairs along the summed dimension are added to one block before the
+    next block starts.
     """
     kind: Any = I16
     """The LLVM type of the elements: I16 for bfloat16, or F32."""

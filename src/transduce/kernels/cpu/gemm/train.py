@@ -171,7 +171,10 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the range [first, last) of row tiles, blocks of `layout.tile_rows` rows, that a thread computes."""
+        """Return (IR values) the range [first, last) of row tiles that a thread computes.
+
+        A row tile is a block of `layout.tile_rows` rows.
+        """
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
@@ -240,7 +243,7 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return the widths in columns, less than a whole panel's, that the last panel of a matrix may have."""
+        """Return a sequence of the widths in columns, less than a panel's, that the last panel of a matrix may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(

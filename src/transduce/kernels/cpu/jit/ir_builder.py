@@ -246,7 +246,7 @@ class KernelBuilder:
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the first and the last index (exclusive) of the items, out of `whole`, that one thread processes.
+        """Return (IR values) the first index and the index to stop at of the items, out of `whole`, for one thread.
 
         The items are divided evenly among `threads` threads.
         """

@@ -214,7 +214,7 @@ def _shape_of(
 
 
 def _sublayer_shape_of(sublayer: MaskedSublayer, rotation: Rotation | None) -> SublayerShape:
-    """Return the `SublayerShape` of a sub-layer; `rotation` is the rotary embedding of its queries and keys."""
+    """Return the `SublayerShape` of a sub-layer; `rotation` is a rotary embedding of queries and keys, or None."""
     attention, (first, last) = sublayer.attention, sublayer.linears
     options = PLAIN_ATTENTION if attention is None else options_of(attention)
     assert sublayer.norm.eps is not None
@@ -241,7 +241,7 @@ def _sublayer_shape_of(sublayer: MaskedSublayer, rotation: Rotation | None) -> S
 def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Sequence[Tensor | None]) -> list[int]:
     """Return a list of the base addresses of all sub-layers, one after another, in the order of `SublayerBase`.
 
-    Dropout seeds in it are new random numbers, 0 without dropout.
+    The address of a None parameter is 0. Dropout seeds are new random numbers, 0 without dropout.
     """
     seeds = torch.empty(len(sublayers), 2, dtype=torch.int64)
     for pair, sublayer in zip(seeds, sublayers, strict=True):

@@ -486,7 +486,7 @@ class _Writer:
         self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
-        """Append a call of the activation kernel, or of its backward kernel if the output's gradient is passed.
+        """Append a call of the activation kernel, or of its backward kernel if the output's gradient is not None.
 
         The backward kernel writes the gradient of `projected` to `out`.
         """
@@ -538,8 +538,8 @@ class _Writer:
     ) -> None:
         """Append a call of a linear layer's backward kernel, from the gradient of the layer's output, `gradient`.
 
-        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` are 0, and adds the weight and
-        bias gradients to their float32 sums.
+        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` (None: no mask) are 0, and adds
+        the weight and bias gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = padded_rows(rows, self.sublayer.layer.tile)
@@ -604,9 +604,9 @@ class _Writer:
         self._attend("attend_backward", grad_context, (grad_projected, grad_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of the kernel `attend`, or of `attend_backward`, which writes `gradients`.
+        """Append a call of the kernel `attend` or, if `gradients` is not None, of `attend_backward`.
 
-        `context` is attention's output, or its gradient. `gradients` are those of the projections of x and of the
+        `context` is attention's output, or its gradient. `gradients` receive those of the projections of x and of the
         memory.
         """
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
@@ -639,7 +639,7 @@ class _Writer:
     def _query_key_value(
         self, projected: MemoryOffset, memory: MemoryOffset
     ) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the memory offsets of queries, keys and values within projections, or of their gradients.
+        """Return three memory offsets, of queries, keys and values within projections, or of their gradients.
 
         Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
         """

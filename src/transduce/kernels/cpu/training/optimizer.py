@@ -171,7 +171,10 @@ class UpdateEmitter:
             self._store(master, args.bfloat16_copy, number, inside, I16)
 
     def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · direction for one SIMD vector; return the new weights."""
+        """Emit the update master · shrink - rate · direction for one SIMD vector; return the new weights.
+
+        `number` is the index of the vector's first element, and `inside` a mask of its lanes; None: all.
+        """
         k = self.k
         shrunk = k.build.fmul(self._load(args.master, number, inside), self._splat_float(args.shrink))
         negative_rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
@@ -186,7 +189,10 @@ class UpdateEmitter:
         return master
 
     def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit Adam's update of the moments and the master weights for one SIMD vector; return the new weights."""
+        """Emit Adam's update of the moments and the master weights for one SIMD vector; return the new weights.
+
+        `number` is the index of the vector's first element, and `inside` a mask of its lanes; None: all.
+        """
         k = self.k
         gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
         first = self._update_moment(args.first, args.beta1, gradient, number, inside)
@@ -294,8 +300,8 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
     """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
 
-    `arguments` are those fields of `UpdateArguments` that only one kernel has. Raises ValueError if lengths or dtypes
-    do not fit together.
+    `arguments` are fields of `UpdateArguments` other than those that both kernels have. Raises ValueError if lengths or
+    dtypes do not fit together.
     """
     count = vectors.master.numel()
     for vector in vectors[:3]:
