@@ -348,8 +348,8 @@ class KeyValueCache:
     """The cached keys and values of one attention module, so that they are computed once for each position."""
 
     def __init__(self) -> None:
-        self._keys: Tensor | None = None  # (B, H, capacity, K)
-        self._values: Tensor | None = None  # (B, H, capacity, V)
+        self._keys: Tensor | None = None  # (B, G, capacity, K)
+        self._values: Tensor | None = None  # (B, G, capacity, V)
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -156,7 +156,7 @@ class PackedAttention(Protocol):
 class TrainingKernels(Protocol):
     """A training backend: kernels for training and validation, and checks of which inputs they support.
 
-    A backend that has no kernel for attention, rotary embeddings or Muon inherits that such inputs are not supported.
+    A backend without kernels for attention, rotary embeddings or Muon inherits methods that answer "not supported".
     """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:

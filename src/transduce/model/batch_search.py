@@ -150,7 +150,7 @@ class BatchSearch(Protocol):
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Stop decoding sentences, and return a list of lists: each one's unfinished hypotheses, in the order of `rows`.
+        """Stop decoding sentences, and return for each, in the order of `rows`, a list of its unfinished hypotheses.
 
         `rows` are indices into `active`, the batch indices of the sentences that are still decoded.
         """

@@ -321,14 +321,14 @@ def register(setting: str, name: str) -> Callable[[C], C]:
 _MORE_TOKENS, _ROUNDING = 40, 1e-3  # the latter in standard deviations of a logit
 
 
-def _difference_if_built_without_memory(model: AnyModel, named: str) -> Difference | None:
-    """Return the first difference of a model from its configuration's model, which is built on the meta device.
+def _difference_from_meta_config(model: AnyModel, named: str) -> Difference | None:
+    """Return the first `Difference` between a model and the one that its configuration describes, or None.
 
-    None means that there is no difference.
+    The described model is built on the meta device, so its weights take no memory.
 
     Raises:
         TransduceError: a component reads the values of tensors while it is built, so that a model folder with it could
-            not be opened; `named` names the components.
+            not be opened; `named` names the components in the message.
     """
     try:
         return difference_from_config(model)
@@ -356,7 +356,7 @@ def check_registered(config: ModelConfig) -> None:
         torch.manual_seed(1)
         try:
             model = build_any_model(_smaller(config)).eval()
-            difference = _difference_if_built_without_memory(model, named)
+            difference = _difference_from_meta_config(model, named)
             by_cache, by_padding = _largest_changes(model)
         except TransduceError:
             raise
@@ -397,9 +397,10 @@ def _smaller(config: ModelConfig) -> ModelConfig:
 
 
 def _largest_changes(model: AnyModel) -> tuple[float, float]:
-    """Return how much a model's output changes by decoding with a cache, and by padding: two numbers.
+    """Return two numbers: the largest change of a model's output by decoding with a cache, and by padding.
 
-    The unit is the output's standard deviation. A number is 0 where the kind of model has no such change. Parameters
+    The unit is the output's standard deviation. An encoder-only model has no decoding, so its first number is 0; a
+    model of time series has no padding, so its second number is 0. Parameters
     with equal elements, such as closed gates, get small random values first.
     """
     for parameter in model.parameters():
@@ -486,7 +487,8 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
         The number of compiled layers; 0 for a model without such layers, such as a recurrent one.
 
     Raises:
-        TransduceError: the device is a CPU, which would need a C++ compiler and gain nothing.
+        TransduceError: the device is no GPU, but `backend` is `inductor`, which would need a C++ compiler on a CPU and
+            gain nothing.
     """
     if backend == "inductor" and not device.startswith("cuda"):
         raise TransduceError(

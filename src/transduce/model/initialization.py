@@ -118,7 +118,8 @@ def _comes_from_torch(kind: type) -> bool:
 def _initialize_module(module: nn.Module) -> None:
     """Initialize the weights that are a module's own parameters, not those of its submodules.
 
-    A module of another kind, such as a single linear layer, is left as it is.
+    Only kinds with a rule of their own are changed: attention, gated feed-forward networks, attention scores, relative
+    positions, embeddings and recurrent cells. Others, such as a single linear layer, stay as they are.
     """
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:

@@ -396,8 +396,8 @@ class Recurrent(SequenceToSequence):
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
         """Return one vector for each source, (B, D), as the setting `recurrent_context` asks.
 
-        It is the mean of the encoder's states, or the last state. A backward encoder's last state is that of the first
-        token.
+        It is the mean of the encoder's states (`mean`) or else the last state. The last state of cells that read
+        backward is that of the first token.
         """
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
