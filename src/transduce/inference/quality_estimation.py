@@ -341,8 +341,8 @@ def _most_times(units: list[str]) -> int:
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
     """Return a list of pairs, count and run of words, for runs that occur several times in a row in a text.
 
-    For each length of up to 20 words the most frequent run is considered. `least` is the lowest count returned; None: a
-    limit that depends on the run.
+    For each length of up to 20 words, only the run that is repeated most often is considered. `least` is the lowest
+    count returned; None: a limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):

@@ -185,8 +185,8 @@ class NeighborIndex:
 
         Args:
             source: the translator's source language; None: unknown.
-            target: its target language; None: unknown.
-            vocabulary: its source vocabulary.
+            target: the translator's target language; None: unknown.
+            vocabulary: the translator's source vocabulary.
 
         Raises:
             TransduceError: a language differs.

@@ -24,8 +24,8 @@ class Sentence(NamedTuple):
     text: str
     """The text of the sentence, without the spaces, emoji and layout around it."""
     offsets: Sequence[int]
-    """The character offset in the source text of each character of the sentence, and of the sentence's end: one more
-    than characters.
+    """The character offset in the source text of each character of the sentence; the last item is that of the
+    sentence's end.
     """
     protected: tuple[Span, ...] = ()
     """Character spans of the sentence that translation must not change, in order and disjoint."""

@@ -167,7 +167,7 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    Its argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
+    The argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
     """
 
     def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...

@@ -66,7 +66,7 @@ class TextObserver(Observer, Protocol):
     """An interface of observers that also receive the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Receive a text's partial translation after a step, if the text has several sentences or spaces to keep.
+        """Receive a text's partial translation after a step; not called for a single sentence without spaces around it.
 
         Args:
             text: the index of the text.

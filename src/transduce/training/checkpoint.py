@@ -175,7 +175,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run.
     """
     time_plan: list[tuple[int, int, int]] = []
-    """The steps that the clock has granted a run with `training.minutes` so far (training/schedule.py)."""
+    """The decisions (`Decision`) of the clock in a run with `training.minutes`; empty in other runs."""
     validation_due: bool = False
     """True if a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False

@@ -206,7 +206,8 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Target tokens per second, without padding."""
     elapsed_seconds: float
     skipped: int
-    """The number of steps since the last report that changed nothing, for a loss that was too high or a bad gradient.
+    """The number of steps since the last report that changed no weights: the loss was too high, or loss or gradient was
+    not finite.
     """
 
 

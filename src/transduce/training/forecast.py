@@ -304,9 +304,9 @@ def forecast_run(
         durations: the durations; that of a validation may be NaN, and is then assumed.
         training: the run's settings.
         parameters: number of trained parameters.
-        elapsed_seconds: the time since the start of the command, without that of a probe.
-        step: the number of steps that the run has taken by then.
-        new_steps: how many of these the command has taken.
+        elapsed_seconds: the time since the start of the command; of a probe, only its first step counts.
+        step: the number of steps that the run has taken in this time and, if it was resumed, before.
+        new_steps: how many of these steps the command has taken.
         end_validations: how many validations take as long as the final evaluation.
         validated: True if the process has validated a model, so that its memory includes a validation's.
     """

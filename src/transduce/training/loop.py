@@ -520,7 +520,7 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Add the gradient of micro-batch `number` of the step to the step's gradient; return its loss and record."""
+        """Add the gradient of micro-batch `number` to the step's gradient; return a pair, `Loss` and `MicroBatch`."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)

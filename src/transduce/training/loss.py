@@ -36,10 +36,7 @@ class Loss(NamedTuple):
 
     @property
     def divisor(self) -> float:
-        """The number that turns the sums into means: the sum of the target tokens' weights, or their number.
-
-        The number is used if there are no weights.
-        """
+        """The divisor that turns sums into means: the sum of the tokens' weights, or without weights their number."""
         return self.tokens if self.weight is None else self.weight
 
 
@@ -145,12 +142,19 @@ def row_cross_entropy(
     label_smoothing: float = 0.0,
     factors: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of hidden states `rows` (N, D) and labels `chosen` (N,), smoothed, as a `Loss`.
+    """Compute the cross-entropy of hidden states and labels, with label smoothing, as a `Loss`.
 
-    If the mask `present` (N,) is set, only its rows count. All rows are computed, as selecting some would synchronize
-    with the GPU, so other rows must be finite, with valid token ids as labels; `Loss.tokens` then counts all rows.
-    `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`. Other
-    arguments are those of `projected_cross_entropy`.
+    Args:
+        rows: the hidden states, (N, D).
+        weight: the output projection, (V, D).
+        chosen: the labels, (N,).
+        bias: the output projection's bias, (V,); None: there is none.
+        present: a mask (N,) of the rows whose losses count. All rows are computed, because selecting some would
+            synchronize with the GPU. So other rows must be finite, with valid token ids as labels, and `Loss.tokens`
+            counts all rows. None: all rows count.
+        frozen_row: a row of weight and bias that gets no gradient; None if all rows are trained.
+        label_smoothing: ε.
+        factors: the weight of each row's loss, (N,), float32, if `present` is None; None: 1.
     """
     if present is not None:
         # Zero rows contribute nothing to the weight gradient or to sums of rows.

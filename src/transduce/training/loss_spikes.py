@@ -212,9 +212,9 @@ def _json_number(number: float) -> float | str:
 
 
 def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
-    """Compute a micro-batch once more, and return the first non-finite module output and the parameters' gradients.
+    """Compute a micro-batch once more, to find the first module whose output, or gradient of a weight, is not finite.
 
-    The result is an `Origin` with the names of the module and of up to 10 parameters.
+    The result is an `Origin`: the name of this module, and of the first 10 parameters whose gradients are not finite.
 
     Args:
         model: the model, to whose gradients this computation adds.
