@@ -171,7 +171,7 @@ class _Reader:
         Nothing is yielded if neither the text nor a description of an image in it has a letter.
 
         Args:
-            lines: the lines of the text. If it has several, the translation is wrapped at their width, at least 40.
+            lines: the lines of the text. A translation of several lines is wrapped at the width of these, at least 40.
             is_paragraph: the text is a paragraph, whose lines must not look like the start of another block.
             is_cell: the text is a cell of a table, in which vertical bars are escaped.
         """

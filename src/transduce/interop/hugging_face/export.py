@@ -69,7 +69,7 @@ def config_json(
     """Return the content of `config.json`, a dict, for a model's configuration.
 
     The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
-    "transduce". Without such a class it names no class, and `model_type` is "transduce".
+    "transduce". Without such a class the content names no class, and `model_type` is "transduce".
 
     Args:
         config: the model's configuration.
@@ -140,8 +140,8 @@ def stored_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
-    Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
-    that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names. The
+    tensors that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
 
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
