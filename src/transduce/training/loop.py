@@ -112,11 +112,11 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     epochs: float = 0.0
     """Number of passes over the training examples; 0 in results that earlier versions stored."""
     steps: int | None
-    """Number of steps planned; None: limited by time."""
+    """Number of steps planned; None: a run with a time budget ended before it decided on the number."""
     best_step: int | None
-    """The step of the best validation, whose weights are kept; None if there was no validation."""
+    """The step of the best validation, whose weights are kept; None without a validation of finite loss."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None if there was no validation."""
+    """The value of the selection metric at the best validation, greater is better; None if `best_step` is None."""
     elapsed_seconds: float
     """Training time in seconds of wall clock, over all processes that have continued the run one after another."""
     time_plan: tuple[Decision, ...] = ()
