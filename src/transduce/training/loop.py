@@ -509,9 +509,10 @@ class Trainer:
         return parts, sums
 
     def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Disable dropout if the loss of the step's batches is more than 5 % higher without it than with it.
+        """Disable dropout if the loss of the step's batches is more than 5 % higher without dropout than with it.
 
-        At the last step, or if `training.adapt_dropout` is false, nothing is done.
+        The model has then come to depend on the noise. At the last step, or if `training.adapt_dropout` is false,
+        nothing is done.
         """
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
