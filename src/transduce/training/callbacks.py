@@ -48,7 +48,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int | None
     """The step of the validation with the best score; None without a validation of finite loss."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None if `best_step` is None."""
+    """The value of the selection metric at the best validation, greater is better; None: not measured."""
     reason: str
     """Why the run ended: "finished" after its last step, the reason of an earlier end, or the name of a signal."""
 

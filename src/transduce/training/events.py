@@ -192,7 +192,10 @@ def _within_float32(value: float) -> float:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A report on the latest steps: mean loss and gradient norm of those that changed weights (NaN if none did)."""
+    """A report on the steps since the previous report, with means over those that changed weights.
+
+    The means, of loss, perplexity and gradient norm, are NaN if no step changed weights.
+    """
 
     step: int
     epoch: float

@@ -116,7 +116,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int | None
     """The step of the best validation, whose weights are kept; None without a validation of finite loss."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None if `best_step` is None."""
+    """The value of the selection metric at the best validation, greater is better; None: not measured."""
     elapsed_seconds: float
     """Training time in seconds of wall clock, over all processes that have continued the run one after another."""
     time_plan: tuple[Decision, ...] = ()
