@@ -45,7 +45,7 @@ def permutation(size: int, *key: int) -> Indices:
 class Blocks:
     """A random division of a corpus's pairs into blocks; a plan of batches reads and sorts one block at a time.
 
-    A block has at least ``BLOCK_PAIRS`` pairs, and a smaller corpus is one block.
+    A block has about ``BLOCK_PAIRS`` pairs or more, and a smaller corpus is one block.
     """
 
     def __init__(self, pairs: int, seed: int) -> None:
@@ -228,9 +228,9 @@ class Plan(Protocol[AnyBatch_co]):
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return a pair: B lists of token ids as one array (B, longest) padded at the right, and the ids without padding.
+    """Return B lists of token ids as one array, (B, longest), padded at the right, and the number of ids in all lists.
 
-    The second element is the number of ids that are not padding.
+    The number does not include the padding.
     """
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
@@ -380,7 +380,8 @@ def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *,
 
     Args:
         corpus: the corpus of the pairs, whose padding ids the batches have.
-        ordered: the source and the target lengths of the pairs that are batched together, in the order of batches.
+        ordered: for each group of pairs that is cut into batches, such as a block, the source and the target lengths,
+            sorted as for batching.
         batch_tokens: maximum number of target tokens in a batch.
     """
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}

@@ -141,8 +141,9 @@ def choose_held_out(
 ) -> list[Candidate]:
     """Return a list of the candidates (sources) to hold out for the dev set, chosen in the order of their hash keys.
 
-    At least one source always remains for training. If sources occur many times, fewer are held out, and those that
-    would drop too many pairs are skipped, but at least one is held out if more than one source exists.
+    At most a fifth of the distinct sources is held out. Other pairs with a held-out source are dropped from training,
+    so a source is skipped if more than a tenth of all pairs would be dropped. Nevertheless, at least one source is held
+    out if there are several, and at least one always remains for training.
 
     Args:
         candidates: sources of the whole corpus with the lowest keys.

@@ -430,13 +430,13 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     times: Times = ()
     """Times that the frame can be combined with, each as Chinese words, English words and links; empty: none."""
     timed: bool = False
-    """Whether a sentence in this frame must have a time."""
+    """True if a sentence in this frame must have a time."""
     some: bool = False
-    """Whether an object may have a number (three apples)."""
+    """True if an object may have a number (three apples)."""
     definite: bool = False
-    """Whether an object may be definite (this apple)."""
+    """True if an object may be definite (this apple)."""
     adjuncts: bool = True
-    """Whether a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
+    """True if a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -384,6 +384,8 @@ _FORMULA = re.compile(
 
 
 class _Cell(NamedTuple):
+    """A cell of a CSV or TSV file: its start and end offset in the file, decoded text, and whether it is quoted."""
+
     start: int
     end: int
     text: str
@@ -417,8 +419,8 @@ def read_tsv(source: Source) -> Document:
 def _delimiter(text: str) -> str:
     """Return the delimiter of a CSV file: a comma, a semicolon, a tab or a bar.
 
-    It is the one with which most of the first 50 rows have as many cells as the first row, more than one; if none
-    divides the rows, the comma.
+    The result is the delimiter with which most of the first 50 rows have as many cells as the first row, more than one.
+    If none divides the rows, it is the comma.
     """
 
     def agreement(delimiter: str) -> tuple[int, int]:

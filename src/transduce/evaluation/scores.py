@@ -45,7 +45,8 @@ class TokenizerChoice(msgspec.Struct, frozen=True):
 def tokenizer_for(language: str | None) -> str:
     """Return the name of sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`.
 
-    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
+    The result is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean if the segmenter
+    of the language is not installed.
     """
     return fitting_tokenizer(language).name
 
@@ -53,8 +54,8 @@ def tokenizer_for(language: str | None) -> str:
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     """Return the `TokenizerChoice` of sacreBLEU's tokenizer for a language code.
 
-    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter,
-    then with a reason.
+    The tokenizer is "13a" for most languages, unknown codes and None. If the segmenter of Japanese or Korean is not
+    installed, it is "char", and the choice has a reason.
     """
     code = languages.short_code(language or "")
     if code in languages.CHINESE:

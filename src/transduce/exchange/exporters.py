@@ -229,8 +229,7 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
 
 
 NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
-"""The beginnings of a paragraph in a model card, which says that Hugging Face's transformers does not open the
-folder."""
+"""The beginnings of paragraphs in model cards that say why Hugging Face's transformers does not open the folder."""
 AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
 NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
 

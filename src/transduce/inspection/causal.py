@@ -480,7 +480,7 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
 
 
 def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[float]:
-    """Return, for each copy of a text in a batch, a list entry: the difference of two logits of prediction `row`.
+    """Return a list with the difference of two logits of prediction `row` for each copy of a text in a batch.
 
     `logits` is (copies, predictions, vocabulary size), and `columns` are the indices of the two tokens, classes or
     tags.

@@ -145,7 +145,7 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """The expected share of heads that are right in both sentences if each head chooses a word at random."""
+        """The expected share of heads that are right in both sentences if each head chooses a candidate at random."""
         return self.one.chance * self.other.chance
 
     @property

@@ -322,7 +322,8 @@ class InferenceCopy:
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
 
-        `graph` is the model's layer graph, whose components are all in `PREPACKABLE`.
+        `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
+        noticed. All its components must be in `PREPACKABLE`.
         """
         weights = self._weights
         if graph != self._graph or any(

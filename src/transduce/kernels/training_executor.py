@@ -584,7 +584,10 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the layer graph knows each component of a model, so that kernels compute all of its attention."""
+    """Return whether a model has a layer graph, that is, whether all its components are known and unchanged.
+
+    Only then do kernels compute all of the model's attention.
+    """
     return isinstance(graph_of(model), ModelGraph)
 
 

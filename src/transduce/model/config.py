@@ -333,8 +333,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (`recurrent`), or encoder and decoder over numbers (`series`)."""
 
     source_vocabulary_size: int
-    """Tokens of the source vocabulary; 0 for a model of numbers. A model of one side has one vocabulary, and both sizes
-    are the same."""
+    """Tokens of the source vocabulary; 0 for a model of numbers. An encoder-only or decoder-only model has one
+    vocabulary, and both sizes are the same.
+    """
 
     target_vocabulary_size: int
     """Number of tokens in the target vocabulary; 0 for a model of numbers."""

@@ -66,7 +66,9 @@ class _Entry(NamedTuple):
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
-"""A dict from each class that the layer graph knows to what its modules may hold; subclasses are not known."""
+"""A dict from each class that the layer graph knows to its `_Entry`: what modules of the class may hold. Subclasses are
+not known.
+"""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""

@@ -708,7 +708,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
 
 
 class Table(NamedTuple):
-    """The components that a backend computes, as allowed values by aspect.
+    """A list of what a backend computes: for each aspect of a model, such as its norm, the values that are allowed.
 
     For example, `{"norm": {"layer", "rms"}, "norm order": {"pre"}}` allows pre-norm layers with LayerNorm or RMSNorm.
     An aspect that is not listed has no allowed value.

@@ -93,8 +93,8 @@ class SinusoidalPositions(nn.Module):
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
     """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
 
-    Without `positions` this is T. Otherwise it is `end` or, if that is None too, the greatest position plus 1: reading
-    a GPU's tensor stalls the CPU.
+    Without `positions` this is T. Otherwise it is `end` or, if `end` is None, the greatest position plus 1, which is
+    slow to read from a GPU.
     """
     if positions is None:
         return x.shape[1]

@@ -394,7 +394,11 @@ class Recurrent(SequenceToSequence):
         return cache
 
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
-        """Return one vector for each source, (B, D): the mean of all states, or each direction's last state."""
+        """Return one vector for each source, (B, D), as the setting `recurrent_context` asks.
+
+        It is the mean of the encoder's states (`mean`) or else the last state. The last state of cells that read
+        backward is that of the first token.
+        """
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
         if self.config.recurrent_context == "mean":
@@ -467,7 +471,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
     """Append the attention weights of several calls of a recurrent decoder to a trace, as if they came from one call.
 
     Args:
-        steps: the weights of all calls.
+        steps: a trace with the weights of all calls, one after another; each call appended one tensor for each layer.
         trace: receives the joined weights.
         calls: the number of calls.
         width: the number of hypotheses of each sentence.

@@ -317,7 +317,7 @@ def checked_ids(**inputs: tuple[Tensor, int]) -> Iterator[None]:
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Args:
-        inputs: by the name of an argument, its token ids, (B, T), and the size of their vocabulary.
+        inputs: a pair for each argument, passed by the argument's name: token ids, (B, T), and their vocabulary's size.
 
     Raises:
         TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of sources

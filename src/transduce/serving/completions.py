@@ -113,7 +113,7 @@ class Completions:
 
     @property
     def names(self) -> list[str]:
-        """A list of the names of all models: language pairs such as "zh-en", and folders of language models."""
+        """A list of the names of all models: language pairs such as "zh-en", then folder names of language models."""
         pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
         return [*pairs, *self.service.generators]
 

@@ -405,7 +405,7 @@ class FunctionJob(Job):
 
         Args:
             model: the model that the function uses, which counts the sentence's tokens.
-            sentence: the sentence, by which the job is put into batches and limits.
+            sentence: the sentence that the function works on; the job's work is estimated by its number of tokens.
             search: search settings.
             seconds: the server's time limit, counted from now.
             work: the function, called on a decoding thread with the observer of a search.

@@ -425,9 +425,10 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return a copy of search settings that finds more translations of a sentence, with a wider beam if necessary.
+    """Return search settings that find a number of alternatives besides the best translation of a sentence.
 
-    Settings that already find this number are returned unchanged.
+    The settings are a copy of `search` with another number of results and, if necessary, a wider beam. Settings that
+    already find this number are returned unchanged.
 
     Args:
         search: the settings to change.
@@ -600,7 +601,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
     """Return one translation of a text, made of the alternatives of its sentences at the same rank.
 
     Args:
-        plan: the function that makes the translated text, and its spans to locate.
+        plan: holds the function that assembles the text, and the spans of tags and protected elements that it needs.
         sentence_translations: the translations of the text's sentences.
         rank: rank of the alternatives, from 0; a sentence that has fewer contributes its best.
     """

@@ -692,11 +692,10 @@ def is_half_of_pair(text: str, *, has_end_tags: bool) -> bool:
 
 def _parents(pairs: Sequence[TagPair]) -> list[int]:
     """Return a list with the index of the pair of tags that directly encloses each pair; -1 if none does."""
-    parents: list[int] = []
-    for index, pair in enumerate(pairs):
-        around = (n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end)
-        parents.append(next(around, -1))
-    return parents
+    return [
+        next((n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end), -1)
+        for index, pair in enumerate(pairs)
+    ]
 
 
 def _nested_spans(
@@ -704,8 +703,14 @@ def _nested_spans(
 ) -> list[Span]:
     """Return a list of the spans of a translation at which pairs of tags are written, nested as in the source.
 
-    `spans` are where each pair's words are in the translation `text`, `copies` its protected spans, `length` the
-    source's. A pair without words in the translation gets the word at about the same position.
+    A pair without words in the translation gets the word at about the same position.
+
+    Args:
+        pairs: the pairs of tags of the source.
+        text: the translation, without tags.
+        spans: the span of each pair's words in the translation.
+        copies: pairs of a protected span in the source without tags and its copy in the translation.
+        length: the number of characters of the source without tags.
     """
     parents, placed = _parents(pairs), dict[int, Span]()
 

@@ -484,9 +484,9 @@ def language_findings(text: CorpusText) -> list[Finding]:
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
     """Return the indices of lines in the other side's main script, a set for the source and a set for the target.
 
-    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals it (copied). It
-    is then no evidence that a side has text in both scripts. The sets are empty if both sides have the same main
-    script.
+    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals the line
+    (copied). Such a line does not show that a script belongs to its side. The sets are empty if both sides have the
+    same main script.
     """
     misplaced: tuple[set[int], set[int]] = (set(), set())
     main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]

@@ -49,15 +49,15 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes a model with this configuration, or None without one."""
+    """Return the name of the Hugging Face class that computes models with this configuration; None if none does."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None.
+    """Return the name of Hugging Face's automatic class that opens a model, such as `AutoModelForCausalLM`.
 
-    An example is `AutoModelForCausalLM`; None if no Hugging Face class computes the model.
+    The result is None if no Hugging Face class computes models with this configuration.
     """
     family = family_for(config)
     return None if family is None else family.automatic

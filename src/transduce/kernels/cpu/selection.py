@@ -470,7 +470,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over the tokens of input (unless `of_output`) and output; yield token and number."""
+            """Emit loops over input tokens (unless `of_output`) and output tokens; yield each token's id and index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number

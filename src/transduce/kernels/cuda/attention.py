@@ -128,7 +128,10 @@ class AttendedPositions(NamedTuple):
     None: all positions, or those that the other fields select.
     """
     counts: Tensor | None = None
-    """How many positions each sentence attends to, the first or the listed ones, int32, (sentences,); None: all."""
+    """The number of positions that each sentence attends to, int32, (sentences,); None: all cached positions.
+
+    These are the first positions or, if there is a `position_list`, the first ones of that list.
+    """
     position_list: Tensor | None = None
     """A list of positions for each sentence, int32, (sentences, capacity); None: positions are not listed.
 

@@ -364,7 +364,8 @@ class ModelEmitter:
             kind: how `lists` is read: `run`, `list` or `lists`; see `emit_attention`.
             query_stride: the number of elements from one row of queries to the next.
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
-            lists: three arguments that say which positions a row attends to.
+            lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
+                say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
         """
         k, pointers = self.k, self.pointers

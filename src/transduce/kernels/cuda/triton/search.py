@@ -28,8 +28,9 @@ def find_top_tokens(
 ):  # fmt: skip
     """Find the COUNT best tokens and the log-sum-exp of one row of logits per program, stored to buffers.
 
-    The best tokens are in the COUNT chunks with the greatest maxima. The program of row 0 also advances the step's
-    counters `length` and `position`, for the kernels that follow. Rows of finished sentences are skipped.
+    A row is divided into chunks of BLOCK / CHUNKS logits. The best tokens are in the COUNT chunks with the greatest
+    maxima, so only these chunks are searched. The program of row 0 also advances the step's counters `length` and
+    `position`, for the kernels that follow. Rows of finished sentences are skipped.
     """
     row = tl.program_id(0)
     if row == 0:
