@@ -146,7 +146,7 @@ class CompiledSearch:
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
-        """Return the results (`best`) of the finished sentence at a batch index, which another can then have."""
+        """Return the results (`best`) of the finished sentence at a batch index, and free the index for another one."""
         found = self.best(index)
         self._abandoned.pop(index, None)
         return found

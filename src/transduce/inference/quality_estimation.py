@@ -131,8 +131,8 @@ def find_quality_warnings(
 
     Args:
         translation: the output of a translator, or a given text with the model's scores.
-        source_language: language code of the source. The checks for copied or untranslated text and for numbers run
-            only if both languages are known and differ; None: unknown.
+        source_language: language code of the source; None: unknown. The checks for copied or untranslated text, for
+            numbers and for lost sentences run only if both languages are known and differ.
         target_language: language code of the target; None: unknown.
         unknown_characters: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified; None: no terms.
@@ -321,9 +321,10 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return evidence such as "4 × no" for the longest run of words that a translation repeats too often in a row.
+    """Return evidence such as "4 × no" if a translation repeats a run of words too often in a row; otherwise None.
 
-    The result is None if nothing is repeated more often than the limit and than any run of the source.
+    Too often means more often than a limit and than any run of the source. Of several such runs, the one that takes
+    most of the text with its repetitions is returned.
     """
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]

@@ -41,7 +41,7 @@ class Gap(NamedTuple):
     text: str
     """The text to write into the translation: that of the source, with spaces as the target language has them."""
     start: int = 0
-    """The character offset of the layout in the source text."""
+    """The character offset of the layout in the source text; one less if `text` begins with an additional space."""
     is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 

@@ -277,7 +277,8 @@ def read_at_precision(
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a model folder, set to translate from the language `source` to the language `target`.
 
-    None keeps the model's default. The content of a model with a fixed language pair is returned unchanged.
+    None keeps the model's default or, if the model was trained for several pairs, leaves the choice to
+    `choose_direction`. The content of a model with a fixed language pair is returned unchanged.
 
     Raises:
         TransduceError: the model has other languages and no language tags, or lacks a tag for a language; or it has

@@ -276,7 +276,7 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Model]:
-    """Read a model folder in float32 as a `ModelFolder`, after checking everything; no code from the folder is run.
+    """Read a model folder in float32 as a `ModelFolder`, after checking its files; no code from the folder is run.
 
     The weights are mapped from disk, and are read into memory when they are used.
 

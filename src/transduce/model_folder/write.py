@@ -227,8 +227,8 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         search: the model's search settings, for `generate` of transformers; None: unknown.
-        longest: the maximum number of tokens that config.json states for transformers; None: 1,024. Learned positions
-            have their own limit.
+        longest: the maximum number of tokens that config.json states for transformers, and the number of rows of tables
+            of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
         TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for

@@ -195,7 +195,7 @@ class ForcedContext(Rule):
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Force the next token of each unfinished context, and apply the wrapped rules to the other sentences."""
+        """Return logits that force the next token of unfinished contexts; the wrapped rules change other sentences."""
         position, by_start = tokens.shape[-1], dict[int, list[int]]()
         for row, sentence in enumerate(rows.tolist()):
             context = self.contexts[sentence]

@@ -270,8 +270,8 @@ def override_search(
 
     An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
     stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
-    example, `n_best` is 1, too. A stored `max_length` that the option `min_length` exceeds is off, so that the source's
-    length limits the translation.
+    example, `n_best` is 1, too. A stored `max_length` that does not exceed the option `min_length` is dropped, so
+    that the source's length limits the translation.
 
     Args:
         search: the stored settings to start from.

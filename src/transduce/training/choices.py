@@ -328,8 +328,8 @@ def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None)
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
     Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models with
-    pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked language
-    model use Muon (docs/bert.md).
+    pretrained weights (`--init-from`) use Adam. The tasks of encoders make an exception: classifiers and taggers that
+    start from a small masked language model use Muon (docs/bert.md).
 
     Returns:
         A `Choice`: the optimizer's name and the reason.

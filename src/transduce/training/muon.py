@@ -225,7 +225,8 @@ class Muon:
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_elements: int) -> list[list[str]]:
     """Divide weights into groups, lists of names, each of which is orthogonalized together to limit the memory.
 
-    A group has `max_elements` elements or slightly more; fewer if processes would otherwise have no group.
+    A group ends with the weight by which it reaches `max_elements` elements, or an equal share of all elements for each
+    process if that is smaller.
     """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_elements = min(max_elements, sum(sizes.values()) // processes)

@@ -351,9 +351,9 @@ def vector_norm(vector: Tensor) -> float:
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     """Make backward passes add the gradients of parameters to one contiguous vector, in the order of the parameters.
 
-    A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
-    complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
-    add to the vector directly and leave no gradient.
+    If a parameter has the vector's dtype, its gradient is a view of the vector. Any other gradient is added and freed
+    as soon as it is complete, during the backward pass: it is then still in the cache, and memory is needed for only
+    one. Kernels may add to the vector directly and leave no gradient.
     """
     parts = vector.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):

@@ -128,7 +128,7 @@ class StepClock:
 
         Args:
             step: the step that was just taken.
-            used_seconds: the part of the budget that is used up.
+            used_seconds: the seconds of the budget that are used up.
             plan: the decisions so far.
         """
         if not self._recent or not self._is_time(used_seconds, first=not plan) or (plan and step >= plan[-1].steps):
