@@ -34,7 +34,7 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Share of the pairs whose source has typing errors: in one word of seven on average, two letters are exchanged, or
     one is missing or doubled."""
     missing_punctuation: float = 0.0
-    """Share of the pairs without the punctuation mark at the end of both sides."""
+    """Share of the pairs that lose the punctuation marks at the end of both sides, if both sides end with one."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -147,7 +147,8 @@ class _Reader:
         """Yield the edit for a block of HTML in a list or a quotation; none if it has no letter outside of tags.
 
         Args:
-            lines: its lines, without the indentation or the `> ` before them, which their translation gets again.
+            lines: the block's lines, without the indentation or the `> ` before them, which the lines of the
+                translation get again.
         """
         text = "\n".join(line.text for line in lines)
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""

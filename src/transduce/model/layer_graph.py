@@ -4,10 +4,10 @@ A backend lists the components that it computes in a `Table`. `refusal(table, mo
 with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
 `Fact("decoder_norm", "norm", "rms")`, and a table without `norm="… rms"` refuses it.
 
-A description is made from exact types only. A model is `Unsupported` if it has a subclass, an overridden method, a
-hook, a parametrization, or an additional or replaced submodule. So is a model with a setting or function that has no
-entry here. Unsupported models take the reference path, and exporters refuse them. A new component is therefore unknown
-to every backend until a backend lists it.
+A description is made from exact types only. A model is `Unsupported` if it has a subclass, an overridden method, an
+additional or replaced submodule, or an unknown hook or parametrization (`known_classes`). So is a model with a setting
+or function that has no entry here. Unsupported models take the reference path, and exporters refuse them. A new
+component is therefore unknown to every backend until a backend lists it.
 """
 
 import math

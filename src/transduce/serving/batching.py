@@ -394,7 +394,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Give a job its results if all are there, or an error if its deadline has passed; otherwise do nothing."""
+        """Give a job its results if all are there, or an error if no client waits any more; otherwise do nothing."""
         if job.is_expired:
             self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:

@@ -114,12 +114,12 @@ class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Language(msgspec.Struct, kw_only=True, frozen=True):
-    """A source language in the response of `GET /languages`, with the languages that it can be translated to."""
+    """A served language in the response of `GET /languages`, with the languages that it can be translated to."""
 
     code: str
     name: str
     targets: list[str]
-    """Codes of the languages that this language can be translated to."""
+    """Codes of the languages that this language can be translated to; its own code is among them."""
 
 
 class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):

@@ -276,7 +276,10 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return two values for a date's components: [day, month] as integers in ascending order, and the year's digits."""
+    """Return a date's day and month, a list of two integers in ascending order, and its year's digits.
+
+    `parts` are the date's components, in any order.
+    """
     year = next((part for part in parts if len(part) == 4), parts[-1])
     rest = [part for part in parts if part is not year]
     return sorted(map(int, rest)), year

@@ -106,8 +106,9 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     Args:
         config: the model's configuration.
         unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
-        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same, and
-            otherwise the number of beams and the length of n-grams that must not be repeated. None: the defaults.
+        search: search settings of an encoder–decoder; None: the defaults. Settings that rank hypotheses as `generate`
+            does are converted completely. Of others, only the number of beams and the length of n-grams that must not
+            be repeated are converted.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":

@@ -95,7 +95,7 @@ class SearchStep(RecordedStep):
     def attended_past(self) -> AttendedPositions:
         """The cached target positions to which hypotheses attend, an `AttendedPositions`.
 
-        There are none for sentences whose search is finished.
+        Hypotheses of a sentence whose search is finished attend to no positions.
         """
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
