@@ -345,7 +345,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """Number format of the model's weights, such as `fp32`."""
     scores: list[float]
-    """The score of each line: its log-probability in nats, over the length penalty."""
+    """The score of each line: its log-probability in nats, divided by the length penalty."""
 
     def __str__(self) -> str:
         return (
@@ -383,9 +383,10 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0.
+    """Print the score of each translation in a file, and totals on stderr; return 0.
 
-    A language model scores each line of the source as a text.
+    A score is the log-probability in nats, divided by the length penalty of --length-penalty, if any. A language model
+    scores each line of the source as a text.
     """
     from transduce.inference.scoring import TooLongError
     from transduce.model_folder.read import model_kind

@@ -92,8 +92,8 @@ class _Entry:
 def read_po(source: Source) -> Document:
     """Read a gettext catalog as a `Document`, whose units are the texts that have no translation yet.
 
-    With `overwrite` they are all texts, with `overwrite_fuzzy` also those flagged fuzzy. Each translation is written
-    into the `msgstr` of its text.
+    With `overwrite` the units are all texts, with `overwrite_fuzzy` also texts whose entry is flagged fuzzy. Each
+    translation is written into the `msgstr` of its text.
 
     Raises:
         TransduceError: the file is not a gettext catalog or not text in its encoding.

@@ -453,7 +453,7 @@ class _Assembly:
     def document(self, parts: Sequence[_Part]) -> str:
         """Return the translated document as HTML or XML text.
 
-        Where the target language needs a space between two texts whose source has none, it is inserted.
+        A space is inserted between two texts where the target language needs one and the source has none.
 
         Args:
             parts: the copied texts and tags, and the indices of the translated texts, in order.

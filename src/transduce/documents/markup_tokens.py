@@ -553,8 +553,8 @@ class _Reader:
         """Return whether an element from one index to another has an attribute `lang` of another language.
 
         Pages are often labeled wrongly. So the label does not count if the text is clearly not in that language or,
-        except for a phrase in a sentence, not clearly in another language than the document. For a whole page it never
-        counts.
+        except for a phrase in a sentence, not clearly in another language than the document. The label of a whole page
+        never counts.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None

@@ -158,7 +158,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float]) ->
 def min_p_value(runs_a: int, runs_b: int) -> float:
     """Return the smallest p value that a two-sided permutation test of the runs of two systems can give.
 
-    If it is above the level of significance, more runs are needed.
+    If this value is above the level of significance, more runs are needed.
 
     Args:
         runs_a: number of runs of one system.

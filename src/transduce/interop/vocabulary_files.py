@@ -83,7 +83,8 @@ def read_vocabulary(
     """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
 
     `transduce.save` stores the tokenizer with a model, such as a tutorial's. A list of words needs texts whose tokens
-    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
+    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end, except that the
+    unused start symbol of a sentencepiece model becomes the padding.
 
     Args:
         source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
@@ -110,7 +111,8 @@ def open_vocabulary(
 ) -> OpenedVocabulary:
     """Make a tokenizer of one existing vocabulary for source and target, or of one each; return an `OpenedVocabulary`.
 
-    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note.
+    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note; the unused
+    start symbol of a sentencepiece model may become the padding instead.
 
     Args:
         sources: the vocabulary of both sides, or those of source and target: files, folders, or lists of tokens.

@@ -75,7 +75,7 @@ class CachedAttention(MultiHeadAttention):
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
         """Round keys and values to the precision and range of the cache's dtype; return them in their own dtype.
 
-        If the cache is in float32, they are returned unchanged.
+        If the cache is in float32, keys and values are returned unchanged.
         """
         if self.cache_dtype == torch.float32:
             return projected

@@ -255,7 +255,7 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
 def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
     """Compute a gated feed-forward network, with a kernel for activation(gate) · value if there is one.
 
-    Without such a kernel PyTorch computes it.
+    Without such a kernel PyTorch computes the network.
     """
     return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
 

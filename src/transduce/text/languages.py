@@ -608,7 +608,7 @@ _SHORT_CODES = {
     for code in codes.split(",")
 }
 TWO_LETTER_CODES = frozenset(_SHORT_CODES.values())
-"""The two-letter language codes of ISO 639-1, by which train.de is a file in a language, unlike train.in."""
+"""The two-letter language codes of ISO 639-1: as a file's suffix they name a language, as in train.de, not train.in."""
 
 
 def short_code(language: str) -> str:

@@ -276,7 +276,10 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return two values for a date's components: [day, month] as integers in ascending order, and the year's digits."""
+    """Return a date's day and month, a list of two integers in ascending order, and its year's digits.
+
+    `parts` are the date's components, in any order.
+    """
     year = next((part for part in parts if len(part) == 4), parts[-1])
     rest = [part for part in parts if part is not year]
     return sorted(map(int, rest)), year
@@ -607,9 +610,9 @@ def _changed_months(
 def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
     """Return a list of a source's numbers up to twenty that its translation replaces by others, as texts.
 
-    The translation must have as many numbers, and all others must be the same. Only plain numbers of both sides are
-    compared, as a date or time may have other digits. A number that may have become one of the other numbers by a
-    change of notation or unit is left out.
+    The list is empty if the translation has more or fewer numbers, or if a number of either text is not plain: a date
+    or time may have other digits. A number that may have become one of the other numbers by a change of notation or
+    unit is left out.
     """
     if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
         return []

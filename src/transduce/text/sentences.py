@@ -666,7 +666,7 @@ class _SentenceFinder:
         return self._word_ends(word, before)
 
     def _word_ends(self, word: str, before: str) -> bool:
-        """Return whether the full stop after `word`, no listed abbreviation, ends a sentence; `before` includes it."""
+        """Return whether a full stop after `word`, which ends `before` and is no abbreviation, ends a sentence."""
         if self.is_german and _GERMAN_UNIT.search(before):
             return False
         if word in _DATED:

@@ -186,7 +186,8 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
     """Return a dict from tokens to ids, with those in an M2M100's vocab.json and the language tags.
 
-    If the folder's files do not list the tags, they get ids after all others, in the usual order of M2M100's languages.
+    If the folder's files do not list the tags, these get ids after all others, in the usual order of M2M100's
+    languages.
     """
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):

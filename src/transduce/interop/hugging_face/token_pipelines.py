@@ -298,8 +298,8 @@ def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple
         location: name of the file in error messages.
 
     Raises:
-        TransduceError: `tokenizers` is not installed, cannot read the post-processor, or the latter does not keep the
-            text as it is.
+        TransduceError: `tokenizers` is not installed or cannot read the post-processor, or the post-processor changes
+            the text itself.
     """
     package = import_extra("tokenizers", "hf")
     model = {"type": "WordLevel", "vocab": {_UNKNOWN: 0}, "unk_token": _UNKNOWN}

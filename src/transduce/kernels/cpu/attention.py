@@ -67,7 +67,7 @@ class AttentionArguments(NamedTuple):
     context: Any
     """Address of the attention output, (B, Q, H × K), which `attend` writes.
 
-    For `attend_backward`, it is the address of the output's gradient, which is read.
+    For `attend_backward`, the address is that of the output's gradient, which is read.
     """
     sums: Any
     """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.

@@ -24,7 +24,7 @@ MIN_WIDTH, MAX_WIDTH = 16, 128
 
 
 class PackedHeads:
-    """Attention on training batches without padding, by Triton kernels; the base class of the GPU's packed batches."""
+    """The base class of `_PackedBatches`: attention on training batches without padding, by Triton kernels."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.

@@ -1,6 +1,6 @@
 """Decode on a GPU by replaying recorded CUDA graphs, since launching a step's operations takes most of its time.
 
-`TRITON` lists the models. `GpuState` computes the same function as `MemoryState`.
+`TRITON` lists the components that a model may have. `GpuState` computes the same function as `MemoryState`.
 
 Legend: B sentences in the buffers, N of them that are still decoded, W hypotheses of each, S source length, D model
 width.

@@ -255,7 +255,7 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return a set of sequences of tree symbols, the tokens of the model in a folder; empty if it is no parser."""
+    """Return the set of tree-symbol sequences that are tokens of the model in a folder; empty if it is no parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))

@@ -1,6 +1,7 @@
 """Compile a whole model for decoding on a CPU: one kernel that reads the input, and one that runs a decoding step.
 
-`COMPILABLE` lists the models. A `CompiledModel` holds the kernels of one model with prepacked weights.
+`COMPILABLE` lists the components that a model may have. A `CompiledModel` holds the kernels of one model with prepacked
+weights.
 
 Legend: N rows, D model width, S source tokens of all sentences, G key/value heads, K width of a head.
 """

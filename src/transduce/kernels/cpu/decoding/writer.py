@@ -65,7 +65,7 @@ class StepArguments(NamedTuple):
     counts: Any
     """Address of the number of source tokens of each row, int64 (N,).
 
-    In decoder-only models, it is the number of tokens of the row's own sequence.
+    In decoder-only models, the number is that of the tokens of the row's own sequence.
     """
     memory: Any
     """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
@@ -268,7 +268,7 @@ class ModelEmitter:
     def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
         """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
 
-        Return a pointer to the result. For layers in float32, it is `x` itself, and nothing is emitted.
+        Return a pointer to the result. For layers in float32, the result is `x` itself, and nothing is emitted.
         """
         k = self.k
         if linear.tile.kind == "floats":

@@ -124,8 +124,8 @@ def extend_beam(
     Of the candidates, those that end are finished if fewer than W others are better, and the W best others live on. The
     sentence is done when no live hypothesis can enter the N best, or at its length limit.
 
-    `records` holds each sentence's length and whether it was cut off. For each of the N best it holds the last step,
-    the hypothesis that it extends, and the end symbol's log-probability.
+    `records` holds each sentence's length and whether it was cut off. For each of a sentence's N best hypotheses,
+    `records` has the last step, the hypothesis that the step extends, and the end symbol's log-probability.
     """
     sentence = tl.program_id(0)
     if tl.load(done + sentence) != 0:
