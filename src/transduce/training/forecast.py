@@ -467,7 +467,7 @@ def _count_on_meta(config: ModelConfig, with_embeddings: bool) -> int:
 
 
 def format_step(seconds: float) -> str:
-    """Format the duration of a step or validation as text such as "45 ms", "2.1 s" or "1 min 40 s"."""
+    """Format the duration of a step or validation as text such as "45 ms", "2.10 s" or "1 min 40 s"."""
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.2f} s" if seconds < 10.0 else format_duration(seconds)
