@@ -26,8 +26,8 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Settings of noise in the training text: `data.noise.*` in a settings file. Every epoch noises other pairs."""
 
     uppercase: float = 0.0
-    """Share of the pairs whose source and target are in capitals, which are the same in all languages (I for a Turkish
-    i)."""
+    """Share of the pairs whose source and target are in capitals, if the source's script has any. Capitals are the same
+    in all languages (I for a Turkish i)."""
     lowercase: float = 0.0
     """Share of the pairs whose source is in small letters; the target stays as it is."""
     typos: float = 0.0

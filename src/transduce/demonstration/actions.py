@@ -189,7 +189,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random pair: a verb and an object noun of it.
+    """Return a random pair: a verb, and a noun that the verb takes as its object.
 
     Verbs that are not habitual (to buy a car) occur only if the frame describes a single occasion.
     """

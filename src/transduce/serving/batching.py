@@ -297,7 +297,7 @@ class Batcher:
         """Add waiting sentences to a batch that is being decoded, and return a list of them; empty if none can join.
 
         Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join this
-        batch; otherwise a stream of joining requests could delay the latter without end.
+        batch; otherwise a stream of joining requests could delay that job without end.
 
         Args:
             batch: a batch with a continuous decoder.

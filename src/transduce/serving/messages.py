@@ -407,7 +407,7 @@ class Operation(msgspec.Struct, frozen=True):
 def operations_of(api: object) -> list[tuple[Operation, Handler]]:
     """Return a list of pairs for an object of handlers: each operation, and the method that answers it.
 
-    The order is that of the class.
+    The pairs are in the order in which the class defines the methods.
     """
     return [
         (operation, getattr(api, name))
