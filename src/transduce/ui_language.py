@@ -175,7 +175,10 @@ _MAX_MATCHES = 16
 
 
 def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterator[list[str]]:
-    """Yield the ways to divide `text[start:end]` at these parts, in order, as lists of the strings between them."""
+    """Yield the ways to divide `text[start:end]` at these parts, which must occur in this order.
+
+    Each way is a list of the strings before, between and after the parts.
+    """
     last = end  # the last place at which the first part leaves the others theirs
     for part in reversed(parts):
         last = text.rfind(part, start, last)

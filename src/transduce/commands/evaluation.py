@@ -307,7 +307,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
     """Return a list with a warning if two compared models have different source or target languages, or else [].
 
-    An unknown language gives no warning.
+    The warning names the models by `names`. An unknown language gives no warning.
     """
     pairs_of_codes = zip(a.languages, b.languages, strict=True)
     if not any(one and other and short_code(one) != short_code(other) for one, other in pairs_of_codes):

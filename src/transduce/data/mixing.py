@@ -64,7 +64,7 @@ class Mixture(NamedTuple):
     """For each corpus, its share of the batches over the run, as points (fraction of the run, share); None: the corpus
     takes a part of what the others leave."""
     weights: tuple[float, ...]
-    """A weight for each corpus, such as its number of pairs; only those of corpora without a set share count."""
+    """A weight for each corpus, such as its number of pairs; weights of corpora with a set share are ignored."""
 
     def shares(self, fraction: float) -> list[float]:
         """Return a list with each corpus's share of the batches at a fraction of the run; the shares sum to 1.

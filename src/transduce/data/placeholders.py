@@ -81,7 +81,9 @@ def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of one token given the other, for K distinct token pairs, (K,), by IBM Model 1.
+    """Return the probability of a token given the token that explains it, for K distinct token pairs, (K,).
+
+    The probabilities are those of IBM Model 1: each token of one side is explained by the tokens of the other side.
 
     Args:
         kind: the index of the distinct token pair, for each pair of positions of a sentence pair.
@@ -280,7 +282,7 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a pair's source ids and target ids with a few placeholders at random, corresponding positions.
+        """Return two arrays: a pair's source ids and target ids, with placeholders at random, corresponding positions.
 
         One to four placeholders are planned; the last one may become two, around a word, and fewer fit if few words are
         aligned. If a side would then have too many tokens, the ids stay unchanged.

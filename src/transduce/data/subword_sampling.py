@@ -65,7 +65,7 @@ class BpeDropout(WordSampler):
         self._divisions: dict[tuple[int, ...], _Division] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, the word's usual ids; most often `word` itself.
+        """Return a sequence of token ids that spell the same text as `word`, its usual ids; most often `word` itself.
 
         If a part of the text has no token, the result is `word`. The number of merges before the first dropped one has
         a geometric distribution, so one random number draws it.

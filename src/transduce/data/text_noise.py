@@ -26,15 +26,15 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Settings of noise in the training text: `data.noise.*` in a settings file. Every epoch noises other pairs."""
 
     uppercase: float = 0.0
-    """Share of the pairs whose source and target are in capitals, which are the same in all languages (I for a Turkish
-    i)."""
+    """Share of the pairs whose source and target are in capitals, if the source's script has any. Capitals are the same
+    in all languages (I for a Turkish i)."""
     lowercase: float = 0.0
     """Share of the pairs whose source is in small letters; the target stays as it is."""
     typos: float = 0.0
     """Share of the pairs whose source has typing errors: in one word of seven on average, two letters are exchanged, or
     one is missing or doubled."""
     missing_punctuation: float = 0.0
-    """Share of the pairs without the punctuation mark at the end of both sides."""
+    """Share of the pairs that lose the punctuation marks at the end of both sides, if both sides end with one."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

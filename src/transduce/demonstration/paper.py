@@ -462,7 +462,7 @@ def _described(number: int, weights: Any, offsets: Any, difference: float) -> tu
         number: the head's index.
         weights: its attention, (words, words).
         offsets: the index of the attending word minus that of the word attended to, (words, words).
-        difference: the difference from the other head in the table, which the row repeats.
+        difference: the difference of the two heads in the table, which both rows show.
     """
     parts = (weights * mask for mask in (offsets == 0, offsets > 0, offsets < 0))
     shares = [float(part.sum(axis=-1).mean()) for part in parts]

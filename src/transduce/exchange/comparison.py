@@ -753,7 +753,7 @@ def _first_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """Return up to 400 source texts from the start of a prepared corpus that a training run stored.
+    """Return a list of up to 400 source texts from the start of a prepared corpus that a training run stored.
 
     Args:
         original: the model, in whose folder the corpus is.

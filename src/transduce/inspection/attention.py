@@ -253,7 +253,10 @@ def attention_between_words(
 
 
 def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
-    """Return a matrix of 1 where a token spells a word and 0 elsewhere, (words, tokens), from words' token indices."""
+    """Return a matrix of 1 where a token spells a word and 0 elsewhere, (words, tokens).
+
+    `groups` has, for each word, the indices of its tokens.
+    """
     matrix = np.zeros((len(groups), num_tokens), dtype=np.float32)
     for row, group in zip(matrix, groups, strict=True):
         row[group] = 1.0

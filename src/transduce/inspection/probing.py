@@ -62,8 +62,8 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     majority: float
     """The share of held-out labels that equal the most frequent label in training."""
     word_majority: float
-    """The share of held-out labels that equal the word's most frequent label in training (for labels of texts:
-    `majority`).
+    """The share of held-out labels that equal the word's most frequent label in training; for labels of texts, equal to
+    `majority`.
     """
 
     def draw(self) -> str:

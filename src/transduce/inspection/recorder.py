@@ -374,7 +374,11 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
-    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`)."""
+    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`).
+
+    `count` is how many layers are computed, more than `layers` has if layers share their weights; `norm` is the norm
+    after the last one.
+    """
     if not count:
         return
     calls = count if len(layers) < count else 1  # layers that share their weights are one module

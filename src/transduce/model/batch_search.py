@@ -106,7 +106,7 @@ class BatchSearchOptions(NamedTuple):
     beam_size: int
     """W, the number of hypotheses of each sentence; 1 is greedy search."""
     n_best: int
-    """The number of results of each sentence; its search ends once no other hypothesis can enter these best ones."""
+    """The number of results of each sentence, whose search ends once no other hypothesis can be among these results."""
     penalties: Tensor
     """The length penalties, divisors of a hypothesis's score, of 0, 1, … tokens after the context: a float64 vector of
     at least max(max_lengths) + 2 entries."""
@@ -145,8 +145,8 @@ class BatchSearch(Protocol):
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return a list of at most `count` finished hypotheses of the sentence with this index in the original batch.
 
-        The best comes first. In sampling the order is that of the random numbers instead, and a sample is padded after
-        its end symbol with further end symbols.
+        The best comes first. In sampling, the samples are in the order of their random numbers (the last axis of
+        `SamplingNumbers.uniform`), and a sample is padded after its end symbol with further end symbols.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:

@@ -581,9 +581,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def has_plain_attention(self) -> bool:
-        """True if attention is the paper's: scaled dot product and softmax, without a window and effects of positions.
+        """True if attention is the paper's: scaled dot product and softmax, without a window or effects of positions.
 
-        A recurrent model's attention is not.
+        Positions that are added to embeddings are no such effects. A recurrent model's attention is not the paper's.
         """
         parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
         is_plain = parts == ("multi-head", "scaled", "soft", None, None)

@@ -79,7 +79,7 @@ class SinusoidalPositions(nn.Module):
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
     def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`.
+        """Return a table of sinusoids, (rows, D), of at least `needed` rows, on the device and in the dtype of `like`.
 
         A longer table is computed if needed, and stored for the next call.
         """

@@ -27,8 +27,8 @@ from transduce.model.transformer import DecodingState, SequenceToSequence
 class MemoryAttention(nn.Module):
     """Attention of decoder states to the memory (Bahdanau et al. 2015, Luong et al. 2015).
 
-    States and memory are compared without projections, as in Luong et al., except by the additive score, which is
-    v · tanh(W s + U h). The result is an average of the memory itself.
+    A state s is compared with a vector h of the memory directly, as in Luong et al.: s · h, or s W h with the score
+    `general`. The additive score is v · tanh(W s + U h). The result is an average of the memory itself.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -297,7 +297,7 @@ class Batcher:
         """Add waiting sentences to a batch that is being decoded, and return a list of them; empty if none can join.
 
         Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join this
-        batch; otherwise a stream of joining requests could delay the latter without end.
+        batch; otherwise a stream of joining requests could delay that job without end.
 
         Args:
             batch: a batch with a continuous decoder.
@@ -394,7 +394,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Give a job its results if all are there, or an error if its deadline has passed; otherwise do nothing."""
+        """Give a job its results if all are there, or an error if no client waits any more; otherwise do nothing."""
         if job.is_expired:
             self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:

@@ -213,7 +213,8 @@ class Job:
         self.marks = marks or {}
         self.elements = elements or {}
         self.documents: Documents | None = None
-        """The documents that the sentences belong to, for a model that reads context; None: each is by itself.
+        """The documents that the sentences belong to, for a model that reads context; None: each sentence is
+        translated by itself.
 
         If set, the sentences are decoded in one batch, in order, without those of other jobs.
         """
@@ -378,12 +379,12 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The character spans of the sentence's inline HTML elements; their words are located in the translation."""
+        """A sequence with the character span of each inline HTML element, which is located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
     def elements(self) -> Sequence[Span]:
-        """The character spans in the sentence that stand for protected HTML elements, which stay unchanged."""
+        """A sequence with the character span of each protected HTML element, which the translation must not change."""
         return self.job.elements.get(self.number, ())
 
 

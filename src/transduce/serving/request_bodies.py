@@ -293,7 +293,7 @@ class ReadableRequest(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by lower-case name."""
+        """A mapping from the name of each header, in lower case, to its value."""
 
     def stream(self) -> AsyncIterator[bytes]:
         """Yield the request's body in chunks as they arrive."""

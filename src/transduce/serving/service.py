@@ -71,7 +71,7 @@ class TranslationRequest(NamedTuple):
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Glossary that replaces the models' own; one without terms disables them; None: the models' own."""
+    """Glossary that replaces the models' own glossaries; if it is empty, no terms are used. None: the models' own."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
@@ -509,8 +509,9 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     Args:
         planned: the text, divided into sentences.
         request: the request, with the results that the client asks for.
-        translations: yields the translations of the sentences of all texts of the text's model in order; those of this
-            text are taken from it. A text in the target language takes none and is its own answer.
+        translations: an iterator over the translations of the sentences of all texts that the text's model translates,
+            in order. The translations of this text are taken from it. For a text that is in the target language
+            already, nothing is taken, and the text itself is the answer.
     """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)

@@ -99,7 +99,7 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
     Settings with default values are taken as not set.
 
     Raises:
-        TransduceError: a setting differs.
+        TransduceError: a setting differs, or `character_coverage` is set, which only affects learning a vocabulary.
     """
     defaults, actual = VocabularySettings(), tokenizer_settings_of(tokenizer)
     if specified.character_coverage is not None:

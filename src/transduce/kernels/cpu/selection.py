@@ -209,7 +209,7 @@ class NativeReductions:
         """Return two tuples of four tensors: the best continuations that do not end, and the best of any kind.
 
         A tuple has parents, tokens, the tokens' log-probabilities, and totals: (B, beam_size) in the first tuple, and
-        (B, 2 × beam_size) in the second. In that one, only candidates that end among the `beam_size` best have a total.
+        (B, 2 × beam_size) in the second. There, candidates that do not end within the `beam_size` best have total -inf.
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.

@@ -143,8 +143,8 @@ class ParsingKind(SequenceToSequenceKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of sentences and linearized trees (`TaskText`), with the tree symbols as special tokens.
 
-        Filters of length ratios and of equal sides are off, because trees are longer than sentences, but not by a fixed
-        ratio.
+        The filter of length ratios is off, because trees are longer than sentences, but not by a fixed ratio; that of
+        equal sides is off, too.
         """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))

@@ -412,10 +412,10 @@ class TranslationKind(SequenceToSequenceKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> Plan[Batch]:
-        """Return the plan of a process's training batches, with placeholders, noise and randomly sampled tokens.
+        """Return the plan of a process's training batches.
 
-        Each of these is put in only if the settings ask for it. `rank_and_count` are the process's rank and the number
-        of processes.
+        If the settings ask for that, sentences have placeholders or noise, or are tokenized at random, anew in each
+        epoch. `rank_and_count` are the process's rank and the number of processes.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
         plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)

@@ -260,7 +260,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     translates this text back with it, and then trains on the result too."""
 
     distill_from: tuple[str, ...] = ()
-    """Folders of models that translate `source` first, as an ensemble, instead of `target` (distillation)."""
+    """Folders of models whose translations of `source`, as an ensemble, take the place of `target` (distillation)."""
 
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
