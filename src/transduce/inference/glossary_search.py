@@ -431,7 +431,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether a translation with glossary terms is missing, or only appends text to `plain`, the one without.
+    """Return whether a translation with terms is missing, or only appends text to `plain`, the one without terms.
 
     Text counts as appended only if `plain` ends a sentence; the term is then in the wrong position.
     """

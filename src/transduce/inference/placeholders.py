@@ -676,7 +676,7 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return a list of runs of protected spans with offsets, moved right to keep tags without a partner in order."""
+    """Return the runs, some with greater offsets, so that tags without a partner keep the order of the source."""
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)

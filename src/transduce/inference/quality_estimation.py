@@ -231,7 +231,7 @@ def without_protected(text: str) -> str:
 
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
-    """Return why a source is clearly not in its language, such as "looks English, not Chinese"; otherwise None.
+    """Return why a text is clearly not in the source language, such as "looks English, not Chinese"; otherwise None.
 
     The result is None, too, if `source_language` is None (unknown).
     """
@@ -306,7 +306,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether a translation with terms repeats any n-gram of the one without terms more often than that does.
+    """Return whether any n-gram of the translation without terms occurs more often in the one with terms.
 
     `plain` (without terms) and `text` are lists of words or, in scripts without spaces, characters. N-grams have 3
     words or 6 characters.

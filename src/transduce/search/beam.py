@@ -197,7 +197,7 @@ class BeamSearch:
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Run one decoding step of all sentences in the batch; `steps` is ignored.
 
-        All tokens are tried after every live hypothesis. Continuations that end become finished hypotheses, and the W
+        Every live hypothesis is extended by every token. Continuations that end become finished hypotheses, and the W
         best others stay live.
         """
         logits = self.scorer.step(self.newest).float()

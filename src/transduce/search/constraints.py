@@ -37,7 +37,7 @@ class WordContinuations(NamedTuple):
     continuing: frozenset[int] = frozenset()
     """Ids of tokens that continue the preceding word."""
     within: frozenset[int] = frozenset()
-    """Ids of tokens after which the same word may continue."""
+    """Ids of tokens that end within a word, or at its end, so that the next token may continue the word."""
 
 
 class Progress(NamedTuple):
@@ -46,7 +46,7 @@ class Progress(NamedTuple):
     unmet: frozenset[int]
     """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
     tail: tuple[int, ...]
-    """The hypothesis's last tokens, as many as are the start of a phrase in `unmet` or `closing`; empty: none are."""
+    """The hypothesis's last tokens, as many as possible that are the start of a phrase in `unmet` or `closing`."""
     closing: frozenset[int] = frozenset()
     """The indices of phrases that the hypothesis has just completed; they become unmet again if the next token
     continues their last word.
@@ -219,9 +219,10 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield an `_Option` for each candidate that leaves enough tokens for all missing phrases and the end symbol.
+        """Yield an `_Option` for each candidate after which all missing phrases and the end symbol still fit.
 
-        `length` is the number of tokens of a hypothesis including the candidate.
+        They must fit into the maximum length of the sentence. `length` is the number of tokens of a hypothesis
+        including the candidate.
         """
         matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)

@@ -100,7 +100,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     """The token ids, without start and end symbols."""
     token_log_probabilities: tuple[float, ...]
-    """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
+    """Natural logarithms of the model's probabilities before the rules, one per token plus one for the end symbol if
     `ended`.
     """
     score: float

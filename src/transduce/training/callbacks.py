@@ -93,7 +93,7 @@ class Tracker(Callback):
     """The name of the Python package that the tracker needs, such as "wandb"."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        """Create a tracker; `say` receives a message if it fails later, which is printed on standard error by default.
+        """Create a tracker; `say` receives a message if the tracker fails later; None: it goes to standard error.
 
         Raises:
             TransduceError: the tracker's package is missing.

@@ -559,7 +559,7 @@ class Best(msgspec.Struct, frozen=True):
     value: float | None = None
     """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
-    """The dev loss of the best validation, which decides if the difference of two metrics may be noise."""
+    """The dev loss of the best validation; the lower loss wins if the difference of two metrics may be noise."""
     validations_since: int = 0
     """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
     perfect: int = 0

@@ -81,7 +81,7 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
     overhead_seconds: float = 0.0
     """The seconds of wall clock that preparations have taken in this process."""
     end_validations: float = 0.0
-    """The duration of the final evaluation, for which time is kept, as a multiple of a validation's."""
+    """The duration of the final evaluation, for which time is kept, as a multiple of the duration of a validation."""
     validation_steps: float | None = None
     """The expected duration of a validation as a number of steps, until one is measured; None: unknown."""
 
@@ -120,8 +120,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
     """Training time in seconds of wall clock, over all processes that have continued the run one after another."""
     time_plan: tuple[Decision, ...] = ()
-    """The clock's decisions on the number of steps in a run with a time budget, by which it can be repeated; else
-    empty.
+    """The clock's decisions on the number of steps in a run with a time budget, by which the run can be repeated;
+    else empty.
     """
     reason: str
     """"finished", why training stopped before its last step, or the name of the signal that stopped the run."""

@@ -187,8 +187,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The output projection and the cross-entropy as one autograd function, whose forward pass computes gradients.
 
     The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
-    one-hot term selects rows of the weight, and the constant term is a sum of its rows. The two terms are of size N ×
-    D, as are their parts of the weight's gradient.
+    one-hot term selects rows of the weight, and the constant term is a sum of its rows, so both are computed without a
+    tensor of the logits' size.
     """
 
     @staticmethod
@@ -227,7 +227,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """An accumulator of the cross-entropy's gradients by hidden states, weight and bias; None for unrequested ones."""
+    """An accumulator of the gradients of the cross-entropy with respect to hidden states, weight and bias.
+
+    A gradient that is not requested stays None.
+    """
 
     def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
         self._learn = hidden_learns, weight_learns, bias_learns
@@ -329,7 +332,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1), each times its mask or factor in `present` (N,); that of all values for None."""
+    """Return the sum of values (N, 1), each times its entry in `present` (N,), a mask or factors; None: 1."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

@@ -215,9 +215,10 @@ def _json_number(number: float) -> float | str:
 
 
 def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
-    """Compute a micro-batch once more, to find the first module whose output, or gradient of a weight, is not finite.
+    """Compute a micro-batch once more, to find the first module and gradients with numbers that are not finite.
 
-    The result is an `Origin`: the name of this module, and of the first 10 parameters whose gradients are not finite.
+    The result is an `Origin`: the names of the first module with such an output, and of the first 10 parameters with
+    such a gradient.
 
     Args:
         model: the model, to whose gradients this computation adds.
