@@ -353,8 +353,8 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), for input ids (B, T).
 
-        `memory` and `memory_mask` are what `encode` returns. With a cache, which is updated, the inputs follow the cached
-        ones. `trace` receives the attention weights.
+        `memory` and `memory_mask` are what `encode` returns. With a cache, which is updated, the inputs follow the
+        cached ones. `trace` receives the attention weights.
         """
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
