@@ -150,8 +150,8 @@ class Template(NamedTuple):
     def fields(self, text: str) -> Iterator[dict[str, str]]:
         """Match a text against the template's fixed parts, and yield each match as a dict from field names to texts.
 
-        A fixed part between two fields may occur more than once in the text, so that there are several matches; at most
-        16 are yielded, the one with the shortest first fields first. The field `n` is always a number.
+        There are several matches if a fixed part between two fields occurs more than once in the text. At most 16 are
+        yielded, those with the shortest first fields first. The field `n` is always a number.
         """
         first, *middle, last = self.parts
         end = len(text) - len(last)

@@ -63,8 +63,8 @@ class HoldOut:
 
     It takes one pass over the pairs.
 
-    Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have one
-    key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A source
+    Keys are hashes of the sources' letters and digits. Sources that differ only in case, punctuation or spaces have one
+    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts. A source
     with one of the lowest keys of a corpus has one of the lowest keys of each part that contains it. So parts need only
     their lowest keys to agree on a selection.
     """
@@ -172,7 +172,7 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
 
     A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
     candidate alone exceeds this limit, the one that drops the fewest pairs is returned. Without candidates, the list is
-    empty.
+    empty. `keys` are the hash keys of all pairs that could be trained on.
     """
     if not candidates:
         return []

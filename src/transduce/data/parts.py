@@ -380,8 +380,8 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: SideCard
     target: SideCard
     columns: dict[Column, ColumnCard]
-    """A dict from a column's name to the card of its file, which has a number for each kept pair that merging needs,
-    such as its hash."""
+    """A dict from a column's name to the card of its file. A column has a number for each kept pair, such as the pair's
+    hash, that merging needs."""
 
 
 class Kept(NamedTuple):

@@ -28,8 +28,8 @@ _ITERATIONS = 4
 _MIN_PROBABILITY = 0.02  # word pairs below it are noise
 
 Lexicon = Mapping[tuple[int, int], float]
-"""The type of a lexicon: a dict from a pair (source id, target id) to the product of the two translation probabilities,
-of the target token given the source token and the reverse."""
+"""The type of a lexicon: a dict from a pair (source id, target id) to the product of two translation probabilities.
+They are that of the target token given the source token, and the reverse."""
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
@@ -103,8 +103,8 @@ def _translation_probabilities(
 
 
 _MIN_SCORE = 0.08
-"""Minimum score of two words to count as translations of each other: the sum of the lexicon's values of their token
-pairs, divided by the number of tokens of the longer word."""
+"""Minimum score of two words to count as translations of each other. The score is the sum of the lexicon's values of
+their token pairs, divided by the number of tokens of the longer word."""
 
 
 class _Words:
@@ -356,6 +356,12 @@ def _edge(
     """Return a pair of positions, in source and target, to insert a placeholder at the start or end of the sentence.
 
     At the end, the placeholder comes before or after the final punctuation, at random; the end symbol stays last.
+
+    Args:
+        words: the splitters of source and target into words.
+        sides: the ids of source and target.
+        operation: `start` or `end`.
+        generator: the source of random numbers.
     """
     if operation == "start":
         return 0, 0

@@ -387,7 +387,10 @@ class SentencePairPlan:
         )
 
     def _rows_of_epoch(self, number: int) -> _Epoch:
-        """Return an `_Epoch`, the text cut into rows of tokens; it is cached until another epoch is requested."""
+        """Return the epoch with this number as an `_Epoch`: the text cut into rows of tokens.
+
+        The result is cached until another epoch is requested.
+        """
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))

@@ -65,8 +65,8 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     means: tuple[float, ...]
     """The mean of each series over the training part, C numbers."""
     deviations: tuple[float, ...]
-    """The standard deviation of each series over the training part, C numbers; for a constant series 1, or a
-    millionth of its largest absolute value if that is more.
+    """The standard deviation of each series over the training part, C numbers. For a constant series it is 1, or a
+    millionth of the series' largest absolute value if that is more.
     """
     normalization: Normalization
     """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
@@ -114,7 +114,10 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
-    """Return the `SeriesScale` (means and deviations) of series from their training part, (N, C)."""
+    """Return the `SeriesScale` (means and deviations) of series from the values of their training part, (N, C).
+
+    `normalization` is stored in the result, and decides whether windows are normalized by their own past too.
+    """
     deviations = values.std(axis=0)
     # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
     sizes = np.abs(values).max(axis=0)
@@ -160,8 +163,8 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
         columns: the columns to read, in this order; empty: all of them.
 
     Raises:
-        TransduceError: the file is missing or empty, lacks a column, or has a line with too few or too many cells, or a
-            cell that is not a finite number of at most 1e100 in size.
+        TransduceError: the file is missing or empty, lacks a column, has a line with too few or too many cells, or has
+            a cell that is no number from -1e100 to 1e100.
     """
     rows = _rows(Path(path))
     _, header = next(rows, (0, []))

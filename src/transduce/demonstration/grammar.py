@@ -372,7 +372,7 @@ def _located(random: Random) -> tuple[Nominal, Phrase]:
 def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
     """Return a predicate of place as a bilingual `Phrase`, such as 在 学校 / is at school.
 
-    If `negated`, it is 不 在 学校 / is not at school.
+    If `negated`, it is 不 在 学校 / is not at school. `be` is am, is or are.
     """
     preposition, where = place.where.split(" ", 1)
     if negated:

@@ -169,8 +169,8 @@ class Original:
     def source_vocabularies(self) -> list[Vocabulary]:
         """A list of the source vocabularies with which sentences are tokenized for the comparison.
 
-        There is one for each target language of the export, which puts the language's token before each sentence; only
-        one if the model has no such choice.
+        There is one for each target language of the export, which puts the language's token before each sentence. A
+        model without such a choice has only one.
         """
         source = self.tokenizer.source
         if not self.directions or source.before:

@@ -73,8 +73,8 @@ def attend(
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
     """Return whether PyTorch's fused attention is preferred to separate matrix multiplications and softmax.
 
-    On a GPU it always is. On a CPU it is preferred for long sequences alone (more than 256² scores for each head), to
-    save memory, and never with dropout, because its backward pass is slow there.
+    On a GPU it always is. On a CPU its backward pass is slow. There it is preferred only to save memory: without
+    dropout, and for more than 256² scores for each head.
     """
     if query.device.type != "cpu":
         return True
@@ -580,7 +580,7 @@ SCORES: dict[str, type[ScoredAttention]] = {
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the attention module for the score function that a configuration names.
+    """Build the attention module for the score function that a configuration names, for heads of width `d_k`.
 
     The result is None for the paper's soft scaled dot-product attention, which `attend` computes without a module.
     """
@@ -716,7 +716,7 @@ def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device:
 def _as_full_weights(weights: Tensor, length: int) -> Tensor:
     """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L).
 
-    A key that a query's block does not see has weight 0.
+    A key that a query's block does not see has weight 0. `length` is L; the padding of the last block is cut off.
     """
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)

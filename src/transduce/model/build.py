@@ -196,7 +196,7 @@ def _different_attributes(where: str, module: nn.Module, described: nn.Module) -
     """Yield a `Difference` for each attribute of a module that is not equal to the same attribute of `described`.
 
     Attributes that cannot be compared, such as tensors, are skipped. In classes that users define, an attribute that is
-    None in `described` is skipped too: such a class may set it when it is used.
+    None in `described` is skipped too: such a class may set it when it is used. `where` names the module in messages.
     """
     of_training = [name for kinds, names in _OF_TRAINING if isinstance(described, kinds) for name in names]
     is_own = type(described).__module__.startswith("transduce.")
@@ -211,7 +211,7 @@ def _different_tensors(where: str, module: nn.Module, described: nn.Module) -> I
     """Yield a `Difference` for each parameter or buffer that a module has in another form than the module `described`.
 
     Names and shapes are compared, and the values of buffers that a state dict does not hold. Submodules are not
-    searched.
+    searched. `where` names the module in messages.
     """
     found, wanted = (
         {name: each for name, each in (part._parameters | part._buffers).items() if each is not None}
@@ -233,6 +233,12 @@ def _different_names(
     """Yield up to two differences between the names of a module's tensors or submodules and the expected names.
 
     The first `Difference` lists the additional names, the other the missing ones.
+
+    Args:
+        where: the module's name in messages.
+        found: the module's tensors or submodules by name.
+        wanted: the expected ones by name.
+        remedy: the remedy in both differences.
     """
     if more := found.keys() - wanted.keys():
         yield Difference(f"{where} has the additional {shown_names(sorted(more))}", remedy)
@@ -292,8 +298,9 @@ def register(setting: str, name: str) -> Callable[[C], C]:
 
     Args:
         setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of
-            `MultiHeadAttention`), "attention_score" (of `ScoredAttention`) or "positions" (called with the model's
-            configuration and whether the stack is causal; a bias on the scores, not positions added to embeddings).
+            `MultiHeadAttention`), "attention_score" (a subclass of `ScoredAttention`) or "positions". The last is a
+            bias on the scores, not positions that are added to embeddings. It is called with the model's configuration
+            and True if the stack is causal.
         name: the value of `model.SETTING` that chooses the component.
 
     Raises:

@@ -225,8 +225,8 @@ def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> Atte
     Args:
         block: b, the number of queries in a block; at least the radius.
         radius: the greatest distance of a key that a query attends to.
-        present: True at positions that are not padding, (B, b + N × b): the block before the first one, and the N
-            blocks; unless causal, one more block at the end.
+        present: True at positions that are not padding. If causal, (B, b + N × b): the block before the first one, then
+            the N blocks. Otherwise one more block follows at the end.
         causal: a block sees only itself and the block before it, and no query sees its future.
 
     Returns:

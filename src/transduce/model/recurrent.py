@@ -139,7 +139,10 @@ class CellState(NamedTuple):
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build a layer of LSTM or GRU cells, as configured, that reads in one direction; `width` is its state's width."""
+    """Build a layer of LSTM or GRU cells, as configured, that reads vectors in one direction.
+
+    `input_width` is the width of these vectors, and `width` that of the cells' state.
+    """
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 

@@ -454,7 +454,10 @@ class TextFormatter(EventFormatter):
 
     @abstractmethod
     def text(self, text: str, *, is_first: bool) -> bytes:
-        """Return the bytes of the event with new text of the completion, which may be empty."""
+        """Return the bytes of the event with new text of the completion, which may be empty.
+
+        `is_first` is True for the first event of the stream.
+        """
 
     @abstractmethod
     def end(self, answer: Completion) -> bytes:

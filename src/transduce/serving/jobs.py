@@ -116,7 +116,7 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""The type of a callback for a sentence's progress: it takes the sentence's index in its job, the token ids of its best
+"""The type of a callback for a sentence's progress. It takes the sentence's index in the job, the token ids of the best
 hypothesis so far, and the number of these ids that are final."""
 
 

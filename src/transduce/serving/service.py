@@ -81,8 +81,8 @@ class TranslationRequest(NamedTuple):
     is_document: bool = False
     """True for consecutive texts of an uploaded document, which has limits of its own."""
     before: Sequence[tuple[str, str]] = ()
-    """Pairs of a text before the first text of the request and its translation (or, in a conversation, its answer):
-    context for a model that reads context; other models ignore them."""
+    """Context before the first text of the request: pairs of an earlier text and its translation or, in a conversation,
+    the answer to it. Models that read no context ignore the pairs."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that a model uses here: the request's or else the model's own; None: no terms."""
