@@ -353,7 +353,8 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), for input ids (B, T).
 
-        With a cache, which is updated, the inputs follow the cached ones. `trace` receives the attention weights.
+        `memory` and `memory_mask` are what `encode` returns. With a cache, which is updated, the inputs follow the
+        cached ones. `trace` receives the attention weights.
         """
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
@@ -377,6 +378,7 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D).
 
+        `memory` and `memory_mask` are what `encode` returns, and the cache, which is updated, holds the earlier steps.
         `trace` receives the attention weights.
         """
         cache = self._started(cache, memory, memory_mask)
