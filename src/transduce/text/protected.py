@@ -60,12 +60,17 @@ _LATER_NAME = (
     rf"(?:(?:(?<=[/\\])|(?<=[\"'“‘„«‹「『《〈])(?=[^\"'”’“»›」』》〉\s]{{1,200}}+[\"'”’“»›」』》〉]))(?=[{_NAME}-]{{0,20}}+{_LATER_LETTER})"
     rf"(?:{_LATER_LETTER}|[{_NAME}-]){{1,100}}+|(?<![^\s])[\uac00-\ud7a3][\uac00-\ud7a3\d_-]{{0,100}}+)"
 )
-# Letters of such scripts belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path with ASCII parts:
-# https://zh.wikipedia.org/wiki/北京, but not https://example.com/看看.
+# Letters of such scripts belong to a URL around `=`, after `/`, `_`, `(` and the like in a path with ASCII parts, and
+# if it goes on: https://zh.wikipedia.org/wiki/北京 and https://example.com/文档/a.pdf, but not https://example.com/看看.
 _LATER_PART = rf"{_LATER_WORD}{_URL_PART}*+"
+_LATER_PARTS = rf"(?:(?:(?<=[/=_(#:+-])|(?<=[?&])(?={_LATER_WORD}=)){_LATER_PART})*+"
+_GOES_ON = (
+    rf"(?={_LATER_WORD}(?:[_-]|{_LATER_WORD})*+"
+    rf"(?:/\w|\?\w{{1,100}}+=|\.(?:[a-z\d]{{2,5}}+|[A-Z\d]{{2,5}}+)(?![{_NAME}])))"
+)
 _ADDRESS = (
     rf"(?:(?={_URL_PART})(?:(?!/){_URL_PART})*+(?:(?<==){_LATER_PART})*+"
-    rf"(?:/(?:{_URL_PART}++(?:(?<=[/=_(#:+-]){_LATER_PART})*+)?+)?+"
+    rf"(?:/(?:(?:{_URL_PART}++|{_GOES_ON}{_LATER_PART}){_LATER_PARTS})?+)?+"
     rf"|{_LATER_WORD}(?:-|{_LATER_WORD})*+(?:\.[\w-]++)++(?:[/?#:](?:{_URL_PART}|{_LATER_WORD})*+)?+)"
 )
 # No expression starts or ends within a word, or within digits of any script.
