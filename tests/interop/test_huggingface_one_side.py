@@ -55,6 +55,7 @@ BERT = {
     "token_types": 2,
     "scale_embeddings": False,
 }
+DISTILBERT = BERT | {"token_types": 0, "pooler_activation": "relu"}
 NO_PIECES = {"masked_language_head": False}
 GPT2 = {
     "kind": "decoder",
@@ -112,12 +113,28 @@ def config_of(**changes: Any) -> ModelConfig:
             "AutoModelForTokenClassification",
         ),
         (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
+        (DISTILBERT, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
+        (BERT | {"token_types": 0}, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
+        (
+            DISTILBERT | NO_PIECES | {"num_labels": 3},
+            "DistilBertForSequenceClassification",
+            "AutoModelForSequenceClassification",
+        ),
+        (
+            DISTILBERT | NO_PIECES | {"num_labels": 3, "token_labels": True},
+            "DistilBertForTokenClassification",
+            "AutoModelForTokenClassification",
+        ),
+        (DISTILBERT | NO_PIECES, "DistilBertModel", "AutoModel"),
         (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
         (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),
         (QWEN2, "Qwen2ForCausalLM", "AutoModelForCausalLM"),
         (BERT | NO_PIECES, None, None),
         (BERT | {"num_labels": 3}, None, None),
-        (BERT | {"token_types": 0}, None, None),
+        (BERT | {"token_types": 0, "norm_epsilon": 1e-5}, None, None),
+        (BERT | NO_PIECES | {"num_labels": 3, "pooler_activation": "relu"}, None, None),
+        (DISTILBERT | NO_PIECES | {"num_labels": 3, "pooler_activation": "tanh"}, None, None),
+        (DISTILBERT | {"pooler": True}, None, None),
         (BERT | {"norm_order": "pre"}, None, None),
         (GPT2 | {"norm_order": "post"}, None, None),
         (GPT2 | {"output_bias": True}, None, None),
@@ -140,7 +157,8 @@ def test_each_configuration_has_its_hugging_face_class_and_auto_class(
         (GPT2 | {"positions": "rotary", "max_positions": 1024}, ["activation", "norm"]),
         (LLAMA | {"num_heads": 3, "d_k": 6, "d_v": 4}, ["num_heads", "d_v"]),
         (BERT | NO_PIECES, ["masked_language_head"]),
-        (BERT | {"token_types": 0, "num_labels": 3}, ["token_types", "num_labels"]),
+        (BERT | {"token_types": 0, "num_labels": 3}, ["num_labels"]),
+        (BERT | {"token_types": 0, "num_labels": 3, "pooler": True}, ["token_types", "num_labels"]),
     ],
 )
 def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[str, Any], obstacles: list[str]) -> None:
@@ -158,6 +176,10 @@ def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[s
         ({"output_bias": True, "activation": "silu"}, ["logits", "states"]),
         (NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
         (NO_PIECES | {"pooler": True, "token_types": 1}, ["pooled", "states"]),
+        (DISTILBERT | {"output_bias": True}, ["logits", "states"]),
+        (DISTILBERT | NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
+        (DISTILBERT | NO_PIECES | {"num_labels": 5, "token_labels": True}, ["classes", "states"]),
+        (DISTILBERT | NO_PIECES, ["states"]),
     ],
     ids=str,
 )

@@ -104,6 +104,7 @@ NOT_VARIED = {
     *(
         "masked_language_head",
         "pooler",
+        "pooler_activation",
         "num_labels",
         "token_labels",
         "num_series",

@@ -38,7 +38,7 @@ _NOT_SERIES = (
     "source_vocabulary_size",
     "target_vocabulary_size",
 )
-_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_labels", "token_types")
+_ENCODER_ONLY = ("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types")
 _RECURRENT_ONLY = (
     "recurrent_cell",
     "bidirectional",
@@ -491,7 +491,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """An output head for masked tokens, as in BERT: linear layer, activation and norm before the output projection."""
 
     pooler: bool = False
-    """A layer with tanh over the first position, as in BERT."""
+    """A linear layer and `pooler_activation` over the first position, as in BERT."""
+
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """Activation of the pooler: tanh as in BERT, relu as in DistilBERT, gelu as in ELECTRA."""
 
     num_labels: int = 0
     """Classes that are predicted from the pooled first position, or labels of each token; 0: none."""

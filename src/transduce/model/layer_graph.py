@@ -187,7 +187,7 @@ SETTINGS = frozenset(
         *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
         *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
         *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
-        *("token_types", "masked_language_head", "pooler", "num_labels", "token_labels"),
+        *("token_types", "masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels"),
         *("recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
         *("recurrent_context_to", "num_series", "predicts_deviations"),
