@@ -193,6 +193,7 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("LlamaForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
     ("MistralForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "sliding_window": None}),
     ("Qwen2ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
+    ("Qwen3ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "head_dim": 32}),
 )
 
 

@@ -88,6 +88,7 @@ LLAMA_3 = LLAMA | {
     "rotary_scaling": RotaryScaling(factor=4.0, original_length=16),
 }
 QWEN2 = LLAMA | {"num_key_value_heads": 2, "projection_bias": True}
+QWEN3 = LLAMA | {"num_key_value_heads": 2, "d_k": 6, "d_v": 6, "attention": "query-key-norm", "norm_epsilon": 1e-6}
 ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
 TYPES = [[int(place > 3) for place in range(len(row))] for row in ROWS]
 
@@ -129,6 +130,8 @@ def config_of(**changes: Any) -> ModelConfig:
         (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
         (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),
         (QWEN2, "Qwen2ForCausalLM", "AutoModelForCausalLM"),
+        (QWEN3, "Qwen3ForCausalLM", "AutoModelForCausalLM"),
+        (QWEN3 | {"feed_forward_bias": True}, None, None),
         (BERT | NO_PIECES, None, None),
         (BERT | {"num_labels": 3}, None, None),
         (BERT | {"token_types": 0, "norm_epsilon": 1e-5}, None, None),
@@ -276,8 +279,8 @@ def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
-    ids=["GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2"],
+    [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2, QWEN3],
+    ids=["GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2", "Qwen 3"],
 )
 def test_language_models_have_equal_log_probabilities_and_continuations_in_hugging_face(
     make_model: MakeModel,

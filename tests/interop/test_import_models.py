@@ -96,6 +96,8 @@ DECODERS = [
     ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2, "sliding_window": None}),
     ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 2}),
     ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-3}),
+    ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
 ]
 
 
@@ -373,6 +375,7 @@ def test_the_compiled_search_finds_the_translations_of_generate(
         ("GPT2LMHeadModel", GPT2 | {"n_embd": 64, "n_head": 2, "vocab_size": 300}),
         ("LlamaForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "rope_parameters": ROTATION}),
         ("Qwen2ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "head_dim": 64}),
     ],
 )
 def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
@@ -421,6 +424,7 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
+        (LLAMA | {"model_type": "qwen3", "use_sliding_window": True}, "`use_sliding_window` must be False"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
         (T5 | {"model_type": "t5", "dense_act_fn": "silu"}, "`dense_act_fn` must be 'relu' .* but is 'silu'"),
         (T5 | {"model_type": "t5", "is_gated_act": True}, "`is_gated_act` must be False .* but is True"),

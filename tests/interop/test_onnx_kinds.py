@@ -52,6 +52,7 @@ def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
         {"positions": "relative", "norm_order": "sandwich", "output_bias": True},
         {"attention_window": 3, "share_layers": True, "output_scale": 0.5},
         {"attention_score": "additive", "norm": "batch"},
+        {"attention": "query-key-norm", "positions": "rotary", "norm": "rms", "num_key_value_heads": 2},
     ],
     ids=str,
 )

@@ -297,7 +297,7 @@ NormOrder = Literal["pre", "post", "sandwich"]
 Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
 AttentionScore = Literal["scaled", "dot", "general", "additive"]
 AttentionKind = Literal["soft", "hard"]
-AttentionName = Literal["multi-head"]
+AttentionName = Literal["multi-head", "query-key-norm"]
 
 
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -443,7 +443,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- attention ---
 
     attention: AttentionName = "multi-head"
-    """`multi-head`: section 3.2.2; or the name of an attention of your own (`transduce.register`)."""
+    """`multi-head`: section 3.2.2; `query-key-norm`: with an RMSNorm of each head's queries and keys, as in Qwen3; or
+    the name of an attention of your own (`transduce.register`).
+    """
 
     attention_score: AttentionScore = "scaled"
     """`scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);

@@ -171,6 +171,12 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
     return content | {"use_sliding_window": False}
 
 
+def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
+    content = _llama_config(config)
+    del content["mlp_bias"]
+    return content | {"use_sliding_window": False}
+
+
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that Qwen2's config.json cannot express; empty if none.
 
@@ -187,6 +193,13 @@ QWEN2 = LLAMA._replace(
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
     content=_qwen2_config,
     obstacles=_qwen2_obstacles,
+)
+QWEN3 = LLAMA._replace(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    wanted=dict(LLAMA.wanted) | {"attention": "query-key-norm", "feed_forward_bias": False},
+    free=LLAMA.free - {"feed_forward_bias"},
+    content=_qwen3_config,
 )
 
 
@@ -527,4 +540,5 @@ FAMILIES = (
     GPT2,
     LLAMA,
     QWEN2,
+    QWEN3,
 )

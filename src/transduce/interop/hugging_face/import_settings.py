@@ -376,6 +376,16 @@ def qwen2(config: ConfigReader) -> Settings:
     return llama(config) | {"projection_bias": True}
 
 
+def qwen3(config: ConfigReader) -> Settings:
+    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys.
+
+    A sliding window is refused.
+    """
+    config = config.with_defaults({"head_dim": 128, "num_key_value_heads": 32})
+    config.must_be({"use_sliding_window": False})
+    return llama(config) | {"attention": "query-key-norm"}
+
+
 def _rope(config: ConfigReader) -> Settings:
     """Return a dict of the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
 
@@ -474,6 +484,7 @@ FAMILIES: Mapping[str, ImportFamily] = {
     "llama": ImportFamily("decoder", llama, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "qwen2": ImportFamily("decoder", qwen2, names.LLAMA, stores_output=True),
+    "qwen3": ImportFamily("decoder", qwen3, names.LLAMA, stores_output=True),
 }
 # Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
 _UNSUPPORTED_HEADS = {

@@ -206,6 +206,8 @@ _GPT2_NAMES = (
 _LLAMA_NAMES = (
     _projection("layers.{n}.self_attention", "model.layers.{n}.self_attn", ("q_proj", "k_proj", "v_proj")),
     _same_name("layers.{n}.self_attention.output", "model.layers.{n}.self_attn.o_proj"),
+    _same_name("layers.{n}.self_attention.query_norm", "model.layers.{n}.self_attn.q_norm"),
+    _same_name("layers.{n}.self_attention.key_norm", "model.layers.{n}.self_attn.k_norm"),
     Names(
         "layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_proj.{p}", "model.layers.{n}.mlp.up_proj.{p}")
     ),
