@@ -78,7 +78,7 @@ class CachedAttention(MultiHeadAttention):
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
         """Round keys and values to the precision and range of the cache's dtype; return them in their own dtype.
 
-        If the cache is in float32, they are returned unchanged.
+        If the cache is in float32, keys and values are returned unchanged.
         """
         if self.cache_dtype == torch.float32:
             return projected
@@ -352,7 +352,8 @@ class InferenceCopy:
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
 
-        `graph` is the model's layer graph, whose components are all in `PREPACKABLE`.
+        `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
+        noticed. All its components must be in `PREPACKABLE`.
         """
         weights = self._weights
         if graph != self._graph or any(

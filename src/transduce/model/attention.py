@@ -72,10 +72,10 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """Return whether PyTorch's fused attention is faster than separate matrix multiplications and softmax.
+    """Return whether PyTorch's fused attention is preferred to separate matrix multiplications and softmax.
 
-    The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
-    would take much memory.
+    On a GPU it always is. On a CPU its backward pass is slow. There it is preferred only to save memory: without
+    dropout, and for more than 256² scores for each head.
     """
     if query.device.type != "cpu":
         return True
@@ -392,8 +392,8 @@ class KeyValueCache:
     """The cached keys and values of one attention module, so that they are computed once for each position."""
 
     def __init__(self) -> None:
-        self._keys: Tensor | None = None  # (B, H, capacity, K)
-        self._values: Tensor | None = None  # (B, H, capacity, V)
+        self._keys: Tensor | None = None  # (B, G, capacity, K)
+        self._values: Tensor | None = None  # (B, G, capacity, V)
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -504,7 +504,7 @@ class DecoderCache:
 
 
 class AttentionFunction(Protocol):
-    """An interface of functions that compute attention from queries, keys and values, as softmax(Q Kᵀ / √d_k) V."""
+    """An interface of functions that compute multi-head attention from queries, keys and values, as `attend` does."""
 
     def __call__(
         self,
@@ -516,7 +516,7 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention of all heads: return sums of the values, weighted by queries and keys, (B, H, Q, V).
+        """Return the attention output of all heads, (B, H, Q, V): for each query, a weighted sum of the values.
 
         Args:
             query: (B, H, Q, K).
@@ -562,7 +562,10 @@ class ScoredAttention(nn.Module):
         self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
 
     def reset_parameters(self) -> None:
-        """Set initial weights: W = I / √d_k, and v so that the variance of scores is at most 1."""
+        """Set initial weights: the matrices of `general` to I / √d_k, and the vectors of `additive` to random numbers.
+
+        The vectors are small enough that the variance of scores is at most 1.
+        """
         with torch.no_grad():
             if self.matrix is not None:
                 width = self.matrix.shape[-1]
@@ -580,7 +583,10 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention by this module's score function; its arguments are those of every `AttentionFunction`."""
+        """Return the attention output, (B, H, Q, V), computed with this module's score function.
+
+        Arguments are those of every `AttentionFunction`.
+        """
         if isinstance(mask, Tensor):
             mask = as_attention_mask(mask)
         if self.vector is None:
@@ -600,9 +606,9 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return a tensor with 1 at the greatest weight of each row (last axis), 0 elsewhere, and the weights' gradients.
+    """Make attention weights hard: 1 at the greatest weight of each row (last axis), 0 elsewhere, in the same shape.
 
-    The weights are those of attention: hard attention computes with the best key alone, and trains as soft attention.
+    Gradients pass through unchanged, so that hard attention trains as soft attention does.
     """
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
@@ -618,7 +624,7 @@ SCORES: dict[str, type[ScoredAttention]] = {
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the attention module for the score function that a configuration names.
+    """Build the attention module for the score function that a configuration names, for heads of width `d_k`.
 
     The result is None for the paper's soft scaled dot-product attention, which `attend` computes without a module.
     """
@@ -734,7 +740,8 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
 def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
     """Return the `AttentionMask` of windowed attention for N consecutive blocks, (B × N, 1, b, 2b or 3b).
 
-    If the model has a bias of positions, the mask adds this bias to the scores.
+    A block of b queries sees the keys of the block before it, its own and, unless attention is causal, the next. If the
+    model has a bias of positions, the mask adds this bias to the scores.
 
     Args:
         window: the window.
@@ -751,7 +758,10 @@ def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device:
 
 
 def _as_full_weights(weights: Tensor, length: int) -> Tensor:
-    """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L)."""
+    """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L).
+
+    A key that a query's block does not see has weight 0. `length` is L; the padding of the last block is cut off.
+    """
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
     for number in range(blocks):

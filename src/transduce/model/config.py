@@ -333,8 +333,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (`recurrent`), or encoder and decoder over numbers (`series`)."""
 
     source_vocabulary_size: int
-    """Tokens of the source vocabulary; 0 for a model of numbers. A model of one side has one vocabulary, and both sizes
-    are the same."""
+    """Tokens of the source vocabulary; 0 for a model of numbers. An encoder-only or decoder-only model has one
+    vocabulary, and both sizes are the same.
+    """
 
     target_vocabulary_size: int
     """Number of tokens in the target vocabulary; 0 for a model of numbers."""
@@ -585,9 +586,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def has_plain_attention(self) -> bool:
-        """True if attention is the paper's: scaled dot product and softmax, without a window and effects of positions.
+        """True if attention is the paper's: scaled dot product and softmax, without a window or effects of positions.
 
-        A recurrent model's attention is not.
+        Positions that are added to embeddings are no such effects. A recurrent model's attention is not the paper's.
         """
         parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
         is_plain = parts == ("multi-head", "scaled", "soft", None, None)

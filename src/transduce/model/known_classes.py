@@ -1,9 +1,9 @@
 """List the exact classes that the layer graph knows, and check that a module is unchanged from its class.
 
 The layer graph is the description of a model by which backends decide whether they can compute it. A module is unknown
-if its class is a subclass of a known one. It is also unknown if a method, a hook, a parametrization, a submodule, a
-parameter or a buffer was added to it. Backends register the classes of their inference copies, and training registers
-wrappers and parametrizations such as FSDP's and LoRA's.
+if its class is a subclass of a known one. It is also unknown if something was added to it: a method, a submodule, a
+parameter, a buffer, or a hook or parametrization that is not registered here. Backends register the classes of their
+inference copies, and training registers wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +66,9 @@ class _Entry(NamedTuple):
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
-"""A dict from each class that the layer graph knows to what its modules may hold; subclasses are not known."""
+"""A dict from each class that the layer graph knows to its `_Entry`: what modules of the class may hold. Subclasses are
+not known.
+"""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""

@@ -4,10 +4,10 @@ A backend lists the components that it computes in a `Table`. `refusal(table, mo
 with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
 `Fact("decoder_norm", "norm", "rms")`, and a table without `norm="… rms"` refuses it.
 
-A description is made from exact types only. A model is `Unsupported` if it has a subclass, an overridden method, a
-hook, a parametrization, or an additional or replaced submodule. So is a model with a setting or function that has no
-entry here. Unsupported models take the reference path, and exporters refuse them. A new component is therefore unknown
-to every backend until a backend lists it.
+A description is made from exact types only. A model is `Unsupported` if it has a subclass, an overridden method, an
+additional or replaced submodule, or an unknown hook or parametrization (`known_classes`). So is a model with a setting
+or function that has no entry here. Unsupported models take the reference path, and exporters refuse them. A new
+component is therefore unknown to every backend until a backend lists it.
 """
 
 import math
@@ -134,7 +134,7 @@ class Sublayer(NamedTuple):
 
 
 class LayerGraph(NamedTuple):
-    """The operations and properties of an encoder or decoder layer, by which a backend decides if it can compute it."""
+    """The operations and properties of an encoder or decoder layer, by which backends decide if they can compute it."""
 
     sublayers: tuple[Sublayer, ...]
     facts: tuple[Fact, ...]
@@ -384,7 +384,7 @@ def _is_norm(norm: nn.Module | None) -> bool:
 def _computed_class(module: nn.Module) -> type[nn.Module]:
     """Return the reference class whose function a module computes.
 
-    An inference copy in another number format has the class that it is a copy of.
+    For an inference copy in another number format, this is the class of the original module.
 
     Raises:
         UnknownError: the module's class is not known.
@@ -633,7 +633,7 @@ class _Describer:
             self.must_be(f"{path}.{name}", "epsilon", self.get(norm, "eps"), "norm_epsilon")
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
-        """Return an attention's score: its name, whether attention is hard, and the scale (None: the default).
+        """Return a tuple for an attention's score: the name, True if attention is hard, and the scale (None: default).
 
         A `score` module of None stands for the scaled dot product.
 
@@ -724,7 +724,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
 
 
 class Table(NamedTuple):
-    """The components that a backend computes, as allowed values by aspect.
+    """A list of what a backend computes: for each aspect of a model, such as its norm, the values that are allowed.
 
     For example, `{"norm": {"layer", "rms"}, "norm order": {"pre"}}` allows pre-norm layers with LayerNorm or RMSNorm.
     An aspect that is not listed has no allowed value.

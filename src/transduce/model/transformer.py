@@ -283,9 +283,9 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
     ) -> Tensor:
         """Return the output of the decoder's last layer for these inputs, (B, T, D), before the output projection.
 
-        Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
-        no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached
-        ones and are appended to it.
+        Without a mask, the inputs are a sequence in which each position attends to itself and to all earlier ones.
+        Padding at the right needs no mask, because no position before the padding attends to it. With a cache, the
+        inputs are the positions after the cached ones and are appended to it.
 
         Args:
             target_input_ids: (B, T).
@@ -318,7 +318,7 @@ def checked_ids(**inputs: tuple[Tensor, int]) -> Iterator[None]:
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Args:
-        inputs: by the name of an argument, its token ids, (B, T), and the size of their vocabulary.
+        inputs: a pair for each argument, passed by the argument's name: token ids, (B, T), and their vocabulary's size.
 
     Raises:
         TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of sources
@@ -388,7 +388,9 @@ class Encoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """Return the logits of the token at each position, by the masked language head: (B, S) to (B, S, V).
+        """Return the logits of the token at each position: (B, S) to (B, S, V).
+
+        They come from the masked language head, if the model has one, and the output projection.
 
         Args:
             ids: token ids, padded at the right.
@@ -494,7 +496,7 @@ class Decoder(VocabularyModel):
         Args:
             ids: token ids, (B, T).
             mask: a mask over cached positions and inputs, for several hypotheses in one row; None: each position
-                attends to those before it.
+                attends to itself and to all earlier positions.
             positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
             cache: the keys and values of past positions.
             trace: receives the attention weights.

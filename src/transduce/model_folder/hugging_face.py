@@ -145,7 +145,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Return a dict of the fields of `ModelConfig` that a checked `config.json` of Hugging Face corresponds to."""
+    """Return the fields of `ModelConfig` for a checked `config.json` of Hugging Face: a dict from field to value."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 

@@ -49,15 +49,15 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes a model with this configuration, or None without one."""
+    """Return the name of the Hugging Face class that computes models with this configuration; None if none does."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None.
+    """Return the name of Hugging Face's automatic class that opens a model, such as `AutoModelForCausalLM`.
 
-    An example is `AutoModelForCausalLM`; None if no Hugging Face class computes the model.
+    The result is None if no Hugging Face class computes models with this configuration.
     """
     family = family_for(config)
     return None if family is None else family.automatic
@@ -69,7 +69,7 @@ def config_json(
     """Return the content of `config.json`, a dict, for a model's configuration.
 
     The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
-    "transduce". Without such a class it names no class, and `model_type` is "transduce".
+    "transduce". Without such a class the content names no class, and `model_type` is "transduce".
 
     Args:
         config: the model's configuration.
@@ -106,8 +106,9 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     Args:
         config: the model's configuration.
         unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
-        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same, and
-            otherwise the number of beams and the length of n-grams that must not be repeated. None: the defaults.
+        search: search settings of an encoder–decoder; None: the defaults. Settings that rank hypotheses as `generate`
+            does are converted completely. Of others, only the number of beams and the length of n-grams that must not
+            be repeated are converted.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
@@ -140,8 +141,8 @@ def stored_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
-    Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
-    that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names. The
+    tensors that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
 
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.

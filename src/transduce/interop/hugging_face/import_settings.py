@@ -39,7 +39,7 @@ class ConfigReader:
     """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Create a reader.
+        """Create a reader of a config.json.
 
         Args:
             content: the JSON object in a config.json.
@@ -389,8 +389,8 @@ def qwen3(config: ConfigReader) -> Settings:
 def _rope(config: ConfigReader) -> Settings:
     """Return a dict of the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
 
-    They are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`. Other kinds of scaling
-    are refused.
+    The settings are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`. Other kinds of
+    scaling are refused.
     """
     content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
     if not isinstance(content, dict):
@@ -692,7 +692,7 @@ def _max_length(values: ConfigReader, max_positions: int | None) -> int | None:
 def _min_length(values: ConfigReader) -> int:
     """Return the minimum number of new tokens, without the end symbol, by Hugging Face's generation settings.
 
-    It is 0 if they state none.
+    The result is 0 if the settings state no minimum.
     """
     return max(0, values.whole("min_new_tokens", values.whole("min_length", 0) - 1))
 
@@ -721,9 +721,10 @@ def _ends(content: Mapping[str, Any]) -> list[Any]:
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
-    """Return a set of the id with which a folder's decoder starts, the family's default if the files state none.
+    """Return a set with one token id, that with which a folder's decoder starts.
 
-    The set is empty if that is unknown, too.
+    If the files state none, the id is the family's default, the end symbol or padding; if the files lack that id too,
+    the set is empty.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")

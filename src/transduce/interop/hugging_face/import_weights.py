@@ -58,10 +58,10 @@ class StoredTensors:
     """A reader of the tensors of a Hugging Face folder by name, which reads each one when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
-        """Create a reader.
+        """Create a reader of a folder's tensors.
 
         Args:
-            names: for each tensor a function that reads it.
+            names: a mapping from each tensor's name to a function that reads the tensor.
             location: the folder's name in error messages.
         """
         self.names = names

@@ -312,8 +312,8 @@ GPT2 = StoredNames(
 def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """Return the table of tensor names (`StoredNames`) that fits a file of weights.
 
-    It is the family's, unless the file is of a T5 with gated feed-forward layers, a RoBERTa classifier or tagger, or an
-    ELECTRA classifier.
+    The result is `family` itself, unless the file is of a T5 with gated feed-forward layers, a RoBERTa classifier or
+    tagger, or an ELECTRA classifier.
 
     Args:
         family: the table of the model's family.

@@ -513,7 +513,7 @@ def build_attention(
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
     """Add to an ONNX graph the repetition of keys or values for the query heads that share them (grouped-query).
 
-    From x (B, G, L, width) it makes (B, H, L, width), whose name is returned: x itself if each query head has its own.
+    The name of the result, (B, H, L, width), is returned; x, (B, G, L, width), itself if no query heads share keys.
     """
     if attention.num_key_value_heads == attention.num_heads:
         return x
@@ -583,8 +583,8 @@ def build_encoder_layer(
 class DecoderCaches(NamedTuple):
     """The inputs of a decoder layer besides its states, as names in an ONNX graph, to which the layer attends.
 
-    They are keys and values of the encoder output, the bias that masks its padding, and the layer's own cached keys and
-    values.
+    The inputs are keys and values of the encoder output, the bias that masks the source's padding, and the layer's own
+    cached keys and values.
     """
 
     memory: KeysAndValues
@@ -622,7 +622,7 @@ def build_decoder_layer(
 def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
     """Add the factor by which T5 scales the last states to an ONNX graph, and return the result's name.
 
-    That is x itself if the factor (`output_scale`) is 1.
+    The result is x itself if the factor (`output_scale`) is 1.
     """
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
@@ -688,7 +688,7 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
 def build_bias(graph: Graph, allowed: str) -> str:
     """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph, and return the bias's name.
 
-    It has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
+    The bias has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
     """
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 

@@ -51,11 +51,13 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
-    The function sets x (N, D) to table[ids] · scale + position encoding, for one decoding step; `memory.file_rows`
-    returns the table's file rows. Row n also gets entry `entry` + n of the key/value cache, which is appended to the
-    row's list of cache entries. If not `is_ragged`, all rows share one position: `added` points to its encoding, and
-    `lists` to its element of the first list. If ragged, row n is at position counts[n] - 1 of its list and of the table
-    `added`.
+    The function sets x (N, D) to table[ids] · scale + position encoding, for one decoding step. `file rows` points to
+    the tensor that `memory.file_rows` returns for the table. Row n also gets entry `entry` + n of the key/value cache,
+    which is appended to the row's list of cache entries.
+
+    If not `is_ragged`, all rows share one position. `added` points to the encoding of this position, and `lists` to the
+    element of row 0's list that is written. If ragged, row n is at position counts[n] - 1. `lists` then points to the
+    start of row 0's list, and `added` to the encoding of position 0.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):

@@ -1,6 +1,7 @@
 """Compile a whole model for decoding on a CPU: one kernel that reads the input, and one that runs a decoding step.
 
-`COMPILABLE` lists the models. A `CompiledModel` holds the kernels of one model with prepacked weights.
+`COMPILABLE` lists the components that a model may have. A `CompiledModel` holds the kernels of one model with prepacked
+weights.
 
 Legend: N rows, D model width, S source tokens of all sentences, G key/value heads, K width of a head.
 """
@@ -132,8 +133,8 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
 
-    Yield an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the count
-    of the emitter `w`.
+    Yield an emitter of one chunk, and the index of the chunk's first row. Afterwards, the chunk's number of
+    multiplications per row is added to that of the emitter `w`.
     """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
@@ -279,7 +280,8 @@ def _self_attention(
 ) -> None:
     """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to cached tokens.
 
-    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`; `lists` is that of `attend`.
+    `kinds` has the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`, and `lists` is the argument
+    `lists` of the latter.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -419,7 +421,10 @@ class CompiledModel:
     step: CompiledKernel
     """The `CompiledKernel` of a decoding step; encoder-only models have no such attribute."""
     step_multiplications: int
-    """The number of multiplications of `step` for each row (hypothesis), without attention, to choose threads by."""
+    """The number of multiplications of `step` for each row (hypothesis), without those of attention.
+
+    The number of threads depends on it.
+    """
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -455,7 +460,10 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The `CompiledKernel` that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """The number of multiplications of `read` for each row (token), without attention, to choose threads by."""
+        """The number of multiplications of `read` for each row (token), without those of attention.
+
+        The number of threads depends on it.
+        """
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 

@@ -65,7 +65,7 @@ class StepArguments(NamedTuple):
     counts: Any
     """Address of the number of source tokens of each row, int64 (N,).
 
-    In decoder-only models, it is the number of tokens of the row's own sequence.
+    In decoder-only models, the number is that of the tokens of the row's own sequence.
     """
     memory: Any
     """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
@@ -286,7 +286,7 @@ class ModelEmitter:
     def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
         """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
 
-        Return a pointer to the result. For layers in float32, it is `x` itself, and nothing is emitted.
+        Return a pointer to the result. For layers in float32, the result is `x` itself, and nothing is emitted.
         """
         k = self.k
         if linear.tile.kind == "floats":
@@ -382,7 +382,8 @@ class ModelEmitter:
             kind: how `lists` is read: `run`, `list` or `lists`; see `emit_attention`.
             query_stride: the number of elements from one row of queries to the next.
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
-            lists: three arguments that say which positions a row attends to.
+            lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
+                say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
         """
         k, pointers = self.k, self.pointers
