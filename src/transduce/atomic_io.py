@@ -35,8 +35,8 @@ def write_file(path: Path, content: bytes) -> None:
 def create_partial(path: Path, *, mode: int = 0o666) -> Path:
     """Create an empty file beside a path, to be written and then renamed to it, and return the new file's path.
 
-    Every call creates a file of another name. Older files for the same path, which killed processes left, are removed
-    if they have not changed for an hour.
+    Every call creates a file of another name, with the permissions `mode`. Older files for the same path, which killed
+    processes left, are removed if they have not changed for an hour.
     """
     partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     partial.touch(mode, exist_ok=False)

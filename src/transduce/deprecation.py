@@ -100,6 +100,9 @@ def current_command(command: str) -> str:
 def current_options(arguments: Sequence[str], options: Container[str]) -> list[str]:
     """Return a list of command-line arguments with renamed options under their current names, with a warning for each.
 
+    An old name is replaced only if the command has the new name as an option, and not the old one. Arguments after `--`
+    are not changed.
+
     Args:
         arguments: the arguments of a command.
         options: the options that the command has.

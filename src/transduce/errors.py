@@ -241,7 +241,7 @@ def shell_word(argument: str | Path) -> str:
 
 
 def common_words() -> list[str]:
-    """Return the options that `use_common_options` set, as words of a command line: ["--plugin", "FILE"].
+    """Return the options that `use_common_options` set, as a list of the words of a command: ["--plugin", "FILE"].
 
     Another command for the same model needs them, too.
     """

@@ -246,8 +246,8 @@ def _number(path: Path) -> int | None:
 def available_memory(device: str = "cpu", *, address_space: bool = True) -> int | None:
     """Return the bytes of memory that this process can still take on a device; None if the system does not report it.
 
-    On a CPU this is the lowest of: the machine's available memory, and what the control groups' limits and, with
-    `address_space`, the limit of the process's address space (`ulimit -v`) leave.
+    On a CPU this is the lowest of several figures: the machine's available memory, what the limits of control groups
+    leave and, with `address_space`, what the limit of the process's address space (`ulimit -v`) leaves.
     """
     if device.startswith("cuda"):
         own = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -131,12 +131,9 @@ def set_library_defaults() -> None:
     """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
     * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
-      default, training next to another busy process takes ten times as long as expected from its share of the cores;
-      with this setting, about twice as long.
+      default, training next to other busy processes was half as fast (docs/log/training_speed.md).
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
-
-    Both figures are in docs/results.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -150,8 +150,8 @@ class Template(NamedTuple):
     def fields(self, text: str) -> Iterator[dict[str, str]]:
         """Match a text against the template's fixed parts, and yield each match as a dict from field names to texts.
 
-        A fixed part between two fields may occur more than once in the text, so that there are several matches; at most
-        16 are yielded, the one with the shortest first fields first. The field `n` is always a number.
+        There are several matches if a fixed part between two fields occurs more than once in the text. At most 16 are
+        yielded, those with the shortest first fields first. The field `n` is always a number.
         """
         first, *middle, last = self.parts
         end = len(text) - len(last)
@@ -175,7 +175,10 @@ _MAX_MATCHES = 16
 
 
 def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterator[list[str]]:
-    """Yield the ways to divide `text[start:end]` at these parts, in order, as lists of the strings between them."""
+    """Yield the ways to divide `text[start:end]` at these parts, which must occur in this order.
+
+    Each way is a list of the strings before, between and after the parts.
+    """
     last = end  # the last place at which the first part leaves the others theirs
     for part in reversed(parts):
         last = text.rfind(part, start, last)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import transduce
@@ -24,7 +25,9 @@ from transduce.commands.experiments import _RESULTS
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.demonstration import paper
 from transduce.demonstration.grammar import AlignedPair, DemoCorpus
+from transduce.errors import TransduceError
 from transduce.inspection import complexity
+from transduce.inspection.plots import Chart, HeatMap, render_chart
 from transduce.text.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,9 +195,20 @@ def test_the_code_of_more_questions_about_a_model_runs() -> None:
     exec(compile(code, "more_questions.md", "exec"), {"__name__": "more_questions"})
 
 
+@pytest.fixture
+def draws_chinese() -> None:
+    """Skip a test whose pictures have Chinese characters if this machine cannot draw them."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    squares = HeatMap(title="字", x_label="x", y_label="y", values=np.eye(2), minimum=0.0, maximum=1.0)
+    try:
+        render_chart(Chart((squares,)), "svg")
+    except TransduceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("draws_chinese")
 def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the commands and the code of the page about views; its other models are the demonstration's, too."""
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     page = (DOCS / "views.md").read_text("utf-8")
     for name in ("models/a", "models/b"):
         (demonstration / name).symlink_to(demonstration / "models" / "demo")
@@ -222,8 +236,8 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
             exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
 
 
+@pytest.mark.usefixtures("draws_chinese")
 def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     page, chinese = ((DOCS / name).read_text("utf-8") for name in ("gallery.md", "zh/gallery.md"))
     lines = [line for block in code_blocks(page) for line in command_lines(block)]
     assert lines == [line for block in code_blocks(chinese) for line in command_lines(block)]
@@ -239,11 +253,11 @@ def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("draws_chinese")
 def test_the_paper_is_reproduced_in_small(
     demonstration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run each command of the page with tiny models and layers, two steps, one row of Table 3 and some trees."""
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     text, sizes = demonstration / "models" / "demo-text", {"d_model": 16, "d_ff": 32, "num_heads": 2}
     sides = [read_lines(text / f"train.{language}") for language in ("zh", "en")]
     pairs = tuple(AlignedPair((one,), (other,), ()) for one, other in zip(*sides, strict=True))

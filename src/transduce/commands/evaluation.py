@@ -307,7 +307,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
     """Return a list with a warning if two compared models have different source or target languages, or else [].
 
-    An unknown language gives no warning.
+    The warning names the models by `names`. An unknown language gives no warning.
     """
     pairs_of_codes = zip(a.languages, b.languages, strict=True)
     if not any(one and other and short_code(one) != short_code(other) for one, other in pairs_of_codes):
@@ -345,7 +345,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """Number format of the model's weights, such as `fp32`."""
     scores: list[float]
-    """The score of each line: its log-probability in nats, over the length penalty."""
+    """The score of each line: its log-probability in nats, divided by the length penalty."""
 
     def __str__(self) -> str:
         return (
@@ -383,9 +383,10 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0.
+    """Print the score of each translation in a file, and totals on stderr; return 0.
 
-    A language model scores each line of the source as a text.
+    A score is the log-probability in nats, divided by the length penalty of --length-penalty, if any. A language model
+    scores each line of the source as a text.
     """
     from transduce.inference.scoring import TooLongError
     from transduce.model_folder.read import model_kind

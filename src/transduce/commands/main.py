@@ -276,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the subcommand and its arguments; None: those of the process.
 
     Returns:
-        0; 1 if a check or a run failed; 2 for an error that was explained on standard error; 130 after Ctrl-C.
+        0; 1 if a check or a run failed; 2 for an error that was explained on standard error; 130 after Ctrl-C; 143 if
+        SIGTERM ended a training run that was saved.
     """
     owns_process = arguments is None
     if arguments is None:

@@ -348,7 +348,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:
-    """Return the number of compute threads that a command's options ask for: --threads, or None for all cores.
+    """Return the number of compute threads that a command's options ask for: --threads, or None for the default.
 
     Without --threads, the number is 1 if the search settings ask for batch-invariant results, which need one thread.
 
@@ -592,8 +592,8 @@ def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) ->
     """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
 
     Lines with such bytes are reported on standard error; in a file they would be an error, since a user can fix a file,
-    but not a stream. Text in another encoding is refused: a first line beyond ASCII most of whose characters are not
-    UTF-8, or as many damaged lines as a file may not have.
+    but not a stream. Text in another encoding is refused. It is recognized by a first non-ASCII line of which most
+    characters are not UTF-8, or by more damaged lines than a file may have.
 
     Args:
         notes: gets the end of the first line.

@@ -276,7 +276,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
     f1: float
     """Bracket F1 of sentences of all lengths, in percent."""
     f1_of_short: float
-    """Bracket F1 of short sentences, in percent."""
+    """Bracket F1 of sentences of at most 40 words, in percent."""
     valid: float
     """Share of the sentences whose parse is a tree over exactly their words, in percent."""
     cut: int

@@ -138,7 +138,7 @@ class _ForecastKeeper(Callback):
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
-    """Return the training run that the command's options describe.
+    """Return the request of the training run that the command's options describe (`RunRequest`).
 
     Args:
         options: the options of `add_run`: settings, texts, model, device.

@@ -45,7 +45,7 @@ def permutation(size: int, *key: int) -> Indices:
 class Blocks:
     """A random division of a corpus's pairs into blocks; a plan of batches reads and sorts one block at a time.
 
-    A block has at least ``BLOCK_PAIRS`` pairs, and a smaller corpus is one block.
+    A block has about ``BLOCK_PAIRS`` pairs or more, and a smaller corpus is one block.
     """
 
     def __init__(self, pairs: int, seed: int) -> None:
@@ -70,7 +70,7 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
     Pairs with equal lengths on both sides are ordered by their numbers in ``ties``, (pairs,).
 
     Pairs are sorted by the length of their longer side. Within one such length the order leads from a long source with
-    a short target, over equal lengths, to a short source with a long target; within the next length it runs in reverse.
+    a short target to a short source with a long target. Within the next length it runs in reverse.
     So neighbors never differ by much, and a batch that spans two lengths has little padding.
     """
     longer = np.maximum(source_lengths, target_lengths)
@@ -133,8 +133,8 @@ class Batch:
     target: NDArray[np.int64]
     """Target ids, (B, T), padded at the right."""
     indices: Indices
-    """The pairs' indices in the corpus, (B,); empty in a batch for a process that has none of the pairs, which the loss
-    ignores; -1 in an artificial batch."""
+    """The pairs' indices in the corpus, (B,); -1 in an artificial batch. They are empty in the batch of a process
+    that has none of the pairs, which the loss ignores."""
     source_tokens: int
     """The number of source ids without padding, end symbols included."""
     target_tokens: int
@@ -145,8 +145,8 @@ class Batch:
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
         """Return a copy of the batch whose longest source and longest target are longer by a number of tokens.
 
-        The other sentences get padding. Such a batch serves to test whether memory suffices for slightly longer
-        sentences.
+        The other sentences get padding; `pad_ids` are the padding ids of source and target. Such a batch serves to test
+        whether memory suffices for slightly longer sentences.
         """
         sides = list[NDArray[np.int64]]()
         for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
@@ -197,8 +197,8 @@ class Corpus(Protocol):
 class _Block(NamedTuple):
     """A block of a corpus's pairs, read and planned for one epoch, from which batches are cut.
 
-    A block has the pairs' indices in the corpus, their ids and weights, their order by length (`order`), the positions
-    in this order at which batches begin (`starts`), and the random order of the batches.
+    It has the pairs' indices in the corpus, their ids and weights. `order` is their order by length, `starts` are the
+    positions in this order at which batches begin, and `batch_order` is the random order of the batches.
     """
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
@@ -228,9 +228,9 @@ class Plan(Protocol[AnyBatch_co]):
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return a pair: B lists of token ids as one array (B, longest) padded at the right, and the ids without padding.
+    """Return B lists of token ids as one array, (B, longest), padded at the right, and the number of ids in all lists.
 
-    The second element is the number of ids that are not padding.
+    The number does not include the padding.
     """
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
@@ -380,7 +380,8 @@ def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *,
 
     Args:
         corpus: the corpus of the pairs, whose padding ids the batches have.
-        ordered: the source and the target lengths of the pairs that are batched together, in the order of batches.
+        ordered: for each group of pairs that is cut into batches, such as a block, the source and the target lengths,
+            sorted as for batching.
         batch_tokens: maximum number of target tokens in a batch.
     """
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}

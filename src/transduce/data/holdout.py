@@ -63,8 +63,8 @@ class HoldOut:
 
     It takes one pass over the pairs.
 
-    Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have one
-    key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A source
+    Keys are hashes of the sources' letters and digits. Sources that differ only in case, punctuation or spaces have one
+    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts. A source
     with one of the lowest keys of a corpus has one of the lowest keys of each part that contains it. So parts need only
     their lowest keys to agree on a selection.
     """
@@ -141,8 +141,9 @@ def choose_held_out(
 ) -> list[Candidate]:
     """Return a list of the candidates (sources) to hold out for the dev set, chosen in the order of their hash keys.
 
-    At least one source always remains for training. If sources occur many times, fewer are held out, and those that
-    would drop too many pairs are skipped, but at least one is held out if more than one source exists.
+    At most a fifth of the distinct sources is held out. Other pairs with a held-out source are dropped from training,
+    so a source is skipped if more than a tenth of all pairs would be dropped. Nevertheless, at least one source is held
+    out if there are several, and at least one always remains for training.
 
     Args:
         candidates: sources of the whole corpus with the lowest keys.
@@ -171,7 +172,7 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
 
     A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
     candidate alone exceeds this limit, the one that drops the fewest pairs is returned. Without candidates, the list is
-    empty.
+    empty. `keys` are the hash keys of all pairs that could be trained on.
     """
     if not candidates:
         return []

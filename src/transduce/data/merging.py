@@ -140,7 +140,7 @@ class _Merging:
         """Drop duplicates, hold out dev pairs, write both the corpus and the dev pairs, and return the corpus's card.
 
         Raises:
-            TransduceError: no pair is kept.
+            TransduceError: no pair is left.
         """
         if self._request.filters.drop_duplicates:
             self._drop_duplicates()

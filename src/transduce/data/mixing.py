@@ -3,8 +3,8 @@
 A batch follows from (corpora, seed, position) alone.
 
 Every corpus is a stream of its pairs, in another random order at each pass. A window takes the next pairs of each
-stream in proportion to the corpora's shares at this point of the run, and is batched by length like a block of a
-single corpus. So a share does not depend on a corpus's size: a small corpus is repeated, and a large one is seen a
+stream, in proportion to the corpora's shares at this point of the run. Its pairs are batched by length, like a block
+of a single corpus. So a share does not depend on a corpus's size: a small corpus is repeated, and a large one is seen a
 part at a time.
 """
 
@@ -35,8 +35,8 @@ from transduce.errors import TransduceError
 
 
 Schedule = tuple[tuple[float, float], ...]
-"""The type of a corpus's share of the batches over a run: points (fraction of the run from 0 to 1, share) in ascending
-order of the fractions; between points the share is linear."""
+"""The type of a corpus's share of the batches over a run: points (fraction of the run from 0 to 1, share). The
+fractions ascend, and between points the share is linear."""
 
 
 def share_at(schedule: Schedule, fraction: float) -> float:
@@ -64,7 +64,7 @@ class Mixture(NamedTuple):
     """For each corpus, its share of the batches over the run, as points (fraction of the run, share); None: the corpus
     takes a part of what the others leave."""
     weights: tuple[float, ...]
-    """A weight for each corpus, such as its number of pairs; only those of corpora without a set share count."""
+    """A weight for each corpus, such as its number of pairs; weights of corpora with a set share are ignored."""
 
     def shares(self, fraction: float) -> list[float]:
         """Return a list with each corpus's share of the batches at a fraction of the run; the shares sum to 1.
@@ -288,7 +288,10 @@ class MixedPlan(BatchPlan):
         return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
 
     def _ordered_lengths(self, window: _Window, index: int) -> tuple[Lengths, Lengths]:
-        """Return two arrays: the source and the target lengths of a window's pairs, in the order of batches."""
+        """Return two arrays: the source and the target lengths of a window's pairs, in the order of batches.
+
+        The window's index seeds the random order of equally long pairs.
+        """
         ranges = self._window_ranges(window)
         source, target = self._corpus.read_range_lengths(ranges)
         numbers = np.concatenate([np.arange(*each) for each in ranges])

@@ -380,8 +380,8 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: SideCard
     target: SideCard
     columns: dict[Column, ColumnCard]
-    """A dict from a column's name to the card of its file, which has a number for each kept pair that merging needs,
-    such as its hash."""
+    """A dict from a column's name to the card of its file. A column has a number for each kept pair, such as the pair's
+    hash, that merging needs."""
 
 
 class Kept(NamedTuple):
@@ -532,7 +532,7 @@ class _Preparation:
         return Kept(source, target, columns)
 
     def _weights(self, block: PairBlock) -> NDArray[np.float32]:
-        """Return the weight of each pair of a block in the loss, (pairs,): its own (1 without one) times its file's."""
+        """Return each pair's weight in the loss, (pairs,): the pair's own weight, or 1, times the file's weight."""
         factors = self._request.files.loss_weights
         weights = np.ones(len(block.sources)) if block.weights is None else np.array(block.weights)
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)

@@ -28,8 +28,8 @@ _ITERATIONS = 4
 _MIN_PROBABILITY = 0.02  # word pairs below it are noise
 
 Lexicon = Mapping[tuple[int, int], float]
-"""The type of a lexicon: a dict from a pair (source id, target id) to the product of the two translation probabilities,
-of the target token given the source token and the reverse."""
+"""The type of a lexicon: a dict from a pair (source id, target id) to the product of two translation probabilities.
+They are that of the target token given the source token, and the reverse."""
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
@@ -81,7 +81,9 @@ def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of one token given the other, for K distinct token pairs, (K,), by IBM Model 1.
+    """Return the probability of a token given the token that explains it, for K distinct token pairs, (K,).
+
+    The probabilities are those of IBM Model 1: each token of one side is explained by the tokens of the other side.
 
     Args:
         kind: the index of the distinct token pair, for each pair of positions of a sentence pair.
@@ -101,8 +103,8 @@ def _translation_probabilities(
 
 
 _MIN_SCORE = 0.08
-"""Minimum score of two words to count as translations of each other: the sum of the lexicon's values of their token
-pairs, divided by the number of tokens of the longer word."""
+"""Minimum score of two words to count as translations of each other. The score is the sum of the lexicon's values of
+their token pairs, divided by the number of tokens of the longer word."""
 
 
 class _Words:
@@ -280,7 +282,7 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a pair's source ids and target ids with a few placeholders at random, corresponding positions.
+        """Return two arrays: a pair's source ids and target ids, with placeholders at random, corresponding positions.
 
         One to four placeholders are planned; the last one may become two, around a word, and fewer fit if few words are
         aligned. If a side would then have too many tokens, the ids stay unchanged.
@@ -354,6 +356,12 @@ def _edge(
     """Return a pair of positions, in source and target, to insert a placeholder at the start or end of the sentence.
 
     At the end, the placeholder comes before or after the final punctuation, at random; the end symbol stays last.
+
+    Args:
+        words: the splitters of source and target into words.
+        sides: the ids of source and target.
+        operation: `start` or `end`.
+        generator: the source of random numbers.
     """
     if operation == "start":
         return 0, 0

@@ -390,7 +390,7 @@ class RepeatedCorpus(PreparedCorpus):
 def _sample_of_ranges(start: int, pairs: int, wanted: int, file: int) -> list[PairRange]:
     """Return a sorted list of ranges (start, stop) that hold `wanted` of the `pairs` pairs from index `start` on.
 
-    The ranges are random chunks of `CHUNK_PAIRS` pairs; one may be shorter.
+    The ranges are random chunks of `CHUNK_PAIRS` pairs; one may be shorter. The index `file` seeds their choice.
     """
     ranges: list[PairRange] = []
     for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, _REPEATS, file).tolist():

@@ -91,9 +91,10 @@ def mask_tokens(
 
 
 def masked_counts(candidates: Ids, share: float) -> Ids:
-    """Return an array, (B,), with the number of tokens to mask of each row's `candidates`, (B,), maskable ones.
+    """Return the number of tokens to mask in each row, (B,).
 
-    The number is the rounded share, but at least one if a row has a candidate.
+    It is the share of the row's maskable tokens, rounded, but at least one if the row has any. `candidates`, (B,), is
+    the number of maskable tokens of each row.
     """
     counts: Ids = np.minimum(candidates, np.maximum(1, np.rint(candidates * share).astype(np.int64)))
     return counts
@@ -386,7 +387,10 @@ class SentencePairPlan:
         )
 
     def _rows_of_epoch(self, number: int) -> _Epoch:
-        """Return an `_Epoch`, the text cut into rows of tokens; it is cached until another epoch is requested."""
+        """Return the epoch with this number as an `_Epoch`: the text cut into rows of tokens.
+
+        The result is cached until another epoch is requested.
+        """
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))

@@ -65,8 +65,8 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     means: tuple[float, ...]
     """The mean of each series over the training part, C numbers."""
     deviations: tuple[float, ...]
-    """The standard deviation of each series over the training part, C numbers; 1 for a constant series, or a millionth
-    of its size if that is more.
+    """The standard deviation of each series over the training part, C numbers. For a constant series it is 1, or a
+    millionth of the series' largest absolute value if that is more.
     """
     normalization: Normalization
     """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
@@ -97,7 +97,7 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def weights(self, past: Numbers) -> Numbers:
         """Return the weights of windows' squared errors in training, (B, 1, C), from their past (B, S, C).
 
-        A weight is 1, but less for a window that is nearly constant.
+        A weight is about 1, but far less for a window that is nearly constant.
         """
         if self.normalization == "series":
             return np.ones((len(past), 1, len(self.means)))
@@ -105,16 +105,19 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return (self._deviation(past, self.min_deviation) / self._deviation(past, limit)) ** 2
 
     def _deviation(self, past: Numbers, limit: float) -> Numbers:
-        """Return the deviation of each window's past, (B, 1, C), which never is below `limit` times its series'.
+        """Return the standard deviation of each window's past, (B, 1, C), raised so that it is never close to zero.
 
-        It is the root of the sum of both squares: the window's deviation, and `limit` times the series' deviation.
+        It is √(w² + (`limit` · s)²), for the deviation w of the window's past and the deviation s of the whole series.
         """
         bounded: Numbers = np.hypot(past.std(axis=1, keepdims=True), limit * np.array(self.deviations))
         return bounded
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
-    """Return the `SeriesScale` (means and deviations) of series from their training part, (N, C)."""
+    """Return the `SeriesScale` (means and deviations) of series from the values of their training part, (N, C).
+
+    `normalization` is stored in the result, and decides whether windows are normalized by their own past too.
+    """
     deviations = values.std(axis=0)
     # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
     sizes = np.abs(values).max(axis=0)
@@ -160,7 +163,8 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
         columns: the columns to read, in this order; empty: all of them.
 
     Raises:
-        TransduceError: the file is missing or empty, lacks a column, or has a cell that is not a finite number.
+        TransduceError: the file is missing or empty, lacks a column, has a line with too few or too many cells, or has
+            a cell that is no number from -1e100 to 1e100.
     """
     rows = _rows(Path(path))
     _, header = next(rows, (0, []))
@@ -235,7 +239,7 @@ def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]])
 
 
 def _has_free_days(times: Sequence[datetime]) -> bool:
-    """Return whether daily points leave out weekends: no Sunday occurs or, in over two weeks, some other weekday."""
+    """Return whether daily points leave out a weekday: Sunday or, if there are more than 14 points, any weekday."""
     weekdays = {time.weekday() for time in times}
     return _SUNDAY not in weekdays or (len(times) > 14 and len(weekdays) < 7)
 
@@ -466,7 +470,8 @@ class WindowedSeries:
             past: S, the number of past points of a window.
             horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
-            season: points that are known before the points to forecast, if they are more than those of the past.
+            season: the minimum number of points that must precede the points to forecast, for a seasonal baseline; it
+                matters only if it is greater than `past`.
         """
         self.values = np.concatenate(stretches)
         """The points of all sections, (N, C)."""

@@ -65,7 +65,7 @@ class BpeDropout(WordSampler):
         self._divisions: dict[tuple[int, ...], _Division] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, the word's usual ids; most often `word` itself.
+        """Return a sequence of token ids that spell the same text as `word`, its usual ids; most often `word` itself.
 
         If a part of the text has no token, the result is `word`. The number of merges before the first dropped one has
         a geometric distribution, so one random number draws it.
@@ -213,7 +213,7 @@ class SentenceSampler:
         return tokens
 
     def _words(self, ids: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the parts of a sentence's ids as pairs: a tuple of ids, and whether it is a word to draw anew.
+        """Yield the parts of a sentence's ids as pairs: a tuple of ids, and True if the ids are a word to draw anew.
 
         Other parts are symbols, bytes or special tokens.
         """
@@ -308,8 +308,8 @@ class SampledPlan(Plan[Batch]):
 def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, longest: int | None = None) -> Batch:
     """Return an artificial batch with the maximum lengths that sampled tokens can give, to test the memory needed.
 
-    `longest` caps the lengths in tokens (None: no cap), but no sentence gets shorter. The ids are those of the batch,
-    repeated.
+    `growth_rate` determines the lengths by `growth_limit`, and `longest` caps them (None: no cap), but no sentence gets
+    shorter. The ids are those of the batch, repeated.
     """
     sides = list[NDArray[np.int64]]()
     for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):

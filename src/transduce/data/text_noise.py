@@ -26,15 +26,15 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Settings of noise in the training text: `data.noise.*` in a settings file. Every epoch noises other pairs."""
 
     uppercase: float = 0.0
-    """Share of the pairs whose source and target are in capitals, which are the same in all languages (I for a Turkish
-    i)."""
+    """Share of the pairs whose source and target are in capitals, if the source's script has any. Capitals are the same
+    in all languages (I for a Turkish i)."""
     lowercase: float = 0.0
     """Share of the pairs whose source is in small letters; the target stays as it is."""
     typos: float = 0.0
     """Share of the pairs whose source has typing errors: in one word of seven on average, two letters are exchanged, or
     one is missing or doubled."""
     missing_punctuation: float = 0.0
-    """Share of the pairs without the punctuation mark at the end of both sides."""
+    """Share of the pairs that lose the punctuation marks at the end of both sides, if both sides end with one."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -158,8 +158,8 @@ class NoisyPlan(Plan[Batch]):
     def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
         """Return a pair, the source ids and the target ids of a sentence pair with noise, or None.
 
-        The result is None if the pair stays unchanged, because nothing was drawn, it has special tokens, or it would
-        become too long.
+        The result is None if the pair stays unchanged: if no noise was drawn, or the pair has special tokens or would
+        become too long. The epoch and the pair's index determine the draws.
         """
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, index))
         drawn = (np.random.Philox(key).random_raw(_NUMBERS) / 2.0**64).tolist()
@@ -189,7 +189,8 @@ class NoisyPlan(Plan[Batch]):
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
         """Return two lists: the ids before the text of a sentence (context, language and tag), and the ids of the text.
 
-        The result is None if the text is empty or has tokens that cannot be restored from text.
+        The result is None if the text is empty or has tokens that cannot be restored from text. `side` is 0 for a
+        source, 1 for a target.
         """
         start, separator = 0, self._separators[side]
         end = len(ids) - len(self._vocabularies[side].after)
@@ -305,7 +306,10 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Return a list of random span lengths of a Poisson distribution, as in BART, that sum to `taken`; some are 0."""
+    """Return a list of random span lengths that sum to `taken`, from a Poisson distribution with this mean, as in BART.
+
+    Some lengths may be 0.
+    """
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))

@@ -189,7 +189,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random pair: a verb and an object noun of it.
+    """Return a random pair: a verb, and a noun that the verb takes as its object.
 
     Verbs that are not habitual (to buy a car) occur only if the frame describes a single occasion.
     """
@@ -253,7 +253,7 @@ def statement(random: Random) -> Phrase:
 def scene(random: Random) -> Phrase:
     """Return a random sentence about somebody at a place as a bilingual `Phrase`.
 
-    An example is 他在公司工作 / he was working at the office.
+    An example is 昨天他在公司工作 / he worked at the office yesterday.
     """
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
@@ -264,7 +264,7 @@ def scene(random: Random) -> Phrase:
 def experience(random: Random) -> Phrase:
     """Return a random sentence about an experience as a bilingual `Phrase`.
 
-    An example is 我吃过饺子 / I have eaten dumplings.
+    An example is 我吃过饺子 / I have eaten dumplings before.
     """
     frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
     return declarative(a_subject(random), frame, an_experience(random))
@@ -472,7 +472,7 @@ def how_many_question(random: Random) -> Phrase:
 
 
 def whom_question(random: Random) -> Phrase:
-    """Return a random question about the object as a bilingual `Phrase`, such as 他在等谁 / who is he waiting for."""
+    """Return a random question about the object as a bilingual `Phrase`, such as 他正在等谁 / who is he waiting for."""
     question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
     verb = random.choice(HELPING_VERBS)
     return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
@@ -505,14 +505,14 @@ def why_question(random: Random) -> Phrase:
 def who_question(random: Random) -> Phrase:
     """Return a random question about the subject as a bilingual `Phrase`.
 
-    An example is 谁吃了我的苹果 / who ate my apples.
+    An example is 谁吃了我的苹果 / who ate my apple.
     """
     frame = random.choice(_WHO_FRAMES)
     return declarative(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
 
 
 def request(random: Random) -> Phrase:
-    """Return a random request as a bilingual `Phrase`, such as 请给我茶 / please give me tea."""
+    """Return a random request as a bilingual `Phrase`, such as 请给我一朵花 / please give me a flower."""
     kind = random.random()
     if kind < 0.3:
         return phrase("请", "please") + _please(random).phrase(BASE)

@@ -430,13 +430,13 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     times: Times = ()
     """Times that the frame can be combined with, each as Chinese words, English words and links; empty: none."""
     timed: bool = False
-    """Whether a sentence in this frame must have a time."""
+    """True if a sentence in this frame must have a time."""
     some: bool = False
-    """Whether an object may have a number (three apples)."""
+    """True if an object may have a number (three apples)."""
     definite: bool = False
-    """Whether an object may be definite (this apple)."""
+    """True if an object may be definite (this apple)."""
     adjuncts: bool = True
-    """Whether a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
+    """True if a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -559,7 +559,10 @@ KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
 
 @cache
 def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Phrase:
-    """Return a verb in one form as a bilingual `Phrase`, such as 吃 了 / ate, 吃 过 / have eaten."""
+    """Return a verb in one form as a bilingual `Phrase`, such as 吃 了 / ate, 吃 过 / have eaten.
+
+    The arguments are those of `Action.phrase`.
+    """
     return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
 
 
@@ -585,7 +588,10 @@ def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Ph
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a yes/no question as a bilingual `Phrase`, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
+    """Return a yes/no question as a bilingual `Phrase`, such as 你昨天吃了苹果吗 / did you eat apples yesterday.
+
+    `question` is the tense and form. In Chinese, the time is before the subject if `early`, otherwise after it.
+    """
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -600,7 +606,8 @@ def what(
 ) -> Phrase:
     """Return a question about the object of an action as a bilingual `Phrase`, such as 你吃什么 / what do you eat.
 
-    `word` is the question word, 什么 / what, or a phrase such as 几 本 书 / how many books.
+    `word` is the question word, 什么 / what, or a phrase such as 几 本 书 / how many books. Other arguments are as in
+    `whether`.
     """
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]

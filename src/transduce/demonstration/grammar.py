@@ -252,7 +252,7 @@ def comparison(random: Random) -> Phrase:
 
 
 def _comparison(random: Random) -> tuple[Nominal, Phrase]:
-    """Return a random subject, and a comparison without "is" as a bilingual `Phrase`: 比 我 高 / taller than me."""
+    """Return a pair: a random subject, and a comparison without "is", such as 比 我 高 / taller than me."""
     first, second, adjective = _compared(random)
     kind = random.random()
     if kind < 0.25:
@@ -372,7 +372,7 @@ def _located(random: Random) -> tuple[Nominal, Phrase]:
 def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
     """Return a predicate of place as a bilingual `Phrase`, such as 在 学校 / is at school.
 
-    If `negated`, it is 不 在 学校 / is not at school.
+    If `negated`, it is 不 在 学校 / is not at school. `be` is am, is or are.
     """
     preposition, where = place.where.split(" ", 1)
     if negated:
@@ -706,7 +706,8 @@ class _Split:
     def covered(self) -> Iterator[AlignedPair]:
         """Yield the reserved pairs, as `AlignedPair`s, that a model can be tested on.
 
-        The translations of these pairs are new, and their words and word pairs occur often enough in training.
+        The translation of such a pair occurs in no other pair. Its words, and the predicate of its held-out combination
+        with each participant, occur often enough in training.
         """
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)

@@ -33,7 +33,7 @@ class Verb(NamedTuple):
     places: str = ""
     """Chinese names of places where the activity is done, separated by spaces; empty: none."""
     habitual: bool = True
-    """Whether the activity can be done regularly: one buys bread every day, but not cars."""
+    """True if the activity can be done regularly: one buys bread every day, but not cars."""
 
     def form(self, index: int) -> str:
         """Return an English form of the verb, by an index from `BASE` to `GERUND`, with its particle: "listened to"."""
@@ -55,7 +55,7 @@ class Adjective(NamedTuple):
     comparative: str
     nouns: str = ""
     generic: bool = False
-    """Whether the adjective can describe a kind (apples are cheap), not only an individual (this book is new)."""
+    """True if the adjective can describe a kind (apples are cheap), not only an individual (this book is new)."""
     attributive: str = ""
     """The form before a noun: 新书 ("新"), 便宜的书 ("便宜 的"); empty if not used there."""
 

@@ -78,8 +78,8 @@ SMALLEST_BASE = SMALL_BASE | {
     "tokenizer.vocabulary_size": 1_000,
     "training.batch_tokens": 1_024,
 }
-"""Settings by dotted name of a still smaller base model, for the demonstration's sentences: an eighth of the paper's
-widths, half of its layers, a vocabulary of 1,000 tokens and batches of 1,024."""
+"""Settings by dotted name of a still smaller base model, for the demonstration's sentences. It has an eighth of the
+paper's widths, half of its layers, a vocabulary of 1,000 tokens and batches of 1,024."""
 VARIATIONS = {
     "base": _sizes(4.92, 25.8),
     "A: 1 head": _sizes(5.29, 24.9, num_heads=1 / 8),
@@ -349,9 +349,9 @@ def draw_attention_figure(
 ) -> tuple[PaperReport, Chart]:
     """Return one of the paper's attention figures for a model of yours: a pair of a report and a chart of lines.
 
-    Heads and words are chosen by their attention: for "figure3" the word with most attention to distant words, for
-    "figure4" a pronoun (or the word with the sharpest attention) and its two sharpest heads, for "figure5" the two
-    heads that differ most.
+    Heads and words are chosen by their attention. "figure3" shows the word with most attention to distant words.
+    "figure4" shows a pronoun, or else the word with the sharpest attention, and its two sharpest heads. "figure5" shows
+    the two heads that differ most.
 
     Args:
         name: "figure3", "figure4" or "figure5".
@@ -462,7 +462,7 @@ def _described(number: int, weights: Any, offsets: Any, difference: float) -> tu
         number: the head's index.
         weights: its attention, (words, words).
         offsets: the index of the attending word minus that of the word attended to, (words, words).
-        difference: the difference from the other head in the table, which the row repeats.
+        difference: the difference of the two heads in the table, which both rows show.
     """
     parts = (weights * mask for mask in (offsets == 0, offsets > 0, offsets < 0))
     shares = [float(part.sum(axis=-1).mean()) for part in parts]

@@ -275,8 +275,8 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
     """Return whether the format of a document's content contradicts the different format of its name.
 
-    Only the name of an archive or plain text can be contradicted, or SRT by WebVTT, HTML by XLIFF, and the other way
-    around. Any other name decides the format.
+    The content contradicts the name of an archive format and of plain text. SRT and WebVTT contradict each other, and
+    so do HTML and XLIFF. For any other pair of formats, the name decides and there is no contradiction.
     """
     return (
         by_name.is_archive

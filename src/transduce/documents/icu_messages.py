@@ -215,17 +215,17 @@ def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -
 
 
 def _branches(parts: Sequence[str | _Copied | _Choice], around: _Around) -> Iterator[tuple[_Pattern, _Around]]:
-    """Yield the parts of a message for each branch of its first choice, in whose place the branch's parts are put.
+    """Yield a message once for each branch of its first `_Choice`, with the parts of the branch in place of the choice.
 
-    If a choice in `around` always takes the same branch as the first choice, only the branch with that index is
-    yielded.
+    If a choice in `around` has the same name and keys as the first choice, both always take the same branch. Then only
+    the branch with the index in `around` is yielded.
 
     Args:
         parts: the parts of the message, with at least one choice.
-        around: the arguments around the message's first argument with branches.
+        around: the choices that were replaced by a branch before, each with the index of that branch.
 
     Yields:
-        A pair: the parts as a list, and the arguments around them.
+        A pair: the parts as a list, and `around` with the first choice and the index of the branch.
     """
     index, choice = next((index, part) for index, part in enumerate(parts) if isinstance(part, _Choice))
     chosen = next((number for other, number in around if choice.chooses_like(other)), None)

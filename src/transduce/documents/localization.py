@@ -92,8 +92,8 @@ class _Entry:
 def read_po(source: Source) -> Document:
     """Read a gettext catalog as a `Document`, whose units are the texts that have no translation yet.
 
-    With `overwrite` they are all texts, with `overwrite_fuzzy` also those flagged fuzzy. Each translation is written
-    into the `msgstr` of its text.
+    With `overwrite` the units are all texts, with `overwrite_fuzzy` also texts whose entry is flagged fuzzy. Each
+    translation is written into the `msgstr` of its text.
 
     Raises:
         TransduceError: the file is not a gettext catalog or not text in its encoding.
@@ -516,8 +516,8 @@ def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit
     """Return the `Edit` that writes the translation of an XLIFF segment's source into its `target`.
 
     A missing `target` is added after the source, with the same indentation. A target with the state `new` or
-    `needs-translation` gets the state `needs-review-translation`. Of a target that is divided into segments, those with
-    a translation stay; None if the others cannot be added.
+    `needs-translation` gets the state `needs-review-translation`. In a target that is divided into segments, segments
+    that have a translation stay; the result is None if translations of the others cannot be added.
 
     Args:
         file: the XLIFF file.
@@ -615,10 +615,10 @@ def _segments(content: str) -> list[_Segment]:
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
     """Return the `Edit` that adds translations to a `target`, in which some segments have one and stay.
 
-    The target stays as it is in these cases: the source has no segments, or their numbers are not unique; the target
-    has none of them; it lacks one, and there is more than white space around segments, such as inline tags, because a
-    new segment could be on the wrong side of these. The result is then an edit without units, or None if the target is
-    divided into segments and has fewer with a translation than the source has with letters.
+    The target stays as it is if no segment can be matched by its `mid`, or if source segments share one. It also stays
+    if it lacks a segment and there is more than white space around segments: the new segment could be on the wrong side
+    of an inline tag. The result is then an edit without units. It is None if such a target is divided into segments,
+    and fewer of these have a translation than segments of the source have letters.
 
     Args:
         file: the XLIFF file.

@@ -147,7 +147,8 @@ class _Reader:
         """Yield the edit for a block of HTML in a list or a quotation; none if it has no letter outside of tags.
 
         Args:
-            lines: its lines, without the indentation or the `> ` before them, which their translation gets again.
+            lines: the block's lines, without the indentation or the `> ` before them, which the lines of the
+                translation get again.
         """
         text = "\n".join(line.text for line in lines)
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
@@ -171,7 +172,7 @@ class _Reader:
         Nothing is yielded if neither the text nor a description of an image in it has a letter.
 
         Args:
-            lines: the lines of the text. If it has several, the translation is wrapped at their width, at least 40.
+            lines: the lines of the text. A translation of several lines is wrapped at the width of these, at least 40.
             is_paragraph: the text is a paragraph, whose lines must not look like the start of another block.
             is_cell: the text is a cell of a table, in which vertical bars are escaped.
         """

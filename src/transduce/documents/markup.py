@@ -93,7 +93,7 @@ class Plan(NamedTuple):
 def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
     """Return a list of the spans of a text that translation must not change, in order and disjoint.
 
-    They are the protected elements and, where these do not overlap, addresses, placeholders and the like.
+    The spans are those of the protected elements and, where these do not overlap, of addresses, placeholders, etc.
 
     Args:
         text: the text.
@@ -453,7 +453,7 @@ class _Assembly:
     def document(self, parts: Sequence[_Part]) -> str:
         """Return the translated document as HTML or XML text.
 
-        Where the target language needs a space between two texts whose source has none, it is inserted.
+        A space is inserted between two texts where the target language needs one and the source has none.
 
         Args:
             parts: the copied texts and tags, and the indices of the translated texts, in order.
@@ -525,7 +525,8 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
     """Return the space to insert between two translated texts, " " or "".
 
-    It is needed if the source is of a script without spaces there, and the translations would join two words.
+    A space is inserted if a source has a wide (East Asian) character where the texts meet, and without the space two
+    words of the translations would be joined.
 
     Args:
         source_before: source of the first text, or its end.

@@ -578,8 +578,8 @@ class _Renderer:
         """Return the span in the translation at which to write an inline element without words, such as `<b>(!)</b>`.
 
         The span covers the element's protected elements, or else the same signs if they occur once in the translation.
-        Otherwise it is empty: at the start or end if the element stands there in its parent, or as far into the
-        parent's translation, relative to its length, as the element is into the parent.
+        Otherwise the span is empty. It is at the start or end of `part` if the element is at that end of its parent,
+        else at the start of a word, about as far into `part` as the element is into its parent (relative to lengths).
 
         Args:
             parent: the element around it.
@@ -668,7 +668,8 @@ class _Renderer:
     def _past_comma(self, end: int, part: Span) -> int:
         """Return the offset in the translation after the sign, such as a comma, that ends at an offset of the source.
 
-        It is 0 if the sign is none that ends a clause, or the translation has another number of these than the source.
+        The result is 0 if the sign does not end a clause, if the translation has another number of such signs than the
+        source, or if the offset is outside of `part`.
 
         Args:
             end: the offset in the source.

@@ -414,7 +414,7 @@ def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
 class _Content:
     """A summary of the content of an inline element while it is read: its texts and the kinds of its tokens.
 
-    It decides whether the element, such as `<b></b>`, has no words and becomes a single token.
+    From the summary follows whether the element, such as `<b></b>`, has no words and becomes a single token.
     """
 
     def __init__(self, start: int) -> None:
@@ -441,8 +441,8 @@ class _Content:
         """Return the kind of the single token that replaces an inline element if it has no words, with its content.
 
         Returns:
-            `protected` if it contains a protected element and no space at its ends, `empty` if it has no text at all;
-            None if it keeps its tags, because it has words, only white space, or nested elements.
+            `protected` if the element contains a protected element and has no space at its ends, `empty` if it has no
+            text at all. None if the element keeps its tags: it has other text, or nested elements that keep their tags.
         """
         if self._kinds - {"text", "empty", "protected"}:
             return None
@@ -553,8 +553,8 @@ class _Reader:
         """Return whether an element from one index to another has an attribute `lang` of another language.
 
         Pages are often labeled wrongly. So the label does not count if the text is clearly not in that language or,
-        except for a phrase in a sentence, not clearly in another language than the document. For a whole page it never
-        counts.
+        except for a phrase in a sentence, not clearly in another language than the document. The label of a whole page
+        never counts.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None
@@ -764,7 +764,7 @@ def _is_number_or_sign(text: str) -> bool:
 def _side(name: str) -> Side:
     """Return which neighboring word a tag stays beside in the translation, by the tag's name.
 
-    It is "next" for XLIFF's opening codes, "previous" for its closing codes, and "" (neither) for other tags.
+    The result is "next" for XLIFF's opening codes, "previous" for its closing codes, and "" (neither) for other tags.
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
 
@@ -789,7 +789,7 @@ def code_kind(name: str, attributes: str, content: str = "") -> Literal["break",
 def reference_id(token: Token) -> str:
     """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code (`ept`, `ex`, `ec`).
 
-    It is the first of the attributes `rid`, `startRef` and `id`; "" if the tag has none.
+    The id is the first of the attributes `rid`, `startRef` and `id` that the tag has; "" if it has none.
     """
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""

@@ -588,7 +588,8 @@ def document_of_archive(
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
     """Yield a `PartFile` for each XML file of an archive whose whole name matches a pattern.
 
-    It has the paragraphs to translate, those with a letter that are not code.
+    The paragraphs of the `PartFile` are those with a letter that are not code. Sheets of Excel without inline strings
+    are left out.
     """
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")

@@ -342,7 +342,8 @@ def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_sourc
 def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
     """Return the `Edit` that replaces a sentence in all cues over which it extends.
 
-    Its unit is the whole sentence. The translation is divided over the cues again, and over lines within them.
+    The unit of the edit is the whole sentence. Its translation is divided over the cues again, and within a cue over
+    lines.
 
     Args:
         file: the subtitle file.

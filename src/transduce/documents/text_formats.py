@@ -187,8 +187,8 @@ Path = tuple[str, ...]
 def read_json(source: Source) -> Document:
     """Read a JSON file as a `Document`, whose units are the string values that are text for people.
 
-    Without the setting `fields` they are chosen by key and form (identifiers, addresses and the like are left out);
-    with it they are the values at these paths. Keys and values without a letter are never translated.
+    With the setting `fields`, the units are the values at these paths. Without it, values are chosen by key and form:
+    identifiers, addresses and the like are left out. Keys and values without a letter are never translated.
 
     Raises:
         TransduceError: the file is not JSON, or `fields` matches no text.
@@ -384,6 +384,8 @@ _FORMULA = re.compile(
 
 
 class _Cell(NamedTuple):
+    """A cell of a CSV or TSV file: its start and end offset in the file, decoded text, and whether it is quoted."""
+
     start: int
     end: int
     text: str
@@ -417,8 +419,8 @@ def read_tsv(source: Source) -> Document:
 def _delimiter(text: str) -> str:
     """Return the delimiter of a CSV file: a comma, a semicolon, a tab or a bar.
 
-    It is the one with which most of the first 50 rows have as many cells as the first row, more than one; if none
-    divides the rows, the comma.
+    The result is the delimiter with which most of the first 50 rows have as many cells as the first row, more than one.
+    If no delimiter divides the rows, the result is the comma.
     """
 
     def agreement(delimiter: str) -> tuple[int, int]:

@@ -322,7 +322,7 @@ def _read(path: Path) -> bytes:
 def _identity(translate: "ModelTexts") -> bytes:
     """Return JSON bytes that represent what determines translations, so that only the same translation is resumed.
 
-    They contain a digest of the models' weights and the datastore, the tokenizer, the settings and the glossary.
+    The JSON contains a digest of the models' weights and the datastore, the tokenizer, the settings and the glossary.
     """
     translator, digest = translate.translator, hashlib.sha256()
     stored = translator.datastore
@@ -409,7 +409,7 @@ def write_translated(
 class _Store:
     """The file `PATH.partial` beside a document that is being written, which stores its finished translations.
 
-    It has one line of JSON with a digest of the document and the model, and then one for each group of translations.
+    The file has a line of JSON with a digest of the document and the model, then a line for each group of translations.
     """
 
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:

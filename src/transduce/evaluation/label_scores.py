@@ -389,7 +389,7 @@ def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSetting
 
     Returns:
         The sentence's `BracketCounts`, and its length in words with punctuation. If the reference has no words but
-        traces, only the sentence is counted, and its length is 0.
+        traces, the length is 0 and no brackets are counted; a predicted tree then counts as invalid.
     """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)

@@ -45,7 +45,8 @@ class TokenizerChoice(msgspec.Struct, frozen=True):
 def tokenizer_for(language: str | None) -> str:
     """Return the name of sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`.
 
-    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
+    The result is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean if the segmenter
+    of the language is not installed.
     """
     return fitting_tokenizer(language).name
 
@@ -53,8 +54,8 @@ def tokenizer_for(language: str | None) -> str:
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     """Return the `TokenizerChoice` of sacreBLEU's tokenizer for a language code.
 
-    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter,
-    then with a reason.
+    The tokenizer is "13a" for most languages, unknown codes and None. If the segmenter of Japanese or Korean is not
+    installed, the tokenizer is "char", and the choice has a reason.
     """
     code = languages.short_code(language or "")
     if code in languages.CHINESE:
@@ -344,7 +345,7 @@ def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowerca
 
 
 def _count_scored(*systems: Sequence[str]) -> int:
-    """Return how many lines are scored: all but those that are blank in every system, as between two documents."""
+    """Return how many lines are scored: all but those that are blank in every system, such as ends of documents."""
     return sum(any(line.strip() for line in lines) for lines in zip(*systems, strict=True))
 
 
@@ -565,10 +566,11 @@ def count_variants(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> tuple[Variant, ...]:
-    """Compute BLEU of the same translations with other tokenizers, other treatment of case, and hyphens as words.
+    """Compute BLEU of translations in several ways: other tokenizers, other treatment of case, and hyphens as words.
 
-    The result is a tuple of `Variant`. The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in
-    GNMT and Tensor2Tensor), which is computed only for tokenizers that split at spaces.
+    The result is a tuple of `Variant`, one for each way. English-German scores of "Attention Is All You Need" count
+    hyphens as words (`##AT##-##AT##` in GNMT and Tensor2Tensor); this way is left out for tokenizers that do not split
+    at spaces.
 
     Args:
         hypotheses: translations.

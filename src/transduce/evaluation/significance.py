@@ -158,7 +158,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float]) ->
 def min_p_value(runs_a: int, runs_b: int) -> float:
     """Return the smallest p value that a two-sided permutation test of the runs of two systems can give.
 
-    If it is above the level of significance, more runs are needed.
+    If this value is above the level of significance, more runs are needed.
 
     Args:
         runs_a: number of runs of one system.
@@ -454,7 +454,7 @@ def score_contributions(
     """Return a list of each sentence's contribution to BLEU or chrF, from which the score's standard error follows.
 
     Contributions are the jackknife's pseudo-values (Efron and Tibshirani 1993, chapter 11): N times the score of all N
-    sentences, minus N - 1 times the score without the sentence. Their mean estimates the score.
+    sentences, minus N - 1 times the score without the sentence. The mean of all pseudo-values estimates the score.
 
     Args:
         name: the metric.
@@ -481,7 +481,7 @@ def standard_error(contributions: Sequence[float]) -> float | None:
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return a verdict on two systems' difference in a sentence: which is better, may it be chance, or is it zero.
+    """Return a verdict on two systems in a sentence: which one is better, that the difference may be chance, or is 0.
 
     Args:
         metric: the metric's name.

@@ -169,8 +169,8 @@ class Original:
     def source_vocabularies(self) -> list[Vocabulary]:
         """A list of the source vocabularies with which sentences are tokenized for the comparison.
 
-        There is one for each target language of the export, which puts the language's token before each sentence; only
-        one if the model has no such choice.
+        There is one for each target language of the export, which puts the language's token before each sentence. A
+        model without such a choice has only one.
         """
         source = self.tokenizer.source
         if not self.directions or source.before:
@@ -753,7 +753,7 @@ def _first_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """Return up to 400 source texts from the start of a prepared corpus that a training run stored.
+    """Return a list of up to 400 source texts from the start of a prepared corpus that a training run stored.
 
     Args:
         original: the model, in whose folder the corpus is.

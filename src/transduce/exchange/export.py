@@ -143,14 +143,15 @@ def _select_directions(
         content: the model and its tokenizer.
         folder: the model's folder.
         to: the export format; only "huggingface" can export all target languages.
-        target_language: the only one to export; None: all, or the model's default language in other formats.
+        target_language: the only one to export; None: all of them.
 
     Returns:
         The content with the language pairs of the export, and a tokenizer for the target language if only one is
         exported. A model of one pair of languages is returned unchanged.
 
     Raises:
-        TransduceError: the model does not translate to the target language, or the format needs one.
+        TransduceError: the model does not translate to the target language, or it has several and the format can hold
+            only one, but none is chosen.
     """
     content = msgspec.structs.replace(content, directions=read_directions(folder))
     if not content.directions:

@@ -229,8 +229,7 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
 
 
 NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
-"""The beginnings of a paragraph in a model card, which says that Hugging Face's transformers does not open the
-folder."""
+"""The beginnings of paragraphs in model cards that say why Hugging Face's transformers does not open the folder."""
 AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
 NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
 
@@ -463,14 +462,16 @@ _MOST_SYMBOLS = 100
 
 
 def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> list[str]:
-    """Check that an exported tokenizer has the model's symbols, and numbers tokens as the model does.
+    """Check that an exported tokenizer has the model's symbols, and the same id for each token that it has.
+
+    Symbols are tokens that are never split, such as added tokens.
 
     Args:
         tokenizer: the model's tokenizer.
-        ids: the id of each token of the exported one.
+        ids: the id of each token of the exported tokenizer.
 
     Returns:
-        A list of the symbols, of which the newest is first.
+        A list of the symbols' texts, the newest symbol first.
 
     Raises:
         TransduceError: a symbol is missing, or a token has another id.

@@ -362,7 +362,7 @@ class _TokenCounter:
         self.known: dict[str, int] = {}
 
     def count(self, text: str) -> int:
-        """Return the number of tokens in a text: the sum of its words' cached counts; a single word is encoded anew."""
+        """Return the number of tokens in a text: the sum of its words' cached counts; for one word, without cache."""
         words = text.split(" ")
         if len(words) == 1:
             return len(self.vocabulary.encode(text))

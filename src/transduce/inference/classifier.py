@@ -77,7 +77,7 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str]) -> Tensor:
-        """Return each class's probability for each text, (B texts, C classes), float32 on the CPU, as in `labels`."""
+        """Return class probabilities in the order of `labels`, (texts, classes), float32 on the CPU."""
         texts = as_texts(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
         for batch, _, states in encode_by_length(self.model, self.encode(texts)):

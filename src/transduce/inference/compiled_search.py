@@ -138,15 +138,15 @@ class CompiledSearch:
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return a list: how many tokens of its row in `hypotheses` each of the B unfinished sentences really has.
+        """Return a list of the number of tokens that each of the B unfinished sentences has in `hypotheses`.
 
-        The rest of a row is padding. The numbers differ only if sentences joined the search after its start; if kernels
-        do not support that, all items are None, for whole rows.
+        The tokens after these are padding. The numbers differ only if sentences joined the search after its start. If
+        the kernels do not support joining, all items are None: there is no padding.
         """
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
-        """Return `best` of the finished sentence at a batch index, so that another sentence can have the index."""
+        """Return the results (`best`) of the finished sentence at a batch index, and free the index for another one."""
         found = self.best(index)
         self._abandoned.pop(index, None)
         return found

@@ -620,9 +620,10 @@ class _ForbiddenWord:
         ]
 
     def completing(self, written: bytes) -> list[Tensor]:
-        """Return int64 tensors, a list, of token ids that would complete the forbidden text after the bytes `written`.
+        """Return a list of int64 tensors: ids of tokens that would complete the forbidden text after `written`, bytes.
 
-        In scripts with spaces, only whole words count. The first tensor has the tokens that contain the text within.
+        In scripts with spaces, only whole words count. The first tensor has the tokens that contain the whole text
+        after their first byte.
         """
         completing = [self.within]
         for prefix_length, ids in enumerate(self.after):

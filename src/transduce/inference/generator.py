@@ -263,8 +263,8 @@ class Generator:
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
         """Yield batches of prompts to continue, lists of their indices, of similar lengths; at most 64 hypotheses each.
 
-        A prompt whose continuation may fill the context is alone in its batch: it is then read again, which would
-        depend on the other prompts.
+        A prompt whose continuation may fill the model's context is alone in its batch. When the context is full, all
+        texts of a batch are cut and read again, so that other prompts would change the continuation.
         """
         size = _texts_at_once(search)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
@@ -607,9 +607,10 @@ class _GrowingBatch:
         """
 
     def has_space(self, needed: ReservedCapacity) -> bool:
-        """Return whether the batch can take `needed` prompts: it has free indices, and buffers for their tokens.
+        """Return whether the batch has capacity for further prompts: free indices, and buffers for the prompts' tokens.
 
-        The result is False if the search is not compiled, or has reserved no capacity.
+        `needed` is the capacity that the prompts need. The result is False if the search is not compiled, or has
+        reserved no capacity.
         """
         capacity = self.search.reserved if isinstance(self.search, CompiledSearch) else None
         return (

@@ -306,8 +306,8 @@ def translate_whole_terms(
 def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]:
     """Return a list of translations of a sentence that is exactly one glossary term, preferred first; empty for others.
 
-    A target in lower case gets a capital if the sentence has one that the term lacks, or if a mark that ends a sentence
-    follows; not if the vocabulary lacks the capital.
+    A target in lower case gets a capital in two cases: the sentence has one that the term lacks, or the sentence ends
+    with a full stop or the like and does not start in lower case. If the vocabulary lacks the capital, it is left out.
     """
     vocabulary, language = model.vocabulary, model.target_language
     term, marks = glossary.term_of(text), ""
@@ -420,7 +420,7 @@ def _with_final_mark(again: Translation, plain: str) -> Translation:
 def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
     """Return a translation with glossary terms, without its faulty or truncated alternatives; None if none is left.
 
-    Faults are new repetitions or numbers compared with `plain`, the text of the translation without terms.
+    Faults are those that `has_new_faults` finds by comparison with `plain`, the text of the translation without terms.
     """
     faultless = tuple(
         each
@@ -431,7 +431,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether a translation with glossary terms is missing, or only appends text to `plain`, the one without.
+    """Return whether a translation with terms is missing, or only appends text to `plain`, the one without terms.
 
     Text counts as appended only if `plain` ends a sentence; the term is then in the wrong position.
     """

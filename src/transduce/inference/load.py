@@ -263,12 +263,12 @@ def load(
 
 
 def task_of(folder: Path) -> Task:
-    """Return the task of the model in a folder: that of its task file, else "language-model" for decoders.
+    """Return the task of the model in a folder: that of its task card (`find_task_card`), if there is one.
 
-    Encoder-decoder models without a task file translate.
+    Without a card, the task is "language-model" for decoders, and "translation" for encoder-decoder models.
 
     Raises:
-        TransduceError: the model is an encoder without a task file.
+        TransduceError: the model is an encoder without a task card.
     """
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:

@@ -91,7 +91,7 @@ class MaskedPart(NamedTuple):
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return a list of the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
-    In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
+    In scripts with spaces a span is extended to whole words. Punctuation is excluded: the target language has its own.
     Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
     bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
     """
@@ -123,7 +123,7 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether a text consists of characters of unspaced scripts that the vocabulary has other letters of."""
+    """Return whether all characters of a text are of scripts without spaces that have letters in the vocabulary."""
     return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 
@@ -676,7 +676,7 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return a list of runs of protected spans with offsets, moved right to keep tags without a partner in order."""
+    """Return the runs, some with greater offsets, so that tags without a partner keep the order of the source."""
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)
@@ -747,8 +747,8 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
     """Yield, for each request, the character offset at which the run of protected spans belongs in the translation.
 
     A run before the first word or after the last word of the source is put at the same end of the translation. Any
-    other run follows the translation of the word before it. In references, runs were found closer to this position than
-    to the start of the next word's translation.
+    other run follows the translation of the word before it. In reference translations, runs are closer to this position
+    than to the start of the next word's translation.
     """
     words = [_words(each.source, tokenizer.source) for each in requests]
     before = [[span for span in spans if span.end <= each.offset] for spans, each in zip(words, requests, strict=True)]

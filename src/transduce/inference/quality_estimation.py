@@ -131,8 +131,8 @@ def find_quality_warnings(
 
     Args:
         translation: the output of a translator, or a given text with the model's scores.
-        source_language: language code of the source. The checks for copied or untranslated text and for numbers run
-            only if both languages are known and differ; None: unknown.
+        source_language: language code of the source; None: unknown. The checks for copied or untranslated text, for
+            numbers and for lost sentences run only if both languages are known and differ.
         target_language: language code of the target; None: unknown.
         unknown_characters: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified; None: no terms.
@@ -231,7 +231,7 @@ def without_protected(text: str) -> str:
 
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
-    """Return why a source is clearly not in its language, such as "looks English, not Chinese"; otherwise None.
+    """Return why a text is clearly not in the source language, such as "looks English, not Chinese"; otherwise None.
 
     The result is None, too, if `source_language` is None (unknown).
     """
@@ -306,7 +306,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether a translation with terms repeats any n-gram of the one without terms more often than that does.
+    """Return whether any n-gram of the translation without terms occurs more often in the one with terms.
 
     `plain` (without terms) and `text` are lists of words or, in scripts without spaces, characters. N-grams have 3
     words or 6 characters.
@@ -321,9 +321,10 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return evidence such as "4 × no" for the longest run of words that a translation repeats too often in a row.
+    """Return evidence such as "4 × no" if a translation repeats a run of words too often in a row; otherwise None.
 
-    The result is None if nothing is repeated more often than the limit and than any run of the source.
+    Too often means more often than a limit and than any run of the source. Of several such runs, the one that takes
+    most of the text with its repetitions is returned.
     """
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
@@ -341,8 +342,8 @@ def _most_times(units: list[str]) -> int:
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
     """Return a list of pairs, count and run of words, for runs that occur several times in a row in a text.
 
-    For each length of up to 20 words the most frequent run is considered. `least` is the lowest count returned; None: a
-    limit that depends on the run.
+    For each length of up to 20 words, only the run that is repeated most often is considered. `least` is the lowest
+    count returned; None: a limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):

@@ -29,8 +29,8 @@ def estimate_quality(
 ) -> list[tuple[QualityWarning, ...]]:
     """Return a list with a tuple of quality warnings for each translation; most translations have none.
 
-    Checks for copied or untranslated text and for numbers run only if the translator knows its two languages and they
-    differ.
+    The checks for copied or untranslated text, for numbers and for lost sentences run only if the translator knows its
+    two languages and they differ.
 
     Args:
         translator: the translator that made the translations.

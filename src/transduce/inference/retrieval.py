@@ -132,7 +132,7 @@ class Retriever:
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
-        """Return the indices of the K nearest candidates, (W, K), for negative distances (W, M); min(K, M) of them.
+        """Return the indices of the nearest candidates, (W, min(K, M)), given their negative distances, (W, M).
 
         Candidates as far as the last chosen one, up to rounding errors, are chosen by index, so that the choice does
         not depend on the batch.
@@ -185,8 +185,8 @@ class NeighborIndex:
 
         Args:
             source: the translator's source language; None: unknown.
-            target: its target language; None: unknown.
-            vocabulary: its source vocabulary.
+            target: the translator's target language; None: unknown.
+            vocabulary: the translator's source vocabulary.
 
         Raises:
             TransduceError: a language differs.

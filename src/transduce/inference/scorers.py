@@ -123,7 +123,8 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 class DecoderOnlyScorer(Scorer):
     """A scorer of next tokens for a batch of prompts, of at least one token each, with a decoder-only model.
 
-    If a text fills the model's context, the newest half of all texts is read again.
+    If a text exceeds the model's context, all texts are cut to their last tokens, half as many as the context has, and
+    read again.
     """
 
     def __init__(

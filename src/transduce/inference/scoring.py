@@ -206,7 +206,7 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return a list with the log-probabilities in nats of each target's tokens, averaged over models, as tuples.
+    """Return a list with a tuple for each target: the log-probabilities of its tokens, in nats.
 
     The probabilities of several models are averaged. `generate` decides which tokens are left out of the normalization;
     None: padding and the start symbol.

@@ -24,8 +24,8 @@ class Sentence(NamedTuple):
     text: str
     """The text of the sentence, without the spaces, emoji and layout around it."""
     offsets: Sequence[int]
-    """The character offset in the source text of each character of the sentence, and of the sentence's end: one more
-    than characters.
+    """The character offset in the source text of each character of the sentence; the last item is that of the
+    sentence's end.
     """
     protected: tuple[Span, ...] = ()
     """Character spans of the sentence that translation must not change, in order and disjoint."""
@@ -41,7 +41,7 @@ class Gap(NamedTuple):
     text: str
     """The text to write into the translation: that of the source, with spaces as the target language has them."""
     start: int = 0
-    """The character offset of the layout in the source text."""
+    """The character offset of the layout in the source text; one less if `text` begins with an additional space."""
     is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 

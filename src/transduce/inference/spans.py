@@ -201,9 +201,9 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield, for each request, a list with the losses of translated words without each marked span, from `word_losses`.
+    """Yield, for each request, the losses of `word_losses`: a list for each part of the source that is left out.
 
-    The list is empty for a sentence without spans to score.
+    Requests without such parts get an empty list, and are not scored.
     """
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
@@ -230,7 +230,11 @@ class _Aligner:
         """
 
     def _of_words(self, losses: Sequence[float]) -> list[float]:
-        """Return a list of each translated word's loss, the highest of its characters; empty without `losses`."""
+        """Return a list of the losses of translated words: the greatest of the losses of a word's characters.
+
+        `losses` are those of single characters (and of whole words in scripts with spaces). If there are none, the
+        list is empty.
+        """
         starts = [word.start for word in self.words]
         found = [0.0 for _ in self.words] if losses else []
         for character, loss in zip(word_spans(self.marked.text) if losses else (), losses, strict=True):
@@ -248,10 +252,10 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of translated words without a span, in nats, with fixed values for words of glossary terms.
+        """Return the losses of translated words, in nats, with fixed values for words of glossary terms.
 
-        A word of a term inside the span gets a high loss, and a word of another term at most 0. No losses stay an empty
-        list.
+        `losses` are the words' losses when the marked `span` is left out of the source; an empty list is returned as
+        it is. A word of a term inside the span gets a high loss, and a word of another term at most 0.
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
@@ -543,9 +547,9 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Return a target span without the given copies before its first and after its last other word.
+    """Return a target span whose ends are cut off as far as they consist of the given copies and of no other word.
 
-    The span is unchanged if it contains no copy, or no other word.
+    The span is unchanged if it contains no copy, or only copies.
     """
     inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
     copied = {offset for copy in inside for offset in range(*copy)}

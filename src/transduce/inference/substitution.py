@@ -39,7 +39,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Fraction of the greatest loss of log-probability: adjacent characters that lose more than it count as one token."""
+"""Adjacent characters whose loss of log-probability exceeds this fraction of the greatest loss count as one token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 # A further form of a term replaces the first one only if it makes the translation this much more likely. Words that are
@@ -336,10 +336,10 @@ _PLURALS_WITHOUT_S = {"children", "feet", "geese", "men", "mice", "people", "tee
 
 
 def _forms_like(replaced: str, forms: Sequence[str]) -> Sequence[str]:
-    """Return the English forms of a term that end with -s, or those that do not, like the words that they replace.
+    """Return the English forms of a term that are plurals if `replaced` is a plural, otherwise those that are not.
 
-    A plural replaces a plural this way, although the model may find the singular of a rare word more probable. If no
-    form is like the replaced words, all are returned.
+    Words that end with -s count as plurals. A plural replaces a plural this way, although the model may find the
+    singular of a rare word more probable. If no form is like the replaced words, all are returned.
     """
     return [form for form in forms if _has_s(form) == _has_s(replaced)] or forms
 

@@ -74,7 +74,7 @@ def without_incomplete_character(text: str) -> str:
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """One of several translations of a source sentence, with its score."""
+    """One of several translations of a source text, with its score."""
 
     text: str
     """The translated text."""
@@ -83,7 +83,9 @@ class Alternative(msgspec.Struct, frozen=True):
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The log-probability of each token and, if `ended`, of the end symbol, in nats."""
     score: float
-    """The log-probability divided by the length penalty, by which alternatives are ranked."""
+    """The number by which alternatives are ranked, in nats: the log-probability divided by the length penalty, plus any
+    coverage penalty. For a text of several sentences, it is the sum of their scores.
+    """
     ended: bool
     """False if the maximum length truncated the translation, or decoding was stopped."""
 
@@ -95,10 +97,10 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Translation(msgspec.Struct, frozen=True):
-    """The translation of a sentence: the best alternative, and others if they were requested."""
+    """The translation of a text of one or more sentences: the best alternative, and others if they were requested."""
 
     source: str
-    """The source sentence."""
+    """The source text."""
     alternatives: tuple[Alternative, ...]
     """Up to `n_best` alternatives, best first; finished ones precede truncated ones. Sampled alternatives are in the
     order of sampling.
@@ -118,8 +120,8 @@ class Translation(msgspec.Struct, frozen=True):
     the only part is the whole text.
     """
     protected: tuple[tuple[Span, Span], ...] = ()
-    """For each text that was copied unchanged, a pair of its character spans in the source and in the best alternative,
-    in source order.
+    """For each stretch of text that was copied unchanged, a pair of its character spans in the source and in the best
+    alternative, in source order.
     """
 
     given_up = renamed_attribute("given_up", "stopped")

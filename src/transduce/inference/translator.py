@@ -124,7 +124,7 @@ class Translator:
 
         Args:
             model: the model.
-            tokenizer: its tokenizer.
+            tokenizer: the tokenizer that the model was trained with.
             source_language: code of the source language; None: unknown.
             target_language: code of the target language; None: unknown.
             search: default search settings; None: the paper's.

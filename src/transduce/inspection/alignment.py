@@ -7,7 +7,8 @@ these words are linked in other known alignments. A second regression adds the f
 around a pair. A hundred known alignments are enough.
 
 Without known alignments, word statistics of sentence pairs help: how often words translate each other, by IBM's model 1
-(Brown et al. 1993) in both directions, with attention in the place of the model's uniform alignment.
+(Brown et al. 1993) in both directions. IBM's model takes all alignments as equally likely at first; here, attention
+says how likely each is.
 
 Without either, all heads are averaged. Two words are then linked if each has the other's greatest attention, or if one
 has more than half of the other's.
@@ -68,8 +69,8 @@ def head_features(maps: WordMaps) -> Matrix:
     """Return features of each word pair from the attention of every head, (features, target words, source words).
 
     The attention of adjacent word pairs is included. Each head contributes the attention that a target word pays, and
-    its share of the attention that a source word receives. The mean of all heads and the distance of the words'
-    relative positions are further features.
+    its share of the attention that a source word receives. Further features are the mean of all heads, the attention to
+    the end symbol, and the distance of the words' relative positions.
     """
     heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
     attention = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _EPSILON)])
@@ -164,7 +165,7 @@ def lexical_features(counts: Matrix) -> Matrix:
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Return (F, T, S) matrices in which entry (t, s) is that at (t + target, s + source); 0 if there is none."""
+    """Return shifted matrices, (features, T, S): entry (t, s) is the old one at (t + target, s + source), or else 0."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:
@@ -422,7 +423,7 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
         known: at least ten known alignments; a hundred work well, and five hundred still better.
 
     Raises:
-        TransduceError: there are too few alignments, or a link has a word that does not exist.
+        TransduceError: there are too few alignments, a link has a word that does not exist, or a text is too long.
     """
     if len(known) < _MIN_KNOWN:
         raise TransduceError(
@@ -605,9 +606,10 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return the links of a pair, (T, S), True where one of two words comes from the other with a high probability.
+    """Return the links of a sentence pair, bool, (T, S): True if one word comes from the other with a high probability.
 
-    The probabilities that a word comes from none or each word of the other side are (T, 1 + S) and (S, 1 + T).
+    `by_target`, (T, 1 + S), has the probabilities that a target word comes from no source word (column 0), or from
+    each. `by_source`, (S, 1 + T), has the same for source words.
     """
     return np.asarray((by_target[:, 1:] > _LINKED[0]) | (_LINKED[1] < by_source[:, 1:].T))
 

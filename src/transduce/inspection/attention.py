@@ -94,7 +94,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     source_tokens: tuple[str, ...]
     """Tokens that the encoder reads, with the end symbol; empty without an encoder."""
     target_tokens: tuple[str, ...]
-    """Target tokens, with the end symbol unless `ended` is False; empty without a decoder."""
+    """The tokens that the decoder predicts: a translation with the end symbol unless `ended` is False, or in a language
+    model each next token. Empty without a decoder.
+    """
     encoder: Weights
     """Weights (layers, heads, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights
@@ -102,16 +104,17 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     memory: Weights
     """Weights (layers, heads, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True
-    """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
+    """False if the target tokens lack the end symbol: in a forecaster, or if the search reached its length limit. The
+    field has no meaning in a model of one text.
+    """
     decoder_tokens: tuple[str, ...] = ()
     """Tokens that the decoder reads, (T,), in a model without an encoder; empty in an encoder-decoder model, whose
     decoder reads the start symbol and the target tokens before the last.
     """
     source_ended: bool = True
-    """True if the last source token is the end symbol; False for a forecaster, which reads points in time."""
+    """False if the source tokens lack the end symbol, such as the points in time that a forecaster reads."""
     target_of_tokens: bool = False
-    """True if every target token is a unit by itself (as a parser's tree symbols), so that tokens are not joined to
-    words.
+    """True if each target token counts as a word, such as a parser's tree symbols; False if tokens are joined to words.
     """
     marks: tuple[str, ...] = ()
     """Special tokens, which belong to no word, in a model that reads one text, sorted; empty for a sentence pair."""
@@ -250,7 +253,10 @@ def attention_between_words(
 
 
 def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
-    """Return a matrix of 1 where a token spells a word and 0 elsewhere, (words, tokens), from words' token indices."""
+    """Return a matrix of 1 where a token spells a word and 0 elsewhere, (words, tokens).
+
+    `groups` has, for each word, the indices of its tokens.
+    """
     matrix = np.zeros((len(groups), num_tokens), dtype=np.float32)
     for row, group in zip(matrix, groups, strict=True):
         row[group] = 1.0
@@ -268,8 +274,8 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
     """Return a text's words, and the self-attention between the words, (layers, heads, words, words), as a pair.
 
     The self-attention is the encoder's, or the decoder's in a model without an encoder. Attention is averaged over the
-    tokens of the attending word and summed over those of the other. Rows sum to less than 1 by what goes to special
-    tokens.
+    tokens of the attending word, and summed over those of the attended word. Attention to special tokens is left out,
+    so that rows may sum to less than 1.
 
     Raises:
         TransduceError: the model has no self-attention.

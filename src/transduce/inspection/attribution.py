@@ -50,7 +50,7 @@ class Attribution(msgspec.Struct, frozen=True):
 
     `occlusion`, `integrated` and `gradient-input` measure nats of a target's log-probability, which may be negative.
     `gradient` is a norm. `value` and `rollout` are shares, whose sum over the source tokens is 1. In a language model,
-    tokens contribute 0 to the predictions before them.
+    a token contributes 0 to its own prediction and to those of earlier tokens.
     """
 
     method: Method
@@ -95,8 +95,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
     * `value`: the share of each token in the states that predict, traced through attention and residual connections.
       A position's share is given by how near its vector is to the sum of all (ALTI+, Ferrando et al. 2022). The method
       takes one forward pass, and is the most faithful after `occlusion` and `integrated`.
-    * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
-      word.
+    * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once without each
+      word, and once without each token.
     * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017), with neighboring words at different
       points of the path. In a translator or parser the path goes from words that no position attends to, to the
       sentence itself, with 2 points. In other models, and with an attention of a class of your own or in a window, it
@@ -147,8 +147,8 @@ def _attribute(
 ) -> dict[Method, Attribution]:
     """Return a dict from methods to their attributions of one text's predictions to its words.
 
-    With `skip_refused`, methods that do not fit the model or cost too much are left out; otherwise their errors are
-    raised.
+    With `skip_refused`, methods that do not fit the model or cost too much are left out. Without it, a method that does
+    not fit raises an error, and the cost is not limited.
     """
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
@@ -453,7 +453,7 @@ class _Subject:
         Rows sum to 1. This is the method `value`.
 
         Raises:
-            TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
+            TransduceError: the model has an attention class or an order of norms that this method cannot trace.
         """
         if other := _other_attention(self.model):
             raise TransduceError(
@@ -545,12 +545,15 @@ class _MovedVectors(msgspec.Struct, frozen=True):
     """Attention weights, (1, heads, queries, keys)."""
 
     def shares(self) -> Tensor:
-        """Return each position's share in the module's output plus the residual connection, (queries, keys).
+        """Return each position's share in the sum of the module's output and the residual connection, for each query.
 
-        A position's vector is its projected value times the attention weight; the output is the sum of all vectors. The
-        share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
-        cross-attention an additional last column is the residual connection; in self-attention it belongs to the
-        query's own position.
+        A position's vector is its projected value times the attention weight; the sum is that of all vectors. A share
+        is proportional to how much nearer to the sum the vector is than zero is, in the L1 norm; shares of less than 0
+        become 0.
+
+        The shape is (queries, keys) for self-attention, in which the residual connection counts as the query's own
+        position. For cross-attention it is (queries, keys + 1): the last column is the share of the residual
+        connection.
         """
         module = self.module
         values = self.values[0].repeat_interleave(module.num_heads // module.num_key_value_heads, dim=0)  # (H, L, V)

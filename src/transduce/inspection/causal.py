@@ -314,12 +314,12 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     corrupted_difference: float
     """The logit of the first answer less that of the second one, for the corrupted text."""
     residual: tuple[Grid, ...]
-    """A table for each stack (encoder, decoder): the share that is restored by patching the residual stream at each
-    position after each layer, positions × layers.
+    """A table for each stack (encoder, decoder): the share of the difference that is restored by patching the residual
+    stream at each position after each layer, positions × layers.
     """
     heads: tuple[Grid, ...]
-    """A table for each kind of attention: the share that is restored by patching a head's output at all positions,
-    layers × heads.
+    """A table for each kind of attention: the share of the difference that is restored by patching a head's output at
+    all positions, layers × heads.
     """
 
     def draw(self) -> str:
@@ -412,7 +412,8 @@ def _aligned(
     """Return the clean and the corrupted text as `Reading`s, and the index of the prediction to compare.
 
     `after` is the beginning of the translation that precedes the compared prediction; None: what both translations
-    begin with.
+    begin with. Of an encoder's predictions, such as tags, the last is compared or, with `needs_difference`, the first
+    that differs between the texts.
 
     Raises:
         TransduceError: the numbers of tokens differ, both translations are equal, or the model does not fit.
@@ -457,7 +458,8 @@ def _aligned(
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
     """Return the indices, in the logits of prediction `row`, of the answers to the clean and to the corrupted text.
 
-    Answers are named by `answers`; None: the prediction with the highest logit for each text.
+    `first` is the reading of the clean text, `second` that of the corrupted one. Answers are named by `answers`; None:
+    the prediction with the highest logit for each text.
 
     Raises:
         TransduceError: the model has no column with the name of an answer.
@@ -480,7 +482,7 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
 
 
 def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[float]:
-    """Return, for each copy of a text in a batch, a list entry: the difference of two logits of prediction `row`.
+    """Return a list with the difference of two logits of prediction `row` for each copy of a text in a batch.
 
     `logits` is (copies, predictions, vocabulary size), and `columns` are the indices of the two tokens, classes or
     tags.
@@ -513,8 +515,9 @@ def _patched_residual(
 ) -> Grid:
     """Return a table, positions × layers, of the shares of a logit difference that the clean residual stream restores.
 
-    At one position after one layer of the stack at a time, the clean text's activation replaces the corrupted one's.
-    `recovered` returns the shares for edits of some copies of the corrupted text; `recording` is of the clean text.
+    At one position after one layer of the stack at a time, the activation of the clean text (`first`) replaces that of
+    the corrupted one (`second`). `recovered` returns the shares for edits of some copies of the corrupted text;
+    `recording` is of the clean text.
     """
     tokens = [first.source_tokens, second.source_tokens]
     if stack == "decoder":

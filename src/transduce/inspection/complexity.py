@@ -133,8 +133,8 @@ def _check_sizes(
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
     """Return the four layer types of Table 1 of the paper: self-attention, recurrent, convolutional and restricted.
 
-    A convolution reads `kernel` earlier positions, as in ByteNet's decoder, with layer i dilated by kernel^i, so that a
-    path has log_k(n) layers. Restricted self-attention reads `radius` positions to each side.
+    A convolution reads `kernel` positions, the last of which is its own, as in ByteNet's decoder. Layer i is dilated by
+    kernel^i, so that a path has log_k(n) layers. Restricted self-attention reads `radius` positions to each side.
     """
     window = Window(radius, causal=False, present=None, bias=None)
 

@@ -139,7 +139,7 @@ def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
 def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) -> tuple[int, ...]:
     """Return the indices of the words that spell `text` at its last occurrence before the word with index `pronoun`.
 
-    Upper and lower case are not distinguished.
+    `spans` are the spans of the sentence's words. Upper and lower case are not distinguished.
 
     Raises:
         TransduceError: `text` does not occur before the pronoun.
@@ -229,7 +229,10 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
 
 
 def _from_pronoun(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
-    """Return the attention from the pronoun, the word with index `pronoun`, to each word, (layers, heads, words)."""
+    """Return the attention from the pronoun, the word with index `pronoun`, to each word, (layers, heads, words).
+
+    `spans` are the spans of the sentence's words.
+    """
     shared_characters = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, tokens)
     to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)
     last = reading.first + len(reading.tokens)

@@ -55,11 +55,13 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of one training run by measure (such as BLEU), with the counts of sentences that scores come from."""
+    """The scores of one training run by measure, such as BLEU, with the counts in each sentence that give the score."""
 
     values: dict[str, float]
     counts: dict[str, Floats]
-    """Dict: measure that is computed from sentences → the counts of each sentence, (sentences, counts)."""
+    """Dict: measure → counts in each sentence, such as of matching n-grams, whose sums give the score, (sentences,
+    counts). Measures without such counts, such as the dev loss, are left out.
+    """
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
     """Notes on how the measures were computed, such as sacreBLEU's signatures."""
@@ -180,8 +182,8 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     interval_high: float | None = None
     """Upper end of the middle 95 % of the differences on resampled test sets; None if sentences have no scores."""
     p_sentences: float | None = None
-    """Two-sided p value of the paired bootstrap over sentences of the means over seeds; None if sentences have no
-    scores.
+    """Two-sided p value of the paired bootstrap over test sentences, for the mean scores over seeds; None if sentences
+    have no scores.
     """
     p_seeds: float
     """Two-sided p value of the permutation test over runs (seeds)."""

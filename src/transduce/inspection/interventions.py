@@ -61,7 +61,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     translation: str
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
-    """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
+    """Log-probabilities in nats by the model that wrote the translation, whose heads may be off: one per token, and one
+    for the end symbol if reached.
+    """
     score: float
     """The translation's log-probability in nats divided by the length penalty, by which search ranks hypotheses."""
 

@@ -106,9 +106,9 @@ def texts(chart: Chart) -> list[str]:
 
 
 def localized_chart(chart: Chart) -> Chart:
-    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay.
+    """Return a chart whose titles, labels, and names of curves, layers and heads are in the user's language.
 
-    If the language is English, the same chart is returned.
+    Words of texts stay as they are. If the language is English, the same chart is returned.
     """
     if ui_language() == "en":
         return chart
@@ -259,7 +259,7 @@ def _grid(chart: Chart) -> tuple[int, int]:
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
-    """Return the width and height in inches of each panel of a picture with `panels` panels; many are smaller."""
+    """Return the width and height in inches of each panel of a picture with `panels` panels: the more, the smaller."""
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
@@ -363,7 +363,7 @@ def _visible(token: str) -> str:
 
 
 def _upright(token: str) -> str:
-    """Return the name of a heat map's column as matplotlib shall draw it.
+    """Return the name of a heat map's column in the form in which matplotlib draws it.
 
     Names in scripts without spaces, such as Chinese, have one character below another.
     """

@@ -62,8 +62,8 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     majority: float
     """The share of held-out labels that equal the most frequent label in training."""
     word_majority: float
-    """The share of held-out labels that equal the word's most frequent label in training (for labels of texts:
-    `majority`).
+    """The share of held-out labels that equal the word's most frequent label in training; for labels of texts, equal to
+    `majority`.
     """
 
     def draw(self) -> str:
@@ -107,8 +107,9 @@ def probe(
     """Fit a linear probe to the states of each layer, and return its accuracy on held-out texts as a `Probing`.
 
     The states are those of the encoder, or of the decoder in a language model. A word's state is the mean over its
-    tokens, in a tagger the state of its first token; a text's state is the mean over its words. Words are what spaces
-    separate, and characters in scripts without spaces. A quarter of the texts is held out, at random.
+    tokens, weighted by their characters, or in a tagger the state of its first token. A text's state is the mean over
+    its words. Words are what spaces separate, and characters in scripts without spaces. A quarter of the texts is held
+    out, at random.
 
     Args:
         reader: a loaded model that reads texts, as `transduce.load` returns it; in fp32, because

@@ -47,8 +47,8 @@ class _Site(NamedTuple):
     register: _Register
     """Function that registers an edit as a hook of the module, and returns a function that removes the hook."""
     layer: int = 0
-    """Which of the calls of the module in a pass is the hook point's, from 0, as layers that share weights share a
-    module.
+    """Index, from 0, of the call of the module that belongs to the hook point. Layers that share weights share a
+    module, which is called several times in a pass.
     """
     calls: int = 1
     """The number of calls of the module in one pass of the model."""
@@ -132,7 +132,7 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
 
     * `encoder.embedding` (B T D): the input of the stack's first layer;
     * `encoder.n.self_attention.input` (B T D): the residual stream that enters the sub-layer;
-    * `….norm_before`, `….norm_after` (B T D): the outputs of the sub-layer's norms, as the order of norms has them;
+    * `….norm_before`, `….norm_after` (B T D): the outputs of the sub-layer's norms, if the order of norms has them;
     * `….queries` (B H T K), `….keys` (B G T K), `….values` (B G T V): the projections, before a rotary embedding;
     * `….weights` (B H Q L): the attention weights; they cannot be edited;
     * `….heads` (B Q H V): the outputs of the heads, before the output projection;
@@ -144,8 +144,8 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     * `encoder.norm` (B T D): the output of the norm after the last layer, if the stack has one.
 
     `logits` are the outputs of the last linear layer: tokens or numbers (B T V), classes of words (B T C), or classes
-    of texts (B C). A recurrent model has `residual`, `decoder.memory_attention.weights` and
-    `decoder.n.past_attention.weights` only.
+    of texts (B C). Besides `logits`, a recurrent model has only `residual`, `decoder.memory_attention.weights` and
+    `decoder.n.past_attention.weights`.
 
     Raises:
         TransduceError: the module is none of the package's models.
@@ -374,7 +374,11 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
-    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`)."""
+    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`).
+
+    `count` is how many layers are computed, more than `layers` has if layers share their weights; `norm` is the norm
+    after the last one.
+    """
     if not count:
         return
     calls = count if len(layers) < count else 1  # layers that share their weights are one module

@@ -182,8 +182,8 @@ def inspect_sentence(
 ) -> Inspection:
     """Return an `Inspection`: one sentence's translation, and how the model and the search produced it.
 
-    The translation equals `translator(source)`. The search continues until as many hypotheses are finished as the beam
-    is wide, to show where each of them ends.
+    The translation is that of `translator(source)` with these search settings. The search continues until as many
+    hypotheses are finished as the beam is wide, to show where each of them ends.
 
     Args:
         translator: a translator with a Transformer encoder and decoder.

@@ -145,7 +145,7 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """The expected share of heads that are right in both sentences if each head chooses a word at random."""
+        """The expected share of heads that are right in both sentences if each head chooses a candidate at random."""
         return self.one.chance * self.other.chance
 
     @property
@@ -268,10 +268,12 @@ class WordAttribution(msgspec.Struct, frozen=True):
     words: WordAlignment
     """The source and target words, with the share of each source word in each target word as weights."""
     total: float | None = None
-    """With `integrated`, the sum of all source words' contributions to all target words, in nats; else None."""
+    """For the method `integrated`, the sum of all source words' contributions to all target words, in nats; otherwise
+    None.
+    """
     change: float | None = None
-    """With `integrated`, how much all source words together raise the log-probability of the target words, in nats,
-    which exact contributions would sum to; else None.
+    """For the method `integrated`, how much all source words together raise the log-probability of the target words, in
+    nats, which exact contributions would sum to; otherwise None.
     """
 
     def note(self) -> str | None:

@@ -92,6 +92,7 @@ EXPORTABLE = {
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
     "attention_window": "none some",
+    "attention": "query-key-norm",
     "attention_score": "scaled dot general additive",
     "attention_kind": "soft hard",
     "attention_scale": "default other",
@@ -160,8 +161,8 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
 def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
     """Return the `Projections` of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
 
-    Formats that know only this score need them. Another scaling factor is multiplied into the query projection, and so
-    is the matrix W of the general score, (W q) · k.
+    Formats that know only this score need such projections. Another scaling factor is multiplied into the query
+    projection, and so is the matrix W of the general score, (W q) · k.
 
     Raises:
         ValueError: the score is additive, or the attention is hard.

@@ -65,6 +65,7 @@ CTRANSLATE2 = table(
         "class_": "Transformer Decoder",  # neither an encoder's heads nor recurrent cells
         "norm": "layer rms",
         "attention_window": "none",
+        "attention": "",
         "attention_score": "scaled dot general",
         "attention_kind": "soft",
         "value_width": "equal",
@@ -174,7 +175,7 @@ def _language_model_specification(model: Decoder) -> Any:
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
     """Return keyword arguments (a dict) for CTranslate2's specifications of encoder and decoder, describing layers.
 
-    They cover norms, activation, positions and heads, and follow from the model's configuration.
+    The arguments state norms, activation, positions and heads, as the model's configuration sets them.
     """
     common = import_extra("ctranslate2", "export").specs.common_spec
     rotary = config.positions.startswith("rotary")

@@ -219,7 +219,8 @@ def import_tutorial(
             biases get zeros, and norms without weights (made inside `forward`) get ones: no output changes. An
             attention whose heads are modules of their own (`heads.0.q`) is joined to one.
         names: the names of embeddings, output layer and stacks.
-        interleaved: positions alternate sines and cosines, as in the paper and both tutorials.
+        interleaved: True if positions alternate sines and cosines, as in the paper and most tutorials; False if all
+            sines precede the cosines. The style `transduce` ignores this argument.
 
     Returns:
         An `ImportedModel`: the configuration with tied weights and vocabulary sizes filled in, and the weights in

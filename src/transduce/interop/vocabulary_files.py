@@ -83,7 +83,8 @@ def read_vocabulary(
     """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
 
     `transduce.save` stores the tokenizer with a model, such as a tutorial's. A list of words needs texts whose tokens
-    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
+    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end, except that the
+    unused start symbol of a sentencepiece model becomes the padding.
 
     Args:
         source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
@@ -110,7 +111,8 @@ def open_vocabulary(
 ) -> OpenedVocabulary:
     """Make a tokenizer of one existing vocabulary for source and target, or of one each; return an `OpenedVocabulary`.
 
-    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note.
+    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note; the unused
+    start symbol of a sentencepiece model may become the padding instead.
 
     Args:
         sources: the vocabulary of both sides, or those of source and target: files, folders, or lists of tokens.
@@ -228,7 +230,8 @@ def _lines_or_json(text: str, path: Path) -> Any:
 def _with_special_pieces(content: bytes, location: str, notes: list[str]) -> bytes:
     """Return the bytes of a sentencepiece model with tokens for padding and the end of a text, which it may lack.
 
-    The start symbol, which nothing else uses, becomes the padding; other tokens are added at the end.
+    If padding is missing and the model has a start symbol `<s>`, which nothing else uses, that becomes the padding.
+    Otherwise a missing token is added at the end.
 
     Args:
         content: the bytes of the model; they are returned as they are if nothing is missing.
@@ -522,7 +525,7 @@ def _short_symbol(token: AddedToken) -> str | Symbol:
 def _configured_names(path: Path) -> dict[str, str]:
     """Return a dict of the names of `pad`, `eos` and `unk` tokens that files beside a tokenizer.json specify.
 
-    They are tokenizer_config.json and special_tokens_map.json; kinds that neither has are left out.
+    The files are tokenizer_config.json and special_tokens_map.json; kinds that neither has are left out.
     """
     files = TokenizerFiles(lambda name: _read_beside(path.with_name(name)), str(path.parent))
     names = dict[str, str]()
@@ -604,9 +607,9 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return a list of base token ids for each token that an extended vocabulary adds, which spell the token's text.
+    """Return for each token that an extended vocabulary adds a list of base token ids that spell the token's text.
 
-    They serve to start the new token's embedding from those of the old tokens. Each list has at least one id.
+    From the embeddings of these ids, the embedding of the new token is initialized. Each list has at least one id.
 
     Args:
         base: the vocabulary before the extension.

@@ -275,9 +275,10 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _is_numbered_word(line: bytes, width: int) -> bool:
-    """Return whether a line with more than `width` numbers seems to begin with a word that ends with whole numbers.
+    """Return whether a line seems to begin with a word that ends with whole numbers, such as `article 5`.
 
-    So it does if these have no decimal point, but the vector's numbers after them have one.
+    The result is True if the line ends with more than `width` numbers, of which the last `width` (the vector) have a
+    decimal point and the ones before them have none.
     """
     word, *numbers = line.rstrip().rsplit(b" ", width)
     extra = word.split(b" ")[1:][width - _numbers_at_end(line) :]

@@ -164,7 +164,8 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     """Return a function that computes a model's logits from its hidden states, (…, D) to (…, V).
 
     bfloat16 logits are rounded, so many of them are equal. On a CPU, for a bfloat16 model that compiled kernels
-    support, the function computes the greatest logits again in float32. Otherwise it is the model's own `project`.
+    support, the function computes the greatest logits again in float32. Otherwise the function is the model's own
+    `project`.
     """
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
@@ -257,8 +258,8 @@ class DecoderChoice(NamedTuple):
 def select_decoder(model: nn.Module) -> DecoderChoice:
     """Return a `DecoderChoice`: the backend that decodes a model, and the reasons why no faster one does.
 
-    For an encoder-only model, it is the backend that encodes. The choice may change when a hook is added to the model
-    or a module is replaced.
+    For an encoder-only model, the backend is that which encodes. The choice may change when a hook is added to the
+    model or a module is replaced.
     """
     device = next(model.parameters()).device
     if device.type == "cuda":

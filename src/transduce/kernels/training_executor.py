@@ -255,7 +255,7 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
 def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
     """Compute a gated feed-forward network, with a kernel for activation(gate) · value if there is one.
 
-    Without such a kernel PyTorch computes it.
+    Without such a kernel PyTorch computes the network.
     """
     return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
 
@@ -584,7 +584,10 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the layer graph knows each component of a model, so that kernels compute all of its attention."""
+    """Return whether a model has a layer graph, that is, whether all its components are known and unchanged.
+
+    Only then do kernels compute all of the model's attention.
+    """
     return isinstance(graph_of(model), ModelGraph)
 
 

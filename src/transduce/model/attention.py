@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, as_attention_mask, band_mask
+from transduce.model.norms import RMSNorm
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 
 # --- scaled dot-product attention (section 3.2.1) ---
@@ -71,10 +72,10 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """Return whether PyTorch's fused attention is faster than separate matrix multiplications and softmax.
+    """Return whether PyTorch's fused attention is preferred to separate matrix multiplications and softmax.
 
-    The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
-    would take much memory.
+    On a GPU it always is. On a CPU its backward pass is slow. There it is preferred only to save memory: without
+    dropout, and for more than 256² scores for each head.
     """
     if query.device.type != "cpu":
         return True
@@ -290,12 +291,18 @@ class MultiHeadAttention(Component):
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._heads(self._queries(x), self.d_k)
+        query = self._query_heads(x)
         if cache is not None and cache.length:
             return query, *cache.content()
-        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
+        key, value = self._memory_heads(memory)
         return (query, *cache.set_content(key, value)) if cache is not None else (query, key, value)
+
+    def _query_heads(self, x: Tensor) -> Tensor:
+        return self._heads(self._queries(x), self.d_k)
+
+    def _memory_heads(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
+        return self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Project x to the queries of all heads: (B, Q, D) to (B, Q, H × K)."""
@@ -318,15 +325,52 @@ def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
+class QueryKeyNormAttention(MultiHeadAttention):
+    """Multi-head attention with an RMSNorm of each head's queries and keys, before rotary positions, as in Qwen3.
+
+    The norms bound the scores, so that training stays stable (Henry et al. 2020, "Query-Key Normalization"; Dehghani et
+    al. 2023). All heads of a module share one weight for queries and one for keys.
+    """
+
+    def __init__(self, *, norm_epsilon: float = 1e-6, **options: Any) -> None:
+        """Create the projections and the two norms; other arguments are those of `MultiHeadAttention`.
+
+        Args:
+            norm_epsilon: ε of both norms.
+            options: the arguments of `MultiHeadAttention`.
+        """
+        super().__init__(**options)
+        self.query_norm = RMSNorm(self.d_k, eps=norm_epsilon)
+        self.key_norm = RMSNorm(self.d_k, eps=norm_epsilon)
+
+    @override
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super()._project_self(x)
+        return self.query_norm(query), self.key_norm(key), value
+
+    @override
+    def _query_heads(self, x: Tensor) -> Tensor:
+        return self.query_norm(super()._query_heads(x))  # type: ignore[no-any-return]
+
+    @override
+    def _memory_heads(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = super()._memory_heads(memory)
+        return self.key_norm(key), value
+
+
 ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
     "multi-head": MultiHeadAttention,
+    "query-key-norm": QueryKeyNormAttention,
 }
 """The attention classes by their names in the setting `model.attention`."""
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
     """Build the multi-head attention module, with its own initial parameters, that a configuration describes."""
-    return ATTENTIONS[config.attention](
+    kind = ATTENTIONS[config.attention]
+    norms = {"norm_epsilon": config.norm_epsilon} if issubclass(kind, QueryKeyNormAttention) else {}
+    return kind(
+        **norms,
         d_model=config.d_model,
         num_heads=config.num_heads,
         d_k=config.key_width,
@@ -348,8 +392,8 @@ class KeyValueCache:
     """The cached keys and values of one attention module, so that they are computed once for each position."""
 
     def __init__(self) -> None:
-        self._keys: Tensor | None = None  # (B, H, capacity, K)
-        self._values: Tensor | None = None  # (B, H, capacity, V)
+        self._keys: Tensor | None = None  # (B, G, capacity, K)
+        self._values: Tensor | None = None  # (B, G, capacity, V)
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -460,7 +504,7 @@ class DecoderCache:
 
 
 class AttentionFunction(Protocol):
-    """An interface of functions that compute attention from queries, keys and values, as softmax(Q Kᵀ / √d_k) V."""
+    """An interface of functions that compute multi-head attention from queries, keys and values, as `attend` does."""
 
     def __call__(
         self,
@@ -472,7 +516,7 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention of all heads: return sums of the values, weighted by queries and keys, (B, H, Q, V).
+        """Return the attention output of all heads, (B, H, Q, V): for each query, a weighted sum of the values.
 
         Args:
             query: (B, H, Q, K).
@@ -518,7 +562,10 @@ class ScoredAttention(nn.Module):
         self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
 
     def reset_parameters(self) -> None:
-        """Set initial weights: W = I / √d_k, and v so that the variance of scores is at most 1."""
+        """Set initial weights: the matrices of `general` to I / √d_k, and the vectors of `additive` to random numbers.
+
+        The vectors are small enough that the variance of scores is at most 1.
+        """
         with torch.no_grad():
             if self.matrix is not None:
                 width = self.matrix.shape[-1]
@@ -536,7 +583,10 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention by this module's score function; its arguments are those of every `AttentionFunction`."""
+        """Return the attention output, (B, H, Q, V), computed with this module's score function.
+
+        Arguments are those of every `AttentionFunction`.
+        """
         if isinstance(mask, Tensor):
             mask = as_attention_mask(mask)
         if self.vector is None:
@@ -556,9 +606,9 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return a tensor with 1 at the greatest weight of each row (last axis), 0 elsewhere, and the weights' gradients.
+    """Make attention weights hard: 1 at the greatest weight of each row (last axis), 0 elsewhere, in the same shape.
 
-    The weights are those of attention: hard attention computes with the best key alone, and trains as soft attention.
+    Gradients pass through unchanged, so that hard attention trains as soft attention does.
     """
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
@@ -574,7 +624,7 @@ SCORES: dict[str, type[ScoredAttention]] = {
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the attention module for the score function that a configuration names.
+    """Build the attention module for the score function that a configuration names, for heads of width `d_k`.
 
     The result is None for the paper's soft scaled dot-product attention, which `attend` computes without a module.
     """
@@ -690,7 +740,8 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
 def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
     """Return the `AttentionMask` of windowed attention for N consecutive blocks, (B × N, 1, b, 2b or 3b).
 
-    If the model has a bias of positions, the mask adds this bias to the scores.
+    A block of b queries sees the keys of the block before it, its own and, unless attention is causal, the next. If the
+    model has a bias of positions, the mask adds this bias to the scores.
 
     Args:
         window: the window.
@@ -707,7 +758,10 @@ def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device:
 
 
 def _as_full_weights(weights: Tensor, length: int) -> Tensor:
-    """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L)."""
+    """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L).
+
+    A key that a query's block does not see has weight 0. `length` is L; the padding of the last block is cut off.
+    """
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
     for number in range(blocks):

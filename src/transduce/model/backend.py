@@ -70,7 +70,7 @@ class AdamScalars(NamedTuple):
     rate: float
     """The learning rate divided by 1 - β1^t, which corrects the bias of the first moment."""
     inverse_root: float
-    """The factor 1 / √(1 - β2^t) of the root of the second moment, which corrects its bias."""
+    """The number 1 / √(1 - β2^t), which corrects the bias of the square root of the second moment."""
     epsilon: float
 
 
@@ -110,7 +110,7 @@ class LossRecorder(Protocol):
     def __call__(
         self, size: Hashable, numbers: NDArray[np.int64], compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and one more number of a batch; run the loss's backward pass before the next call.
+        """Compute the loss of a batch, and one more number; the caller must run `backward` before the next call.
 
         Args:
             size: a key of the CUDA graph, such as the batch's shape. Calls with an equal key run the same sequence of
@@ -125,7 +125,7 @@ class LossRecorder(Protocol):
 
 
 class PackedAttention(Protocol):
-    """Kernels for training on batches without padding (`PackedBatch`), of backends on which that is faster."""
+    """Kernels for training on batches without padding (`PackedBatch`); a backend has them only where they save time."""
 
     def supports(self, model: nn.Module, longest: int) -> bool:
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens.
@@ -150,13 +150,13 @@ class PackedAttention(Protocol):
         """
 
     def record_losses(self, model: nn.Module) -> LossRecorder:
-        """Return a function that computes a model's training losses by replaying one CUDA graph for each batch size."""
+        """Return a `LossRecorder`: a function that computes losses by replaying one CUDA graph for each batch size."""
 
 
 class TrainingKernels(Protocol):
     """A training backend: kernels for training and validation, and checks of which inputs they support.
 
-    A backend that has no kernel for attention, rotary embeddings or Muon inherits that such inputs are not supported.
+    A backend without kernels for attention, rotary embeddings or Muon inherits methods that answer "not supported".
     """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
-        """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
+        """Return whether `attend` supports `num_keys` keys and heads of this width, in x's dtype on x's device."""
         return False
 
     def attend(
@@ -496,7 +496,7 @@ def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
 def sum_of_gradients(parameter: Tensor) -> Tensor | None:
     """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
 
-    PyTorch receives the gradient unless `add_gradients_to` was called, or if the parameter has hooks, which need it.
+    PyTorch must receive it if `add_gradients_to` was not called for the parameter, or if the parameter has hooks.
     """
     total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
     return total

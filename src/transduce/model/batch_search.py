@@ -19,11 +19,11 @@ class RepetitionPenalties(NamedTuple):
     before: Sequence[Sequence[int]]
     """For each sentence, the token ids before its output, such as its prompt; only `repetition` applies to them."""
     repetition: float
-    """A factor of negative scores, and a divisor of other scores; greater than 0."""
+    """Greater than 0. A token that occurred has its score divided by this, or multiplied if the score is negative."""
     frequency: float
-    """A number that is subtracted for each occurrence of a token in the output."""
+    """The number that is subtracted from a token's score for each time that it occurs in the output."""
     presence: float
-    """A number that is subtracted once for each token in the output."""
+    """The number that is subtracted once from the score of each token that occurs in the output."""
 
 
 class SearchRules(NamedTuple):
@@ -74,7 +74,9 @@ class SamplingNumbers(NamedTuple):
     top_k: int
     """The number of most likely tokens that may be drawn; 0: all."""
     top_p: float
-    """Only the most likely tokens that together have this share of the probability that `top_k` leaves may be drawn."""
+    """Nucleus sampling: draw from the smallest set of most likely tokens with at least this share of the probability,
+    after `top_k`.
+    """
     min_p: float
     """Only tokens with at least this share of the greatest probability may be drawn."""
 
@@ -98,15 +100,13 @@ class BatchSearchOptions(NamedTuple):
     eos_id: int
     """The id of the end symbol, which ends a hypothesis."""
     forbidden_tokens: Sequence[int]
-    """Token ids whose logits are -inf, so that other tokens share their probability. That of tokens in
-    `SearchRules.forbidden` stays unused.
-    """
+    """Ids of tokens that are never output: their logits are set to -inf before the softmax."""
     max_lengths: Sequence[int]
     """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
     beam_size: int
     """W, the number of hypotheses of each sentence; 1 is greedy search."""
     n_best: int
-    """The number of results of each sentence; its search ends once no other hypothesis can enter these best ones."""
+    """The number of results of each sentence, whose search ends once no other hypothesis can be among these results."""
     penalties: Tensor
     """The length penalties, divisors of a hypothesis's score, of 0, 1, … tokens after the context: a float64 vector of
     at least max(max_lengths) + 2 entries."""
@@ -145,12 +145,12 @@ class BatchSearch(Protocol):
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return a list of at most `count` finished hypotheses of the sentence with this index in the original batch.
 
-        The best comes first. In sampling the order is that of the random numbers instead, and a sample is padded after
-        its end symbol with further end symbols.
+        The best comes first. In sampling, the samples are in the order of their random numbers (the last axis of
+        `SamplingNumbers.uniform`), and a sample is padded after its end symbol with further end symbols.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Stop decoding sentences, and return a list of each one's unfinished hypotheses, in the order of `rows`.
+        """Stop decoding sentences, and return for each, in the order of `rows`, a list of its unfinished hypotheses.
 
         `rows` are indices into `active`, the batch indices of the sentences that are still decoded.
         """

@@ -111,7 +111,7 @@ class Difference(NamedTuple):
     what: str
     """A clause that names the module: "`encoder_layers.0.feed_forward` has `activation` tanh, not relu"."""
     remedy: str
-    """What a caller can do about it, as the end of a sentence."""
+    """What a caller can do about the difference, as the end of a sentence."""
 
 
 _REGISTER = (
@@ -135,7 +135,7 @@ _FUNCTIONS = FunctionType | MethodType | BuiltinFunctionType
 
 
 def difference_from_config(model: AnyModel) -> Difference | None:
-    """Return a `Difference`, the first of a model from the one that its configuration describes; None: there is none.
+    """Return the first `Difference` between a model and the one that its configuration describes, or None.
 
     Compared are exact classes, methods, attributes, submodules, the names and shapes of tensors, and the values of
     buffers that a state dict does not hold. Values of weights, dropout rates and hooks (`forward_hooks`) are not.
@@ -149,9 +149,9 @@ def difference_from_config(model: AnyModel) -> Difference | None:
 
 
 def forward_hooks(model: nn.Module) -> list[str]:
-    """Return a list of the names of modules with forward hooks that may change what the modules compute.
+    """Return a list of the dotted names of modules with forward hooks that may change what the modules compute.
 
-    "model" is the whole model.
+    A hook of the whole model is listed as "model". Hooks marked by `only_observes` are left out.
     """
     hooks = [
         (path, hook)
@@ -164,9 +164,10 @@ def forward_hooks(model: nn.Module) -> list[str]:
 
 
 def _differences(path: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield a `Difference` for each way in which a module, and its submodules, differ from the described module.
+    """Yield a `Difference` for each way in which a module, or a submodule, differs from the module `described`.
 
-    `path` is the module's dotted name for the texts, empty for the whole model.
+    `described` is the one that the configuration asks for. `path` is the module's dotted name for messages, empty for
+    the whole model.
     """
     where, kind, expected = f"`{path or 'model'}`", type(module), type(described)
     if parametrize.is_parametrized(module):
@@ -192,10 +193,10 @@ def _differences(path: str, module: nn.Module, described: nn.Module) -> Iterator
 
 
 def _different_attributes(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield a `Difference` for each attribute of a module that is not equal to that of the described module.
+    """Yield a `Difference` for each attribute of a module that is not equal to the same attribute of `described`.
 
-    Attributes that cannot be compared, such as tensors, are skipped. In classes that users define, so are attributes
-    that the described module sets to None, because use may fill them.
+    Attributes that cannot be compared, such as tensors, are skipped. In classes that users define, an attribute that is
+    None in `described` is skipped too: such a class may set it when it is used. `where` names the module in messages.
     """
     of_training = [name for kinds, names in _OF_TRAINING if isinstance(described, kinds) for name in names]
     is_own = type(described).__module__.startswith("transduce.")
@@ -207,9 +208,10 @@ def _different_attributes(where: str, module: nn.Module, described: nn.Module) -
 
 
 def _different_tensors(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
-    """Yield a `Difference` for each parameter or buffer of a module itself that is not as in the described module.
+    """Yield a `Difference` for each parameter or buffer that a module has in another form than the module `described`.
 
-    Names and shapes are compared; values are compared only of buffers that a state dict does not hold.
+    Names and shapes are compared, and the values of buffers that a state dict does not hold. Submodules are not
+    searched. `where` names the module in messages.
     """
     found, wanted = (
         {name: each for name, each in (part._parameters | part._buffers).items() if each is not None}
@@ -231,6 +233,12 @@ def _different_names(
     """Yield up to two differences between the names of a module's tensors or submodules and the expected names.
 
     The first `Difference` lists the additional names, the other the missing ones.
+
+    Args:
+        where: the module's name in messages.
+        found: the module's tensors or submodules by name.
+        wanted: the expected ones by name.
+        remedy: the remedy in both differences.
     """
     if more := found.keys() - wanted.keys():
         yield Difference(f"{where} has the additional {shown_names(sorted(more))}", remedy)
@@ -239,7 +247,7 @@ def _different_names(
 
 
 def _has_values(tensor: Tensor, expected: Tensor) -> bool:
-    """Return whether a tensor has the expected values, in the tensor's own type of numbers."""
+    """Return whether a tensor equals `expected`, converted to the tensor's dtype."""
     return torch.equal(tensor.cpu(), expected.to(tensor.dtype))
 
 
@@ -253,10 +261,9 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
-    """Return whether two attributes of modules are equal; values that are not plain only need equal types.
+    """Return whether two attributes of modules are equal; values that are not plain, such as tensors, need equal types.
 
-    Tensors, for example, are not plain. Functions are equal if they have the same code and the same values from
-    outside.
+    Functions are equal if they have the same code and equal variables from enclosing functions (closures).
     """
     if isinstance(value, partial) and isinstance(expected, partial):
         parts = [(each.func, *each.args, *sorted(each.keywords.items())) for each in (value, expected)]
@@ -291,8 +298,9 @@ def register(setting: str, name: str) -> Callable[[C], C]:
 
     Args:
         setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of
-            `MultiHeadAttention`), "attention_score" (of `ScoredAttention`) or "positions" (called with the model's
-            configuration and whether the stack is causal; a bias on the scores, not positions added to embeddings).
+            `MultiHeadAttention`), "attention_score" (a subclass of `ScoredAttention`) or "positions". The last is a
+            bias on the scores, not positions that are added to embeddings. It is called with the model's configuration
+            and True if the stack is causal.
         name: the value of `model.SETTING` that chooses the component.
 
     Raises:
@@ -320,14 +328,14 @@ def register(setting: str, name: str) -> Callable[[C], C]:
 _MORE_TOKENS, _ROUNDING = 40, 1e-3  # the latter in standard deviations of a logit
 
 
-def _difference_if_built_without_memory(model: AnyModel, named: str) -> Difference | None:
-    """Return the first difference of a model from its configuration's model, which is built on the meta device.
+def _difference_from_meta_config(model: AnyModel, named: str) -> Difference | None:
+    """Return the first `Difference` between a model and the one that its configuration describes, or None.
 
-    None means that there is no difference.
+    The described model is built on the meta device, so its weights take no memory.
 
     Raises:
         TransduceError: a component reads the values of tensors while it is built, so that a model folder with it could
-            not be opened; `named` names the components.
+            not be opened; `named` names the components in the message.
     """
     try:
         return difference_from_config(model)
@@ -355,7 +363,7 @@ def check_registered(config: ModelConfig) -> None:
         torch.manual_seed(1)
         try:
             model = build_any_model(_smaller(config)).eval()
-            difference = _difference_if_built_without_memory(model, named)
+            difference = _difference_from_meta_config(model, named)
             by_cache, by_padding = _largest_changes(model)
         except TransduceError:
             raise
@@ -396,9 +404,10 @@ def _smaller(config: ModelConfig) -> ModelConfig:
 
 
 def _largest_changes(model: AnyModel) -> tuple[float, float]:
-    """Return how much a model's output changes by decoding with a cache, and by padding: two numbers.
+    """Return two numbers: the largest change of a model's output by decoding with a cache, and by padding.
 
-    The unit is the output's standard deviation. A number is 0 where the kind of model has no such change. Parameters
+    The unit is the output's standard deviation. An encoder-only model has no decoding, so its first number is 0; a
+    model of time series has no padding, so its second number is 0. Parameters
     with equal elements, such as closed gates, get small random values first.
     """
     for parameter in model.parameters():
@@ -485,7 +494,8 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
         The number of compiled layers; 0 for a model without such layers, such as a recurrent one.
 
     Raises:
-        TransduceError: the device is a CPU, which would need a C++ compiler and gain nothing.
+        TransduceError: the device is no GPU, but `backend` is `inductor`, which would need a C++ compiler on a CPU and
+            gain nothing.
     """
     if backend == "inductor" and not device.startswith("cuda"):
         raise TransduceError(

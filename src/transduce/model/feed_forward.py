@@ -95,7 +95,7 @@ class Dropout(Component):
 
     @property
     def drops(self) -> bool:
-        """True if the module is in training and its probability is not zero."""
+        """True if the module is in training and its probability, rounded to 256ths, is not zero."""
         return self.training and self.drop_256ths > 0
 
     def _draws_bytes(self, x: Tensor) -> bool:

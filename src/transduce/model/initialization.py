@@ -15,7 +15,7 @@ from transduce.model.positions import LearnedPositions, RelativePositions
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return a dict from each attention or feed-forward weight of a model to the row counts of the matrices in it.
+    """Return a dict from each attention or feed-forward weight of a model to a tuple: the row counts of its matrices.
 
     A key is the weight's dotted name. Queries, keys and values are three matrices in one weight, and the halves of a
     gated layer are two. Embeddings, output projections, heads and recurrent cells are not included.
@@ -28,10 +28,10 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return a dict from each weight of an attention or feed-forward module to the row counts of its matrices.
+    """Return a dict from each weight of an attention or feed-forward module to a tuple: the row counts of its matrices.
 
-    A key is the weight's name. One weight may hold several matrices, as those of queries, keys and values. For other
-    modules the dict is empty.
+    A key is the weight's name. One weight may hold several matrices, such as those of queries, keys and values. For
+    other modules the dict is empty.
     """
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
@@ -51,8 +51,8 @@ def initialize(model: VocabularyModel) -> None:
     Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
     variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape. Projections that share
     one matrix (queries, keys and values; the two halves of a gated layer; the gates of a recurrent cell) are drawn one
-    by one. Biases are zero. Learned positions and token types have the variance of the embeddings that they are added
-    to.
+    by one. Biases are zero, except those of an LSTM's forget gates. Learned positions and token types have the variance
+    of the embeddings that they are added to. The padding id's row is zero unless `zero_padding_row` is false.
     """
     if model.source_weight.is_meta:
         return
@@ -118,7 +118,8 @@ def _comes_from_torch(kind: type) -> bool:
 def _initialize_module(module: nn.Module) -> None:
     """Initialize the weights that are a module's own parameters, not those of its submodules.
 
-    A module of another kind, such as a single linear layer, is left as it is.
+    Only kinds with a rule of their own are changed: attention, gated feed-forward networks, attention scores, relative
+    positions, embeddings and recurrent cells. Others, such as a single linear layer, stay as they are.
     """
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:

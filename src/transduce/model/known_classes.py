@@ -1,9 +1,9 @@
 """List the exact classes that the layer graph knows, and check that a module is unchanged from its class.
 
 The layer graph is the description of a model by which backends decide whether they can compute it. A module is unknown
-if its class is a subclass of a known one. It is also unknown if a method, a hook, a parametrization, a submodule, a
-parameter or a buffer was added to it. Backends register the classes of their inference copies, and training registers
-wrappers and parametrizations such as FSDP's and LoRA's.
+if its class is a subclass of a known one. It is also unknown if something was added to it: a method, a submodule, a
+parameter, a buffer, or a hook or parametrization that is not registered here. Backends register the classes of their
+inference copies, and training registers wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, ScoredAttention
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
@@ -66,7 +66,9 @@ class _Entry(NamedTuple):
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
-"""A dict from each class that the layer graph knows to what its modules may hold; subclasses are not known."""
+"""A dict from each class that the layer graph knows to its `_Entry`: what modules of the class may hold. Subclasses are
+not known.
+"""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""
@@ -145,6 +147,7 @@ TRANSFORMER_PARTS = (
 )
 DECODER_PARTS = ("embedding", "positions", "layers", "norm")
 ENCODER_PARTS = (*DECODER_PARTS, "masked_language_head", "pooler", "classifier")
+QUERY_KEY_NORMS = ("query_norm", "key_norm")
 _SCORED = ("score", "dropout")
 # Each class, with the names of its submodules and of its parameters and buffers; None: any.
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
@@ -156,6 +159,7 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (DecoderLayer, (*_LAYER, *_MEMORY), ()),
     (Residual, ("norm_before", "norm_after", "dropout"), ()),
     (MultiHeadAttention, ("projection", "output", *_SCORED), ()),
+    (QueryKeyNormAttention, ("projection", "output", *_SCORED, *QUERY_KEY_NORMS), ()),
     (ScoredAttention, (), ("matrix", "vector")),
     (FeedForward, ("inner", "outer", "dropout"), ()),
     (GatedFeedForward, ("inner", "outer", "dropout"), ()),

@@ -44,7 +44,10 @@ class Residual(Component):
         return self.complete(x, sublayer(normalize(self.norm_before, x, present)), present)
 
     def complete(self, x: Tensor, y: Tensor, present: Tensor | None) -> Tensor:
-        """Apply dropout and norm to a sub-layer's output y, and add x, in the configured order: to (B, T, D)."""
+        """Apply dropout and norm to a sub-layer's output y, and add x, in the configured order: to (B, T, D).
+
+        `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
+        """
         if self.is_sandwich:
             return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
         return normalize(self.norm_after, self.dropout(y, residual=x), present)
@@ -291,7 +294,10 @@ def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
-    """Build the layers of a stack as an `nn.ModuleList`: `count` layers, or one if the configuration shares weights."""
+    """Build the layers of a stack as an `nn.ModuleList`: `count` layers, or one if the configuration shares weights.
+
+    `make` builds a layer from the configuration, as the class `EncoderLayer` does.
+    """
     return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
 
 

@@ -47,8 +47,8 @@ class AttentionMask:
     def lengths(self) -> Tensor | None:
         """The number of keys that each sentence may attend to, int64, (B,); None if the mask is not plain padding.
 
-        Plain padding hides keys at the right, from all queries alike, and leaves each sentence a key. The mask is read
-        back from its device: use this on a CPU only.
+        Plain padding hides keys at the right, from all queries alike, and leaves each sentence at least one key. The
+        values are read from the mask's device, which stalls a GPU: use this on a CPU only.
         """
         if self.allowed.shape[1:3] != (1, 1):
             return None
@@ -64,9 +64,9 @@ class AttentionMask:
         return AttentionMask(self.allowed & other.allowed)
 
     def from_key(self, first: int) -> "AttentionMask":
-        """Return the mask of the keys from the index `first` on.
+        """Return this mask without the keys before the index `first`.
 
-        A mask with one column for all keys keeps this column.
+        A mask whose only column stands for all keys (an axis of size 1 that is broadcast) keeps this column.
         """
         return AttentionMask(_from_key(self.allowed, first))
 
@@ -196,7 +196,7 @@ def ancestry_mask(ancestors: Tensor) -> AttentionMask:
     """Return the mask by which each of W hypotheses attends to the cached positions of its own past.
 
     Args:
-        ancestors: True where cache slot l belongs to the past of hypothesis w, (B, W, L).
+        ancestors: True where the cached position l belongs to the past of hypothesis w, (B, W, L).
 
     Returns:
         A mask of shape (B, 1, W, L).
@@ -225,8 +225,8 @@ def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> Atte
     Args:
         block: b, the number of queries in a block; at least the radius.
         radius: the greatest distance of a key that a query attends to.
-        present: True at positions that are not padding, (B, b + N × b): the block before the first one, and the N
-            blocks; unless causal, one more block at the end.
+        present: True at positions that are not padding. If causal, (B, b + N × b): the block before the first one, then
+            the N blocks. Otherwise one more block follows at the end.
         causal: a block sees only itself and the block before it, and no query sees its future.
 
     Returns:
@@ -270,7 +270,10 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for batches without padding: queries attend to keys of their own sentence, if causal to no later ones."""
+    """A mask for batches without padding, in which each query attends to keys of its own sentence only.
+
+    If `causal` is True, a query does not attend to later positions of the sentence either.
+    """
 
     queries: Packing
     keys: Packing

@@ -79,7 +79,7 @@ class SinusoidalPositions(nn.Module):
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
     def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`.
+        """Return a table of sinusoids, (rows, D), of at least `needed` rows, on the device and in the dtype of `like`.
 
         A longer table is computed if needed, and stored for the next call.
         """
@@ -93,8 +93,8 @@ class SinusoidalPositions(nn.Module):
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
     """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
 
-    Without `positions` this is T. Otherwise it is `end` or, if that is None too, the greatest position plus 1: reading
-    a GPU's tensor stalls the CPU.
+    Without `positions` this is T. Otherwise it is `end` or, if `end` is None, the greatest position plus 1, which is
+    slow to read from a GPU.
     """
     if positions is None:
         return x.shape[1]

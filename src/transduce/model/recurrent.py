@@ -27,8 +27,8 @@ from transduce.model.transformer import DecodingState, SequenceToSequence
 class MemoryAttention(nn.Module):
     """Attention of decoder states to the memory (Bahdanau et al. 2015, Luong et al. 2015).
 
-    States and memory are compared without projections, as in Luong et al., except by the additive score, which is
-    v · tanh(W s + U h). The result is an average of the memory itself.
+    A state s is compared with a vector h of the memory directly, as in Luong et al.: s · h, or s W h with the score
+    `general`. The additive score is v · tanh(W s + U h). The result is an average of the memory itself.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -139,7 +139,10 @@ class CellState(NamedTuple):
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build a layer of LSTM or GRU cells, as configured, that reads in one direction; `width` is its state's width."""
+    """Build a layer of LSTM or GRU cells, as configured, that reads vectors in one direction.
+
+    `input_width` is the width of these vectors, and `width` that of the cells' state.
+    """
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 
@@ -350,7 +353,8 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), for input ids (B, T).
 
-        With a cache, which is updated, the inputs follow the cached ones. `trace` receives the attention weights.
+        `memory` and `memory_mask` are what `encode` returns. With a cache, which is updated, the inputs follow the
+        cached ones. `trace` receives the attention weights.
         """
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
@@ -374,6 +378,7 @@ class Recurrent(SequenceToSequence):
     ) -> Tensor:
         """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D).
 
+        `memory` and `memory_mask` are what `encode` returns, and the cache, which is updated, holds the earlier steps.
         `trace` receives the attention weights.
         """
         cache = self._started(cache, memory, memory_mask)
@@ -394,7 +399,11 @@ class Recurrent(SequenceToSequence):
         return cache
 
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
-        """Return one vector for each source, (B, D): the mean of all states, or each direction's last state."""
+        """Return one vector for each source, (B, D), as the setting `recurrent_context` asks.
+
+        It is the mean of the encoder's states (`mean`) or else the last state. The last state of cells that read
+        backward is that of the first token.
+        """
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
         if self.config.recurrent_context == "mean":
@@ -467,7 +476,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
     """Append the attention weights of several calls of a recurrent decoder to a trace, as if they came from one call.
 
     Args:
-        steps: the weights of all calls.
+        steps: a trace with the weights of all calls, one after another; each call appended one tensor for each layer.
         trace: receives the joined weights.
         calls: the number of calls.
         width: the number of hypotheses of each sentence.

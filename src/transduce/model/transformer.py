@@ -3,11 +3,12 @@
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -282,9 +283,9 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
     ) -> Tensor:
         """Return the output of the decoder's last layer for these inputs, (B, T, D), before the output projection.
 
-        Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
-        no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached
-        ones and are appended to it.
+        Without a mask, the inputs are a sequence in which each position attends to itself and to all earlier ones.
+        Padding at the right needs no mask, because no position before the padding attends to it. With a cache, the
+        inputs are the positions after the cached ones and are appended to it.
 
         Args:
             target_input_ids: (B, T).
@@ -317,7 +318,7 @@ def checked_ids(**inputs: tuple[Tensor, int]) -> Iterator[None]:
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Args:
-        inputs: by the name of an argument, its token ids, (B, T), and the size of their vocabulary.
+        inputs: a pair for each argument, passed by the argument's name: token ids, (B, T), and their vocabulary's size.
 
     Raises:
         TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of sources
@@ -367,6 +368,10 @@ class MaskedLanguageHead(nn.Module):
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
+POOLER_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
+"""A mapping from each value of `pooler_activation` to its function."""
+
+
 class Encoder(VocabularyModel):
     """An encoder-only Transformer, such as BERT, with the configured heads: masked language, pooler, classifier."""
 
@@ -383,7 +388,9 @@ class Encoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """Return the logits of the token at each position, by the masked language head: (B, S) to (B, S, V).
+        """Return the logits of the token at each position: (B, S) to (B, S, V).
+
+        They come from the masked language head, if the model has one, and the output projection.
 
         Args:
             ids: token ids, padded at the right.
@@ -417,14 +424,16 @@ class Encoder(VocabularyModel):
         return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
-        """Return one vector for each sequence, tanh of a linear layer over its first state: (B, S, D) to (B, D).
+        """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
+
+        It is a linear layer of the state, followed by the activation `pooler_activation` (tanh in BERT).
 
         Raises:
             TransduceError: the model has no pooler.
         """
         if self.pooler is None:
             raise TransduceError("This encoder has no pooler: set `model.pooler` or `model.num_labels`.")
-        return torch.tanh(self.pooler(states[:, 0]))
+        return POOLER_ACTIVATIONS[self.config.pooler_activation](self.pooler(states[:, 0]))
 
     def classify(self, states: Tensor) -> Tensor:
         """Return the logits of the C classes, computed from the pooled first state: (B, S, D) to (B, C).
@@ -487,7 +496,7 @@ class Decoder(VocabularyModel):
         Args:
             ids: token ids, (B, T).
             mask: a mask over cached positions and inputs, for several hypotheses in one row; None: each position
-                attends to those before it.
+                attends to itself and to all earlier positions.
             positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
             cache: the keys and values of past positions.
             trace: receives the attention weights.

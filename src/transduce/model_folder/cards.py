@@ -144,7 +144,7 @@ _TEXT_CHANGING_SETTINGS = (
 
 
 def _setting(folder: Path, file: str, setting: str) -> Any:
-    """Return a setting of a JSON file in a model folder; None without it or the file, or if it is false or empty."""
+    """Return a setting of a JSON file in a model folder; None if file or setting is missing, or its value is false."""
     return (read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}).get(setting) or None
 
 

@@ -15,7 +15,6 @@ from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
     FAMILIES,
     ConfigReader,
-    Settings,
     check_config,
     import_generation,
     start_id,
@@ -23,6 +22,7 @@ from transduce.interop.hugging_face.import_settings import (
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.model_folder.tensor_files import MappedTensors
@@ -145,7 +145,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Return a dict of the fields of `ModelConfig` that a checked `config.json` of Hugging Face corresponds to."""
+    """Return the fields of `ModelConfig` for a checked `config.json` of Hugging Face: a dict from field to value."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 

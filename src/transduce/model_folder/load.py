@@ -167,7 +167,7 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    Its argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
+    The argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
     """
 
     def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
@@ -277,7 +277,8 @@ def read_at_precision(
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a model folder, set to translate from the language `source` to the language `target`.
 
-    None keeps the model's default. The content of a model with a fixed language pair is returned unchanged.
+    None keeps the model's default or, if the model was trained for several pairs, leaves the choice to
+    `choose_direction`. The content of a model with a fixed language pair is returned unchanged.
 
     Raises:
         TransduceError: the model has other languages and no language tags, or lacks a tag for a language; or it has

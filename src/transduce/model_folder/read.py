@@ -18,7 +18,7 @@ from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
-from transduce.interop.hugging_face.weight_names import StoredParameter
+from transduce.interop.hugging_face.stored_names import StoredParameter
 from transduce.machine import available_memory, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config, explained
@@ -276,7 +276,7 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Model]:
-    """Read a model folder in float32 as a `ModelFolder`, after checking everything; no code from the folder is run.
+    """Read a model folder in float32 as a `ModelFolder`, after checking its files; no code from the folder is run.
 
     The weights are mapped from disk, and are read into memory when they are used.
 
@@ -447,8 +447,8 @@ _SMALL = 1 << 28  # bytes, for which free memory is not looked up
 def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_weight: int = _LEAST_BYTES) -> None:
     """Raise an error if the weights in mapped files need more memory than is free, before they are read.
 
-    Mapped float32 weights count as `bytes_per_weight`, what the model is then converted to; others become float32 when
-    they are read.
+    A float32 weight counts with `bytes_per_weight`, its size at the precision that the model is converted to. Weights
+    of other types count with 4 bytes, because they become float32 when they are read.
 
     Raises:
         TransduceError: the memory does not suffice.
@@ -666,8 +666,12 @@ def _read_weights(
 def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:
     """Return a parameter or buffer of the model, joined from the tensors that store its parts in a file.
 
-    Floating-point numbers become float32; others, such as a buffer of indices, get the model's `dtype`. Parts that are
-    adjacent rows in the file are joined without a copy.
+    Parts that are adjacent rows in the file are joined without a copy.
+
+    Args:
+        file: the mapped weights file.
+        location: the names of the stored tensors, and how they are joined.
+        dtype: the type of the parameter or buffer in the model. A floating-point result is float32 nevertheless.
     """
     dtype = torch.float32 if dtype.is_floating_point else dtype
     if location.layout == "rows" and (whole := file.rows(location.names)) is not None:

@@ -107,7 +107,8 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     def holds_for(self, version: FileVersion) -> bool:
         """Return whether a file whose version (size, times, inode) is now `version` certainly has the recorded content.
 
-        A file that changed less than two seconds before it was read could have changed again at the same time.
+        The result is False for a file that changed less than two seconds before it was read, because its times might
+        not show a further change.
         """
         latest = max(version.modified_ns, version.changed_ns)
         return self.version == version and latest + _SETTLED_NS <= self.recorded_ns
@@ -451,9 +452,10 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 
 
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
-    """Return a triple that a measurement of 8-bit weights is for: their digest, the original weights', and a version.
+    """Return what a measurement of 8-bit weights must have been made with, to be valid for the weights in a file.
 
-    The version is this package's. The instruction set is part of the file's name instead.
+    The result is a triple: the SHA-256 of the 8-bit weights, that of the original weights, and this package's version.
+    The instruction set needs no entry, because it is part of the file's name.
     """
     metadata = prepacked.header.metadata
     return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

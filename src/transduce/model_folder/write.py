@@ -87,10 +87,10 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
 
 def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) -> dict[str, bytes]:
-    """Return a dict of a Hugging Face tokenizer's files, with the symbols added that `tokenizer` has in addition.
+    """Return the files of a Hugging Face tokenizer, with the symbols that only `tokenizer` has, as bytes by name.
 
-    Such symbols, like those that a user defines, are appended to the added tokens of tokenizer.json; without this file,
-    the files stay unchanged.
+    Such symbols, which a user may define, are appended to the added tokens of tokenizer.json. Without this file, all
+    files stay unchanged.
 
     Args:
         files: the content of the files by name.
@@ -227,8 +227,8 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         search: the model's search settings, for `generate` of transformers; None: unknown.
-        longest: the maximum number of tokens that config.json states for transformers; None: 1,024. Learned positions
-            have their own limit.
+        longest: the maximum number of tokens that config.json states for transformers, and the number of rows of tables
+            of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
         TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
@@ -283,7 +283,7 @@ _LONGEST_TABLE = 1 << 20
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, longest: int) -> str:
-    """Write `model.safetensors` under the name `path`, and return its SHA-256 (hexadecimal).
+    """Write the content of a folder's model.safetensors to `path`, and return its SHA-256 (hexadecimal).
 
     Weights are taken from the mapping one after the other, so that only one must be in memory. Tables of sinusoids have
     `longest` rows.
@@ -383,8 +383,8 @@ def save(
         languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: tokenizer and model do not match, the model is of another kind, in int8 or another than its
-            configuration describes, a weight is not finite, or the folder holds something else.
+        TransduceError: the model is of another kind, is in int8, or differs from what its configuration describes; the
+            tokenizer does not match; a weight is not finite; or the folder holds something else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -425,7 +425,7 @@ def _check_saved_alone(model: Transformer | Recurrent | Decoder) -> None:
 
     Raises:
         TransduceError: the model differs from the one that its configuration describes, or a registered component
-            decodes otherwise than it trains.
+            gives other outputs in decoding or in batches than in training.
     """
     check_registered(model.config)
     if (difference := difference_from_config(model)) is not None:

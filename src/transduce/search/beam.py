@@ -197,7 +197,7 @@ class BeamSearch:
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Run one decoding step of all sentences in the batch; `steps` is ignored.
 
-        All tokens are tried after every live hypothesis. Continuations that end become finished hypotheses, and the W
+        Every live hypothesis is extended by every token. Continuations that end become finished hypotheses, and the W
         best others stay live.
         """
         logits = self.scorer.step(self.newest).float()
@@ -214,7 +214,7 @@ class BeamSearch:
     def hypotheses(self) -> Tensor:
         """Return the tokens of the W live hypotheses, best first, and then of the best finished one, (B, W + 1, t).
 
-        For a sentence without a finished hypothesis, the last row repeats the best live one. A shorter finished one is
+        For a sentence without a finished hypothesis, the best live one comes last again. A shorter finished one is
         padded with end symbols.
         """
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
@@ -232,9 +232,9 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def _divisor(self, row: int, length: int) -> float:
-        """Return the length penalty, which divides scores, of hypotheses of the sentence at batch index `row`.
+        """Return the length penalty of a hypothesis of `length` tokens of the sentence at batch index `row`.
 
-        `length` counts tokens including document context, which is not counted in the penalty.
+        The penalty divides log-probabilities. `length` includes document context, which the penalty leaves out.
         """
         return self.ranking.length_penalty(max(0, length - self.starts[row]), self.beam.alpha)
 
@@ -475,7 +475,10 @@ class GenerateSearch(BeamSearch):
         super().abandon(sentences)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the ended candidates to the finished hypotheses of their beam groups, and store their number by group."""
+        """Add the ended candidates to the finished hypotheses of their beam groups.
+
+        How many hypotheses of each group ended in this step is stored, for a cut at the maximum length.
+        """
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -492,7 +495,8 @@ class GenerateSearch(BeamSearch):
     def _max_cut(self, row: int, group: int) -> int:
         """Return how many live hypotheses of a beam group become results when their sentence is cut.
 
-        Only the W best of the group's live hypotheses and of those that ended in the same step count.
+        The number is the size of the group less the number of its hypotheses that ended in the same step, as in
+        `generate`.
         """
         return self.beam.group_size - self._ended_now[row][group]
 
@@ -500,8 +504,8 @@ class GenerateSearch(BeamSearch):
         """Return whether a live hypothesis may displace a finished one: for each of B sentences, a list of G booleans.
 
         There is one boolean for each beam group. The best live hypothesis is scored as if it ended at its current
-        length or, with `stop` = never, at the maximum length. With `stop` = full, only groups without enough finished
-        hypotheses count.
+        length or, with `stop` = never, at the maximum length. With `stop` = full, a group that has as many finished
+        hypotheses as its size is False.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = list[list[bool]]()
@@ -514,7 +518,11 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether a beam group with these finished hypotheses may gain one whose score is at most `bound`."""
+        """Return whether a hypothesis with the score `bound` would be among the results of a beam group.
+
+        `finished` are the group's finished hypotheses, best first. With `stop` = full, no hypothesis displaces them
+        once they are as many as the group's size.
+        """
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE
         return self.stop != "full" and bound > finished[-1].score

@@ -29,15 +29,15 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class WordContinuations(NamedTuple):
-    """Sets of token ids in scripts with spaces: those that continue a word, and those after which it may continue.
+    """The ids of tokens that continue a word, and of those after which a word may continue, in scripts with spaces.
 
-    Search uses the sets to know whether a phrase ends at the end of a word.
+    Search uses both sets to know whether a phrase ends at the end of a word.
     """
 
     continuing: frozenset[int] = frozenset()
     """Ids of tokens that continue the preceding word."""
     within: frozenset[int] = frozenset()
-    """Ids of tokens after which the word may continue."""
+    """Ids of tokens that end within a word, or at its end, so that the next token may continue the word."""
 
 
 class Progress(NamedTuple):
@@ -46,7 +46,7 @@ class Progress(NamedTuple):
     unmet: frozenset[int]
     """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
     tail: tuple[int, ...]
-    """The hypothesis's last tokens, as many as are the start of an unmet phrase, or of one in `closing`; else empty."""
+    """The hypothesis's last tokens, as many as possible that are the start of a phrase in `unmet` or `closing`."""
     closing: frozenset[int] = frozenset()
     """The indices of phrases that the hypothesis has just completed; they become unmet again if the next token
     continues their last word.
@@ -81,7 +81,10 @@ class PhraseMatcher:
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
-        """Return the minimum number of tokens that a hypothesis with this progress still needs for all phrases."""
+        """Return how many more tokens a hypothesis with this progress needs at least to contain all phrases.
+
+        Each phrase counts with its shortest alternative, and overlaps between phrases are ignored.
+        """
         cached = self._missing.get(progress)
         if cached is None:
             shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
@@ -216,9 +219,10 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield an `_Option` for each candidate that leaves enough tokens for all missing phrases and the end symbol.
+        """Yield an `_Option` for each candidate after which all missing phrases and the end symbol still fit.
 
-        `length` is the number of tokens of a hypothesis including the candidate.
+        They must fit into the maximum length of the sentence. `length` is the number of tokens of a hypothesis
+        including the candidate.
         """
         matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
@@ -232,13 +236,13 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses stay in the beam: a dict by the number of phrase tokens they lack (their stage).
+    """Return how many hypotheses of each stage stay in the beam: a dict by the number of phrase tokens they lack.
 
     Every stage gets an equal share of the beam, and the last one, which lacks no token, also the remainder. What a
     stage does not need goes to other stages, those that lack least first.
 
     Args:
-        sizes: the number of hypotheses by the number of tokens they lack.
+        sizes: the number of hypotheses to choose from, by the number of phrase tokens they lack.
         slots: the number of hypotheses in the beam.
         stages: the maximum number of stages.
     """
@@ -355,9 +359,12 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: a word once begun must be finished.
+        """Restrict the mask of allowed tokens in place: while a word lacks tokens, only its next one may follow.
 
-        Where a word lacks tokens, only its next token stays allowed.
+        Args:
+            allowed: True for tokens that may follow, (B, W, V).
+            words_written: 1 for each token of a hypothesis that completes (tags) a word, else 0, (B, W, t).
+            rows: each sentence's index in the input, (B,).
         """
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
@@ -370,9 +377,13 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents each hypothesis has opened at its end, without a word since, as a tensor (B, W).
+    """Return how many constituents each hypothesis has just opened, as a tensor (B, W).
 
     The last tokens count, back to one that writes a word or opens no constituent.
+
+    Args:
+        opened: the number of constituents that each token of a hypothesis opens, (B, W, t).
+        written: the number of words that each token writes, (B, W, t).
     """
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

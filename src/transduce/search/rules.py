@@ -127,9 +127,9 @@ class RepetitionPenalty(Rule):
         self.frequency = frequency
         self.presence = presence
         self.normalizer: Callable[[], Tensor | None] | None = None
-        """A function that returns the log-sum-exp subtracted from the logits, (B, 1 or W, 1), to undo that before the
-        penalty. It is needed if `apply` gets log-probabilities, but the penalty applies to logits; None: scores are
-        penalized as they are.
+        """None: the scores that `apply` gets are penalized as they are. Otherwise `apply` gets log-probabilities, but
+        the penalty is for logits: this function returns the log-sum-exp, (B, 1 or W, 1), that recovers them. It may
+        return None, which changes nothing.
         """
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class ForcedContext(Rule):
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Force the next token of each unfinished context, and apply the wrapped rules to the other sentences."""
+        """Return logits that force the next token of unfinished contexts; the wrapped rules change other sentences."""
         position, by_start = tokens.shape[-1], dict[int, list[int]]()
         for row, sentence in enumerate(rows.tolist()):
             context = self.contexts[sentence]
@@ -232,8 +232,8 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The ids of tokens that are never written in a translation."""
     stop: Literal["full", "likely", "never"] = "likely"
     """Condition for stopping the search for a sentence. `full`: `beam_size` hypotheses have ended. `likely`: in
-    addition, no live hypothesis has a better score at its current length. `never`: in addition, no live hypothesis
-    could have a better score at the maximum length.
+    addition, no live hypothesis scores better than the worst of these at its current length. `never`: in addition, no
+    live hypothesis could score better at the maximum length.
     """
     renormalize: bool = False
     """True if probabilities are renormalized over the tokens that rules permit: `renormalize_logits`, which OPUS models

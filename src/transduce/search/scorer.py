@@ -66,7 +66,7 @@ class TextObserver(Observer, Protocol):
     """An interface of observers that also receive the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Receive a text's partial translation after a step, if the text has several sentences or spaces to keep.
+        """Receive a text's partial translation after a step; not called for a single sentence without spaces around it.
 
         Args:
             text: the index of the text.
@@ -100,7 +100,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     """The token ids, without start and end symbols."""
     token_log_probabilities: tuple[float, ...]
-    """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
+    """Natural logarithms of the model's probabilities before the rules, one per token plus one for the end symbol if
     `ended`.
     """
     score: float

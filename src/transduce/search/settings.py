@@ -64,7 +64,7 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 def _check_beam(settings: "SearchSettings") -> None:
-    """Raise an error if a setting of a beam or of its groups would have no effect, because search uses none."""
+    """Raise an error if a setting has no effect because search has no beam, or because the beam has a single group."""
     if settings.coverage_penalty > 0.0 and settings.sampling is None and settings.beam_size == 1:
         raise TransduceError("`coverage_penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if settings.diverse_groups == 1 and settings.diversity_penalty != _DIVERSITY_PENALTY:
@@ -106,7 +106,7 @@ def _check_penalties(settings: "SearchSettings") -> None:
 
 @cache
 def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return a dict from the names to the types of a struct's fields that are numbers or optional whole numbers."""
+    """Return the fields of a struct that are numbers or optional whole numbers: a dict from name to type."""
     numbers = (int, int | None, float)
     return {field.name: field.type for field in msgspec.structs.fields(kind) if field.type in numbers}
 
@@ -270,8 +270,8 @@ def override_search(
 
     An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
     stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
-    example, `n_best` is 1, too. A stored `max_length` that the option `min_length` exceeds is off, so that the source's
-    length limits the translation.
+    example, `n_best` is 1, too. A stored `max_length` that does not exceed the option `min_length` is dropped, so
+    that the source's length limits the translation.
 
     Args:
         search: the stored settings to start from.
@@ -318,7 +318,7 @@ def describe_overridden(
         stored: the settings before the options.
         search: the settings with the options.
         overrides: names of the settings that the options set, which are not described.
-        where: the place of the stored settings, such as the model's folder.
+        where: the place of the stored settings for the sentence, such as the model's folder.
     """
     begins_to_sample = stored.sampling is None and search.sampling is not None
     for field in sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name):
@@ -368,7 +368,7 @@ def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of new values for stored settings that changes leave without effect or contradict, by name."""
+    """Return new values for the stored settings that `changes` contradict or leave without effect: a dict by name."""
     samples = changes.get("sampling", search.sampling) is not None
     beam_size = changes.get("beam_size", search.beam_size)
     neutral = dict[str, Any]()

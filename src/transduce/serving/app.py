@@ -113,7 +113,10 @@ class Application:
 
     @Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True)
     async def metrics(self, request: Request) -> Response:
-        """Answer `GET /metrics`, which needs a key, with the server's counters and gauges in Prometheus' format."""
+        """Answer `GET /metrics` with the server's counters and gauges in Prometheus' format.
+
+        The request needs a key if the server has API keys.
+        """
         self.checks.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {

@@ -44,7 +44,7 @@ class JobBatch:
         self.sentences = sentences
         """Sentences of the batch that are being decoded, in the order of the decoder's batch indices."""
         self.jobs = list(dict.fromkeys(sentence.job for sentence in sentences))
-        """Jobs (clients' requests) with sentences in this batch that are still needed."""
+        """Jobs (clients' requests) that have unfinished sentences in this batch and whose clients still wait."""
         self.head = sentences[0].job
         """The job of the first sentence, from which the batch was formed."""
         self.started = len(sentences)
@@ -202,12 +202,15 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that is in decoding or may start; None if `max_running` others are."""
+        """Return the first of some queued jobs that may be decoded now; None if there is none.
+
+        A job may be decoded if a part of it is being decoded already, or if fewer than `max_running` jobs are.
+        """
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
     def _wait_for_more(self, find_jobs: Callable[[], list[Job]], seconds: float) -> None:
-        """Wait for further jobs until the oldest has waited for `seconds`, a full batch is available, or none is left.
+        """Wait for further jobs until the oldest has waited for `seconds`, a batch can be filled, or no job is left.
 
         Args:
             find_jobs: returns the queued jobs that the batch may have at present.
@@ -220,7 +223,10 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether waiting for more jobs is useless: these `jobs` fill a batch, or no more requests may start."""
+        """Return whether waiting for more jobs is useless.
+
+        It is if these `jobs` fill a batch, or if as many requests as may be decoded at once are decoded or wait.
+        """
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
@@ -291,7 +297,7 @@ class Batcher:
         """Add waiting sentences to a batch that is being decoded, and return a list of them; empty if none can join.
 
         Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join this
-        batch; otherwise a stream of joining requests could delay the latter without end.
+        batch; otherwise a stream of joining requests could delay that job without end.
 
         Args:
             batch: a batch with a continuous decoder.
@@ -331,7 +337,7 @@ class Batcher:
 
         Args:
             job: the job (client's request).
-            others: the sentences that the batch has already; with the new ones it stays within its maximum of tokens.
+            others: the sentences that the batch has already, which count toward the maximum of tokens in a batch.
             free_texts: the number of hypotheses by which the batch may grow.
         """
         width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
@@ -388,7 +394,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Give a job its results if all are there, or an error if its deadline has passed; otherwise do nothing."""
+        """Give a job its results if all are there, or an error if no client waits any more; otherwise do nothing."""
         if job.is_expired:
             self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:
@@ -416,7 +422,7 @@ class Batcher:
 
 
 def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
-    """Yield the waiting sentences of some jobs that may share a batch with the sentence `head`, 256 of each job."""
+    """Yield waiting sentences that may share a batch with the sentence `head`: at most 256 of each compatible job."""
     for job in jobs:
         if job.is_compatible_with(head.job):
             for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
@@ -654,7 +660,7 @@ class Workers:
 
         Args:
             batch: the batch.
-            decoder: the decoder of its model, which sentences of other requests may join.
+            decoder: the decoder of the batch, which sentences of other requests may join.
             may_grow: waiting sentences may join.
         """
         joining = list(batch.sentences)

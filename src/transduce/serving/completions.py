@@ -113,7 +113,7 @@ class Completions:
 
     @property
     def names(self) -> list[str]:
-        """A list of the names of all models: language pairs such as "zh-en", and folders of language models."""
+        """A list of the names of all models: language pairs such as "zh-en", then folder names of language models."""
         pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
         return [*pairs, *self.service.generators]
 
@@ -134,7 +134,7 @@ class Completions:
         return self._model(self._pair(name)).context_before
 
     def _pair(self, name: str) -> tuple[str, str]:
-        """Return the source and target language code of the translation model called `name`, such as "zh-en"."""
+        """Return a pair: the source and target language code of the translation model with a name such as "zh-en"."""
         pairs = self.service.routes.named_pairs
         return next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
 
@@ -454,7 +454,10 @@ class TextFormatter(EventFormatter):
 
     @abstractmethod
     def text(self, text: str, *, is_first: bool) -> bytes:
-        """Return the bytes of the event with new text of the completion, which may be empty."""
+        """Return the bytes of the event with new text of the completion, which may be empty.
+
+        `is_first` is True for the first event of the stream.
+        """
 
     @abstractmethod
     def end(self, answer: Completion) -> bytes:
@@ -598,7 +601,7 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens of a generated text that begin within a first part of it.
+    """Return a tuple of the tokens of a generated text that begin within the first part of the text.
 
     Args:
         tokens: the tokens of the whole text.

@@ -76,7 +76,9 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
     """The translation of one text in the response of `POST /v2/translate`."""
 
     detected_source_language: str
-    """Code of the source language, in upper case and without a region; also if the request names it."""
+    """Code of the source language, named or detected, in upper case. It has no region, unless several served languages
+    fit the code without one.
+    """
     text: str
     billed_characters: int | UnsetType = UNSET
     """The number of characters of the source text, if the request asked for it."""

@@ -163,8 +163,8 @@ def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
         format: how source and translation are separated, `tsv` (a tab) or `csv`, where further columns are ignored.
 
     Raises:
-        RequestError: a line has no two texts, a source occurs twice, a text is too long, or there are no terms or too
-            many.
+        RequestError: a line lacks a source or a translation, a line of `tsv` has a third column, a source occurs twice,
+            a text is too long, or there are no terms or too many.
     """
     rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in _lines(text))
     terms: dict[str, str] = {}

@@ -44,7 +44,10 @@ class InspectionViews(NamedTuple):
     inspection: type[msgspec.Struct]
     """Type of the result of `inspect`."""
     intervene: Callable[[Translator, InterveneRequest, SearchSettings, Observer], msgspec.Struct]
-    """Function that returns a translation without and with an intervention; it locks the model, which it modifies."""
+    """Function that returns a translation without and with an intervention.
+
+    It modifies the model meanwhile, so the caller must hold the model's lock exclusively.
+    """
     comparison: type[msgspec.Struct]
     """Type of the result of `intervene`."""
 

@@ -116,7 +116,7 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""The type of a callback for a sentence's progress: it takes the sentence's index in its job, the token ids of its best
+"""The type of a callback for a sentence's progress. It takes the sentence's index in the job, the token ids of the best
 hypothesis so far, and the number of these ids that are final."""
 
 
@@ -213,7 +213,8 @@ class Job:
         self.marks = marks or {}
         self.elements = elements or {}
         self.documents: Documents | None = None
-        """The documents that the sentences belong to, for a model that reads context; None: each is by itself.
+        """The documents that the sentences belong to, for a model that reads context; None: each sentence is
+        translated by itself.
 
         If set, the sentences are decoded in one batch, in order, without those of other jobs.
         """
@@ -378,12 +379,12 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The character spans of the sentence's inline HTML elements; their words are located in the translation."""
+        """A sequence with the character span of each inline HTML element, which is located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
     def elements(self) -> Sequence[Span]:
-        """The character spans in the sentence that stand for protected HTML elements, which stay unchanged."""
+        """A sequence with the character span of each protected HTML element, which the translation must not change."""
         return self.job.elements.get(self.number, ())
 
 
@@ -405,7 +406,7 @@ class FunctionJob(Job):
 
         Args:
             model: the model that the function uses, which counts the sentence's tokens.
-            sentence: the sentence, by which the job is put into batches and limits.
+            sentence: the sentence that the function works on; the job's work is estimated by its number of tokens.
             search: search settings.
             seconds: the server's time limit, counted from now.
             work: the function, called on a decoding thread with the observer of a search.

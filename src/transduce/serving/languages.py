@@ -103,7 +103,7 @@ class Routes:
     def own_code(self, code: str) -> str:
         """Return the code that the models use for a language by its canonical code, such as `zh` for `zh-Hans`.
 
-        A code of no served language is returned itself.
+        A code of a language that no model has is returned unchanged.
         """
         return self._own_codes.get(code, code)
 
@@ -153,9 +153,10 @@ class Routes:
             return fitting
 
     def regionless_code(self, code: str) -> str:
-        """Return the two-letter code of a served language if it means no other one, or else its canonical code.
+        """Return a served language's code without script and region if it is unambiguous, such as `pt` for `pt-PT`.
 
-        A language without a two-letter code has that of three letters, without script and region.
+        If several served languages fit the short code, the canonical code `code` is returned. The short code has two
+        letters, or three if the language has none of two.
         """
         short = short_code(code)
         try:

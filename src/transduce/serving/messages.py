@@ -114,12 +114,12 @@ class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Language(msgspec.Struct, kw_only=True, frozen=True):
-    """A source language in the response of `GET /languages`, with the languages that it can be translated to."""
+    """A served language in the response of `GET /languages`, with the languages that it can be translated to."""
 
     code: str
     name: str
     targets: list[str]
-    """Codes of the languages that this language can be translated to."""
+    """Codes of the languages that this language can be translated to; its own code is among them."""
 
 
 class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -407,7 +407,7 @@ class Operation(msgspec.Struct, frozen=True):
 def operations_of(api: object) -> list[tuple[Operation, Handler]]:
     """Return a list of pairs for an object of handlers: each operation, and the method that answers it.
 
-    The order is that of the class.
+    The pairs are in the order in which the class defines the methods.
     """
     return [
         (operation, getattr(api, name))

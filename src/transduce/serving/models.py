@@ -169,7 +169,8 @@ def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
     The path is that of a model folder or, in the option for glossaries, of a model's glossary file.
 
     Args:
-        argument: SOURCE:TARGET=PATH; or PATH alone, also one that has an equals sign and exists, whose pair is None.
+        argument: SOURCE:TARGET=PATH, or PATH alone, for which the pair is None. The path of an existing file or folder
+            may contain an equals sign.
 
     Raises:
         TransduceError: the text before the path is not two languages.

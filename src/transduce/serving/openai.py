@@ -432,7 +432,7 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     """Return the text of the conversation's last message with the role `user`.
 
     Raises:
-        RequestError: there is no such message, or it has a part that is not text.
+        RequestError: there is no such message, or it has no content or a part that is not text.
     """
     message = next((message for message in reversed(messages) if message.role == "user"), None)
     if message is None or message.content is None:
@@ -542,7 +542,7 @@ class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
     """The new text of a text completion."""
     index: Literal[0] = 0
     finish_reason: FinishReason | None = None
-    """The reason why the completion ended, in the last event; None in others."""
+    """The reason why the completion ended, in the last event with a choice; None in others."""
 
 
 class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):

@@ -44,7 +44,7 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
         message: the msgspec struct to read.
 
     Raises:
-        RequestError: the body is malformed, in an unknown encoding, or does not fit the struct.
+        RequestError: the body is malformed, has an unsupported content type, or does not fit the struct.
     """
     kind = content_type.partition(";")[0].strip().lower()
     # `curl -d '{…}'` names an URL-encoded form, in which the names of fields have no braces.
@@ -263,7 +263,7 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 def _validation_error(error: msgspec.ValidationError) -> RequestError:
     """Return the `RequestError` (status 400) for a request that does not fit its struct.
 
-    LibreTranslate's clients expect its sentence: for a missing field it is "missing NAME parameter".
+    For a missing field the sentence is "missing NAME parameter", as LibreTranslate's clients expect.
     """
     missing = _MISSING_FIELD.match(str(error))
     if missing:
@@ -293,7 +293,7 @@ class ReadableRequest(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by lower-case name."""
+        """A mapping from the name of each header, in lower case, to its value."""
 
     def stream(self) -> AsyncIterator[bytes]:
         """Yield the request's body in chunks as they arrive."""

@@ -41,7 +41,7 @@ _LINGER_SECONDS = 1.0
 
 
 class LimitedConnection(H11Protocol):
-    """An HTTP connection of uvicorn that limits the number of connections, the time of heads, and admission.
+    """An HTTP connection of uvicorn with limits on the number of connections, the time of request heads, and admission.
 
     Admission means that a request which the queue of decoding cannot take is refused before it is read.
     """

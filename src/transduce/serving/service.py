@@ -71,7 +71,7 @@ class TranslationRequest(NamedTuple):
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Glossary that replaces the models' own; one without terms disables them; None: the models' own."""
+    """Glossary that replaces the models' own glossaries; if it is empty, no terms are used. None: the models' own."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
@@ -81,8 +81,8 @@ class TranslationRequest(NamedTuple):
     is_document: bool = False
     """True for consecutive texts of an uploaded document, which has limits of its own."""
     before: Sequence[tuple[str, str]] = ()
-    """Pairs of a text before the first text of the request and its translation (or, in a conversation, its answer):
-    context for a model that reads context; other models ignore them."""
+    """Context before the first text of the request: pairs of an earlier text and its translation or, in a conversation,
+    the answer to it. Models that read no context ignore the pairs."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that a model uses here: the request's or else the model's own; None: no terms."""
@@ -425,9 +425,10 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return a copy of search settings that finds more translations of a sentence, with a wider beam if necessary.
+    """Return search settings that find a number of alternatives besides the best translation of a sentence.
 
-    Settings that already find this number are returned unchanged.
+    The settings are a copy of `search` with another number of results and, if necessary, a wider beam. Settings that
+    already find this number are returned unchanged.
 
     Args:
         search: the settings to change.
@@ -508,8 +509,9 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     Args:
         planned: the text, divided into sentences.
         request: the request, with the results that the client asks for.
-        translations: yields the translations of the sentences of all texts of the text's model in order; those of this
-            text are taken from it. A text in the target language takes none and is its own answer.
+        translations: an iterator over the translations of the sentences of all texts that the text's model translates,
+            in order. The translations of this text are taken from it. For a text that is in the target language
+            already, nothing is taken, and the text itself is the answer.
     """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
@@ -600,7 +602,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
     """Return one translation of a text, made of the alternatives of its sentences at the same rank.
 
     Args:
-        plan: the function that makes the translated text, and its spans to locate.
+        plan: holds the function that assembles the text, and the spans of tags and protected elements that it needs.
         sentence_translations: the translations of the text's sentences.
         rank: rank of the alternatives, from 0; a sentence that has fewer contributes its best.
     """

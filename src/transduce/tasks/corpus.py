@@ -178,7 +178,8 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     files: CorpusFiles
     """Files of the training text."""
     dev: CorpusFiles | None
-    """Files of the dev set; None: a dev set is held out of the training text, or the task finds one otherwise."""
+    """Files of the dev set; None: pairs are held out of the training text, or the task splits its dev text off later.
+    """
     filters: FilterSettings
     """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
@@ -239,8 +240,8 @@ class DevGroups(NamedTuple):
     """
 
     directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence, (source, target); sentences of a pair are adjacent. Empty in a run with a
-    single pair.
+    """The language pair of each sentence, (source, target); sentences of a pair are adjacent. Empty in a run without
+    tokens of target languages.
     """
     tags: Sequence[str] = ()
     """The tag of each sentence's corpus, "" without one; empty in a run without tags."""
@@ -260,7 +261,8 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     filters: FilterSettings
     """Rules by which pairs were left out of the corpus; for one that was prepared earlier, the rules of that time."""
     dev: PreparedCorpus | None
-    """The tokenized dev set; None if the task has none, or takes it out of the training text."""
+    """The tokenized dev set; None if the task splits its dev text off the training text later, as for language models.
+    """
     dev_sources: Sequence[str]
     """The source sentences of the dev set."""
     dev_targets: Sequence[str]

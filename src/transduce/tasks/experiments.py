@@ -376,7 +376,7 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """Number of threads of a run; None: $OMP_NUM_THREADS, or the run's part of the cores."""
     precision: str = "auto"
-    """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
+    """The precision of training and of testing: "fp32", "bf16" or "auto"."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -530,7 +530,7 @@ _SEARCH_OPTIONS = (
 
 
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
-    """Return a dict of search settings, by name, that have changed since a run was started, for testing it with them.
+    """Return a dict of the search settings, by name, that have changed since a run was started, to test the run with.
 
     Search settings do not affect training, whose validations search greedily. The result is empty if `search` has not
     changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
@@ -674,8 +674,8 @@ class _Runner:
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
     """Return the files that a run is tested on: the experiment's test set, or else the files of the dev set.
 
-    The result is None if neither is set, if a side of the dev set is not a single file, or if the task has no measure
-    of a test set.
+    The result is None if neither is set, if a side of the dev set is not a single file, if a run has several corpora,
+    or if the task has no measure of a test set.
 
     Raises:
         TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a

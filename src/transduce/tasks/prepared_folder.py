@@ -44,7 +44,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     filters: FilterSettings
     """Rules by which pairs were left out."""
     task: str = "translation"
-    """The task that the corpus was prepared for; all tasks that learn only from pairs read the same corpus."""
+    """The task that the corpus was prepared for; other tasks cannot train on it."""
 
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
@@ -99,7 +99,7 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
     Settings with default values are taken as not set.
 
     Raises:
-        TransduceError: a setting differs.
+        TransduceError: a setting differs, or `character_coverage` is set, which only affects learning a vocabulary.
     """
     defaults, actual = VocabularySettings(), tokenizer_settings_of(tokenizer)
     if specified.character_coverage is not None:

@@ -81,11 +81,11 @@ def translate_files(
     Args:
         files: the files to translate.
         translator: the translator, with its default search settings.
-        models: folders of the translator's models, whose weights identify an unfinished translation.
+        models: folders of the translator's models, by whose weights a translation of other models is recognized.
         display: shows the progress.
 
     Raises:
-        TransduceError: an unfinished translation is of another text or by another model.
+        TransduceError: an existing translation, finished or not, is of another text or by another model.
     """
     weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
     for each in files:
@@ -235,8 +235,8 @@ def _check_monolingual(settings: Settings, request: RunRequest) -> None:
 def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     """Return the training request of the reverse model, which translates targets into sources.
 
-    The sides of the pairs are swapped. The model gets half of the steps, or a part of the time, and the tokenizer
-    settings, filters and seed of the run. Its other settings are default.
+    The sides of the pairs are swapped. The model gets half of the steps, or a third of the time. It has the tokenizer
+    settings, filters, seed, precision and kernels of the run; its other settings are default.
     """
     data, steps = settings.data, settings.training.steps
     languages = None if data.languages is None else list(data.languages[::-1])

@@ -116,7 +116,7 @@ def _mixed_run(text: str) -> dict[str, Any]:
 
 
 def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any]:
-    """Return a table of `data.corpora`, a dict, in which the training files of a run replace its name, if any.
+    """Return a table of `data.corpora`, a dict, in which a run's training files replace the key `run`, if it is set.
 
     Args:
         table: the settings of a corpus.

@@ -567,6 +567,8 @@ class _Keys(NamedTuple):
 
 
 class _Record(NamedTuple):
+    """The content of a line of JSON: a pair of texts, the weight of the pair in the loss, and its document's name."""
+
     source: str
     target: str
     weight: float = 1.0
@@ -643,7 +645,7 @@ def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, n
     """Record in `notes` where each unused JSON field first occurs.
 
     Raises:
-        TransduceError: a field is named as one of weights, but the settings do not name it.
+        TransduceError: an unused field is called "weight" or "weights", so it was probably meant to weight the pair.
     """
     if not record.keys() - used:
         return

@@ -200,9 +200,13 @@ class PairFilter:
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def is_target_reason(self, reason: str, source: str) -> bool:
-        """Return whether only the target is to blame for a reason that `text_reason` returned for a pair.
+        """Return whether a pair's source alone would be kept, so that only its target caused a reason to drop the pair.
 
-        Only the reason and the source are passed. Identical sides and lines that are no pair do not count.
+        False for identical sides, and for lines that are no pair.
+
+        Args:
+            reason: the reason that `text_reason` returned for the pair.
+            source: the pair's source; the target is not needed.
         """
         return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 

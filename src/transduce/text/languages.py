@@ -91,9 +91,10 @@ _NAME_WEIGHT = 0.5  # weight of a word with a capital letter, which may be a nam
 
 
 def sentence_script(text: str) -> str | None:
-    """Return the name of the script of a text's sentences, apart from names in Latin letters; None without letters.
+    """Return the name of the script in which a text's sentences are written; None for a text without letters.
 
-    Chinese and Japanese texts often have Latin words in them, but texts in Latin letters hardly ever have Chinese ones.
+    Letters are counted by script. A Chinese or Japanese character counts four times, as such texts often contain Latin
+    words. A Latin letter counts half in a word with capitals, which may be a name in a text of another script.
     """
     counts: dict[str, float] = {name: len(pattern.findall(text)) for name, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_OUTWEIGHED
@@ -607,7 +608,7 @@ _SHORT_CODES = {
     for code in codes.split(",")
 }
 TWO_LETTER_CODES = frozenset(_SHORT_CODES.values())
-"""The two-letter language codes of ISO 639-1, by which train.de is a file in a language, unlike train.in."""
+"""The two-letter language codes of ISO 639-1: as a file's suffix they name a language, as in train.de, not train.in."""
 
 
 def short_code(language: str) -> str:

@@ -276,7 +276,10 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return two values for a date's components: [day, month] as integers in ascending order, and the year's digits."""
+    """Return a date's day and month, a list of two integers in ascending order, and its year's digits.
+
+    `parts` are the date's components, in any order.
+    """
     year = next((part for part in parts if len(part) == 4), parts[-1])
     rest = [part for part in parts if part is not year]
     return sorted(map(int, rest)), year
@@ -345,7 +348,7 @@ _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
 def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
     """Return a dict from number words to numbers, a pattern of compound number words, and a pattern of a single one.
 
-    They are built once.
+    The dict and both patterns are built once.
     """
     lines = (line.partition("=") for line in _WORDS.split("\n") if line)
     numbers = {word: int(number) for number, _, words in lines for word in words.split()}
@@ -439,10 +442,12 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
     """Return a list of the numbers of a source that its translation lacks, as texts as the source writes them.
 
     Values are compared, whatever the notation: 1.234,50 and 1,234.50, 3万 and 30,000, 40 and forty. If a sign is
-    ambiguous, as in 1.234, each reading counts. Numbers up to twenty, often written as words, count only if the
-    translation has another number in digits instead, which is not the same in another notation or unit; with
-    `changed_small` false, not even then. Metric units are converted: 1.80 m is 180 cm. Dates and times may be written
-    in another notation. A negative number whose translation has lost the minus counts.
+    ambiguous, as in 1.234, it is enough that the translation has one of the possible values. Metric units are
+    converted: 1.80 m is 180 cm. Dates and times may be written in another notation. A negative number is lacking if its
+    translation has lost the minus.
+
+    Numbers up to twenty are often written as words. Such a number is listed only if no other number is lacking and the
+    translation has another number in digits instead; with `changed_small` false, not even then.
     """
     numbers = _numbers(source)
     if not numbers:
@@ -587,7 +592,11 @@ class _Found:
 def _changed_months(
     source: str, numbers: Sequence[_Number], target: str, target_numbers: Sequence[_Number]
 ) -> Iterator[str]:
-    """Yield the month's name in a source without dates in digits, if the translation's dates have other months."""
+    """Yield the name of the source's month if all dates in digits of the translation have another month.
+
+    Nothing is yielded if the source has several months or a date in digits, if a year of the translation is not in the
+    source, or if the translation has a month's name.
+    """
     dates = [_day_and_year(other.parts) for other in target_numbers if other.kind == "date"]
     years = {number.plain for number in numbers if len(number.plain) == 4}
     if not dates or any(number.kind == "date" for number in numbers) or _months(target):
@@ -601,9 +610,9 @@ def _changed_months(
 def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
     """Return a list of a source's numbers up to twenty that its translation replaces by others, as texts.
 
-    The translation must have as many numbers, and all others must be the same. Only plain numbers of both sides are
-    compared, as a date or time may have other digits. A number that may have become one of the other numbers by a
-    change of notation or unit is left out.
+    The list is empty if the translation has more or fewer numbers, or if a number of either text is not plain: a date
+    or time may have other digits. A number that may have become one of the other numbers by a change of notation or
+    unit is left out.
     """
     if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
         return []

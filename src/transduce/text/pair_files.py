@@ -482,7 +482,7 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     """Yield a `PairRow` for each TMX translation unit with both languages, of several texts in one language the first.
 
-    If no languages are set, they are the two of the first unit.
+    If no languages are set, the two languages of the first unit are used.
 
     Raises:
         TransduceError: the file is not valid XML, or no unit has both languages.

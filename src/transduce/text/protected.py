@@ -308,7 +308,7 @@ def _number_spans(text: str) -> tuple[list[Span], list[Span]]:
 
 
 def _follows_word(text: str, start: int, *, is_grouped: bool) -> bool:
-    """Return whether the number at an offset of a text belongs to the word before it, as in A4 or COVID-19 300."""
+    """Return whether a number at an offset is part of the word before it, as A4 or, if grouped, 19 of COVID-19 300."""
     before, last = text[max(0, start - 2) : start][:-1], text[max(0, start - 1) : start]
     return re.match(_LETTER, last) is not None or (is_grouped and last == "-" and before.isalpha())
 
@@ -571,7 +571,7 @@ def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
     """Remove pairs of tags with words between them from a text; return a `BareText`, or None if there are no pairs.
 
     A tag whose partner is in another sentence makes a pair with the start or end of the text. Tags that cross others
-    are no pairs.
+    are no pairs. A pair without words stays, as one protected span.
 
     Args:
         text: the text.
@@ -697,11 +697,10 @@ def is_half_of_pair(text: str, *, has_end_tags: bool) -> bool:
 
 def _parents(pairs: Sequence[TagPair]) -> list[int]:
     """Return a list with the index of the pair of tags that directly encloses each pair; -1 if none does."""
-    parents: list[int] = []
-    for index, pair in enumerate(pairs):
-        around = (n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end)
-        parents.append(next(around, -1))
-    return parents
+    return [
+        next((n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end), -1)
+        for index, pair in enumerate(pairs)
+    ]
 
 
 def _nested_spans(
@@ -709,8 +708,14 @@ def _nested_spans(
 ) -> list[Span]:
     """Return a list of the spans of a translation at which pairs of tags are written, nested as in the source.
 
-    `spans` are where each pair's words are in the translation `text`, `copies` its protected spans, `length` the
-    source's. A pair without words in the translation gets the word at about the same position.
+    A pair without words in the translation gets the word at about the same position.
+
+    Args:
+        pairs: the pairs of tags of the source.
+        text: the translation, without tags.
+        spans: the span of each pair's words in the translation.
+        copies: pairs of a protected span in the source without tags and its copy in the translation.
+        length: the number of characters of the source without tags.
     """
     parents, placed = _parents(pairs), dict[int, Span]()
 
@@ -767,7 +772,7 @@ def _has_words(text: str, span: Span) -> bool:
 def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
     """Return the part of a span, without outer spaces, that overlaps no other span and has the most letters and digits.
 
-    If the others cover the span, the result is empty, and at the end of one of them or where the span begins.
+    If the other spans cover the span, the result is empty: at the end of one of them, or where the span begins.
     """
     parts, start = list[Span](), span.start
     for other in sorted(others):

@@ -424,8 +424,8 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
     """Return the share (0.98 to 1) of the characters in the lines, by occurrence, that are to get tokens.
 
-    It is 1, or 0.9995 for scripts with many characters. Characters take at most half of the vocabulary, or all of it if
-    every character is a token; the share is lower if they do not fit.
+    The share is 1, or 0.9995 for scripts with many characters. It is lower if the characters then do not fit into half
+    of the vocabulary or, for the kind `character`, into the whole vocabulary.
     """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0

@@ -546,10 +546,10 @@ class _Mark(NamedTuple):
     """A punctuation mark that may end a sentence.
 
     Attributes:
-        match: the mark, found by `candidates` of the finder.
+        match: the mark, a match of the expression `_SentenceFinder.candidates`.
         start: the offset where the sentence begins.
-        before: the end of the sentence, before the mark.
-        following: the text after the mark, without quotation marks at its start.
+        before: the last characters of the sentence before the mark, at most `_REACH`.
+        following: the first characters after the mark, without quotation marks at their start.
         abbreviation: the abbreviation with several full stops that ends here, without spaces; None: there is none.
         is_starter: True if the word after the mark often begins sentences.
     """
@@ -666,7 +666,7 @@ class _SentenceFinder:
         return self._word_ends(word, before)
 
     def _word_ends(self, word: str, before: str) -> bool:
-        """Return whether a full stop ends a sentence after a word that is no listed abbreviation and ends `before`."""
+        """Return whether a full stop after `word`, which ends `before` and is no abbreviation, ends a sentence."""
         if self.is_german and _GERMAN_UNIT.search(before):
             return False
         if word in _DATED:

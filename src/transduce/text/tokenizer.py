@@ -69,8 +69,8 @@ class Tokenizer:
         """Learn a tokenizer's vocabularies from sentence pairs; the same pairs give the same files on every run.
 
         ``read_pairs`` is called several times and must return the same pairs. Texts are composed (NFC); a corpus of
-        more than 2,000,000 lines is sampled evenly. With ``adjust``, the nearest possible vocabulary size is used
-        instead of raising an error; ``source.size`` of the returned tokenizer is the result.
+        more than 2,000,000 lines is sampled evenly. With ``adjust``, other vocabulary sizes are tried, at most two, if
+        that of the settings does not fit the text; ``source.size`` of the returned tokenizer is the size in use.
 
         Raises:
             TransduceError: the vocabulary size does not fit the text, or the kind is `word`.
@@ -130,9 +130,9 @@ class Tokenizer:
 
         A joint vocabulary is written as sentencepiece.model, tokenizer.json, tokenizer_config.json and
         special_tokens_map.json, a folder that AutoTokenizer can open. Two vocabularies are written as source.spm,
-        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both. A
-        sentencepiece model of the user's own that rewrites characters is written alone. ``model_max_length`` is the
-        longest input in tokens.
+        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both. Hugging
+        Face's files are left out for a sentencepiece model that they cannot describe, such as one that rewrites
+        characters. ``model_max_length`` is the longest input in tokens.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

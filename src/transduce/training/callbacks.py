@@ -26,7 +26,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The number of steps that the run had taken before; 0 for a new run."""
     steps: int | None
-    """The number of steps planned; None: limited by time."""
+    """The number of steps planned; None: the run has a time budget, and has not decided on the number."""
     settings: Mapping[str, Any]
     """The complete settings of training (`training.*`), by their names."""
 
@@ -46,9 +46,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The number of steps taken."""
     best_step: int | None
-    """The step of the validation with the best score; None if no validation was run."""
+    """The step of the validation with the best score; None without a validation of finite loss."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None if no validation was run."""
+    """The value of the selection metric at the best validation, greater is better; None: not measured."""
     reason: str
     """Why the run ended: "finished" after its last step, the reason of an earlier end, or the name of a signal."""
 
@@ -93,7 +93,7 @@ class Tracker(Callback):
     """The name of the Python package that the tracker needs, such as "wandb"."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        """Create a tracker; `say` receives a message if it fails later, which is printed on standard error by default.
+        """Create a tracker; `say` receives a message if the tracker fails later; None: it goes to standard error.
 
         Raises:
             TransduceError: the tracker's package is missing.

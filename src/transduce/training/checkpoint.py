@@ -148,7 +148,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     best_step: int | None
     best_value: float | None
-    """The value of the selection metric at `best_step`, greater is better; None if there was no validation."""
+    """The value of the selection metric at `best_step`, greater is better; None without a validation of finite loss."""
     best_loss: float = 0.0
     """The dev loss at `best_step`, which decides between equally good validations; 0, the best possible, if the
     checkpoint lacks it.
@@ -175,7 +175,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run.
     """
     time_plan: list[tuple[int, int, int]] = []
-    """The steps that the clock has granted a run with `training.minutes` so far (training/schedule.py)."""
+    """The decisions (`Decision`) of the clock in a run with `training.minutes`; empty in other runs."""
     validation_due: bool = False
     """True if a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
@@ -242,9 +242,10 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint below `folder` and return its path; of earlier ones only the newest are kept, `keep` in all.
 
-    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
-    steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
-    processes writes its own rows into a folder that all of them can see; the first process does the rest.
+    If there is an undamaged checkpoint of the step already, nothing is written or removed. Checkpoints of the steps in
+    `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later steps are damaged ones,
+    which a resumed run has skipped; each is replaced when its step is reached again. Each of several processes writes
+    its own rows into a folder that all of them can see; the first process does the rest.
 
     Raises:
         TransduceError: the checkpoint cannot be written. If one process fails, all raise; earlier checkpoints are
@@ -518,7 +519,7 @@ def average_weights(
 def check_kinds(
     checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, RowRange] | None = None
 ) -> None:
-    """Check that a checkpoint holds exactly the tensors, by kind, name and shape, that a run needs.
+    """Check that a checkpoint has exactly the tensors of a run, by name and shape, of each kind that the run needs.
 
     Args:
         checkpoint: the checkpoint.
@@ -526,7 +527,7 @@ def check_kinds(
         rows: by name, the rows that this process holds; None if the tensors are complete.
 
     Raises:
-        TransduceError: the tensors are those of another model.
+        TransduceError: a tensor is missing, unexpected, or has another shape.
     """
     for kind, tensors in expected.items():
         stored = checkpoint.all_tensors.get(kind, {})
@@ -558,7 +559,7 @@ class Best(msgspec.Struct, frozen=True):
     value: float | None = None
     """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
-    """The dev loss of the best validation, which decides if the difference of two metrics may be noise."""
+    """The dev loss of the best validation; the lower loss wins if the difference of two metrics may be noise."""
     validations_since: int = 0
     """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
     perfect: int = 0

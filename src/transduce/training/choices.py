@@ -328,8 +328,8 @@ def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None)
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
     Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models with
-    pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked language
-    model use Muon (docs/bert.md).
+    pretrained weights (`--init-from`) use Adam. The tasks of encoders make an exception: classifiers and taggers that
+    start from a small masked language model use Muon (docs/bert.md).
 
     Returns:
         A `Choice`: the optimizer's name and the reason.
@@ -383,11 +383,12 @@ def choose_weight_decay(
     Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
     (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as long
     as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and
-    dataset size"). A base model that is trained at a lower rate than `fine_tuning_rate`, its default, decays in
-    proportion to its rate, so that it keeps more of its weights.
+    dataset size"). If a base model is trained at a lower rate than `fine_tuning_rate`, the default, the decay per step
+    is lower in the same proportion, so that the model keeps more of its weights.
 
     Returns:
-        A `Choice`: the decay and the reason; the decay is None while the number of steps is not known.
+        A `Choice`: the decay and the reason. While the number of steps is not known, Muon's decay is None, or 0 for a
+        base model at a lower rate.
     """
     if optimizer != "muon":
         return Choice(0.0, "the paper has none")

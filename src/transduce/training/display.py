@@ -277,10 +277,11 @@ def _live_output() -> Callable[[str], None]:
 
 
 def draw_losses(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Return curves of losses as an SVG picture with the range of both axes; empty text without two points.
+    """Return the text of an SVG picture of loss curves, with the range of both axes; empty for fewer than two points.
 
     Args:
-        curves: (step, loss) of each curve, "training" and "dev"; losses that are not finite are left out.
+        curves: the points (step, loss) of each curve, by its name, "training" or "dev"; losses that are not finite are
+            left out.
     """
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
     every = [point for points in finite.values() for point in points]

@@ -39,7 +39,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return a list of each value's sum over all processes, in float64, equal in all; each must call this."""
+        """Return a list of each value's sum over all processes, in float64; every process must call this."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device="cpu")

@@ -127,7 +127,7 @@ def frame_record(data: bytes) -> bytes:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the masked CRC-32C checksum of TFRecord: the checksum, rotated and shifted by a constant.
+    """Return the masked CRC-32C checksum of TFRecord: the checksum with its bits rotated, plus a constant.
 
     Masking avoids weak checksums of data that contain checksums, such as nested records.
     """
@@ -192,7 +192,10 @@ def _within_float32(value: float) -> float:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A training report: means over the steps that changed weights since the last report; NaN if no step did."""
+    """A report on the steps since the previous report, with means over those that changed weights.
+
+    The means, of loss, perplexity and gradient norm, are NaN if no step changed weights.
+    """
 
     step: int
     epoch: float
@@ -206,7 +209,8 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Target tokens per second, without padding."""
     elapsed_seconds: float
     skipped: int
-    """The number of steps since the last report that changed nothing, for a loss that was too high or a bad gradient.
+    """The number of steps since the last report that changed no weights: the loss was too high, or loss or gradient was
+    not finite.
     """
 
 

@@ -134,9 +134,9 @@ class LearningCurves:
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
         """Return the forecast of a run's final BLEU with an interval, from two of its validations.
 
-        The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). It covers
-        the forecasts of fits that each leave out one corpus, plus and minus their errors on that corpus. It extends at
-        least 1.5 BLEU to either side.
+        The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). Fits that
+        each leave out one corpus give forecasts, and their errors on runs of that corpus. The ends of the interval are
+        quantiles of the forecasts minus and plus the errors, and at least 1.5 BLEU from the forecast.
         """
         features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
@@ -304,9 +304,9 @@ def forecast_run(
         durations: the durations; that of a validation may be NaN, and is then assumed.
         training: the run's settings.
         parameters: number of trained parameters.
-        elapsed_seconds: the time since the start of the command, without that of a probe.
-        step: the number of steps that the run has taken by then.
-        new_steps: how many of these the command has taken.
+        elapsed_seconds: the time since the start of the command; of a probe, only its first step counts.
+        step: the number of steps that the run has taken in this time and, if it was resumed, before.
+        new_steps: how many of these steps the command has taken.
         end_validations: how many validations take as long as the final evaluation.
         validated: True if the process has validated a model, so that its memory includes a validation's.
     """
@@ -467,7 +467,7 @@ def _count_on_meta(config: ModelConfig, with_embeddings: bool) -> int:
 
 
 def format_step(seconds: float) -> str:
-    """Format the duration of a step or validation as text such as "45 ms", "2.1 s" or "1 min 40 s"."""
+    """Format the duration of a step or validation as text such as "45 ms", "2.10 s" or "1 min 40 s"."""
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.2f} s" if seconds < 10.0 else format_duration(seconds)

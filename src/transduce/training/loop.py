@@ -81,7 +81,7 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
     overhead_seconds: float = 0.0
     """The seconds of wall clock that preparations have taken in this process."""
     end_validations: float = 0.0
-    """The duration of the final evaluation, for which time is kept, as a multiple of a validation's."""
+    """The duration of the final evaluation, for which time is kept, as a multiple of the duration of a validation."""
     validation_steps: float | None = None
     """The expected duration of a validation as a number of steps, until one is measured; None: unknown."""
 
@@ -112,16 +112,16 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     epochs: float = 0.0
     """Number of passes over the training examples; 0 in results that earlier versions stored."""
     steps: int | None
-    """Number of steps planned; None: limited by time."""
+    """Number of steps planned; None: a run with a time budget ended before it decided on the number."""
     best_step: int | None
-    """The step of the best validation, whose weights are kept; None if there was no validation."""
+    """The step of the best validation, whose weights are kept; None without a validation of finite loss."""
     best_value: float | None
-    """The value of the selection metric at the best validation, greater is better; None if there was no validation."""
+    """The value of the selection metric at the best validation, greater is better; None: not measured."""
     elapsed_seconds: float
     """Training time in seconds of wall clock, over all processes that have continued the run one after another."""
     time_plan: tuple[Decision, ...] = ()
-    """The clock's decisions on the number of steps in a run with a time budget, by which it can be repeated; else
-    empty.
+    """The clock's decisions on the number of steps in a run with a time budget, by which the run can be repeated;
+    else empty.
     """
     reason: str
     """"finished", why training stopped before its last step, or the name of the signal that stopped the run."""
@@ -509,9 +509,10 @@ class Trainer:
         return parts, sums
 
     def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Disable dropout if the loss of the step's batches is more than 5 % higher without it than with it.
+        """Disable dropout if the loss of the step's batches is more than 5 % higher without dropout than with it.
 
-        At the last step, or if `training.adapt_dropout` is false, nothing is done.
+        The model has then come to depend on the noise. At the last step, or if `training.adapt_dropout` is false,
+        nothing is done.
         """
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
@@ -520,7 +521,7 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Add the gradient of micro-batch `number` of the step to the step's gradient; return its loss and record."""
+        """Add the gradient of micro-batch `number` to the step's gradient; return a pair, `Loss` and `MicroBatch`."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)

@@ -36,10 +36,7 @@ class Loss(NamedTuple):
 
     @property
     def divisor(self) -> float:
-        """The number that turns the sums into means: the sum of the target tokens' weights, or their number.
-
-        The number is used if there are no weights.
-        """
+        """The divisor that turns sums into means: the sum of the tokens' weights, or without weights their number."""
         return self.tokens if self.weight is None else self.weight
 
 
@@ -145,12 +142,19 @@ def row_cross_entropy(
     label_smoothing: float = 0.0,
     factors: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of hidden states `rows` (N, D) and labels `chosen` (N,), smoothed, as a `Loss`.
+    """Compute the cross-entropy of hidden states and labels, with label smoothing, as a `Loss`.
 
-    If the mask `present` (N,) is set, only its rows count. All rows are computed, as selecting some would synchronize
-    with the GPU, so other rows must be finite, with valid token ids as labels; `Loss.tokens` then counts all rows.
-    `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`. Other
-    arguments are those of `projected_cross_entropy`.
+    Args:
+        rows: the hidden states, (N, D).
+        weight: the output projection, (V, D).
+        chosen: the labels, (N,).
+        bias: the output projection's bias, (V,); None: there is none.
+        present: a mask (N,) of the rows whose losses count. All rows are computed, because selecting some would
+            synchronize with the GPU. So other rows must be finite, with valid token ids as labels, and `Loss.tokens`
+            counts all rows. None: all rows count.
+        frozen_row: a row of weight and bias that gets no gradient; None if all rows are trained.
+        label_smoothing: ε.
+        factors: the weight of each row's loss, (N,), float32, if `present` is None; None: 1.
     """
     if present is not None:
         # Zero rows contribute nothing to the weight gradient or to sums of rows.
@@ -183,8 +187,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The output projection and the cross-entropy as one autograd function, whose forward pass computes gradients.
 
     The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
-    one-hot term selects rows of the weight, and the constant term is a sum of its rows. The two terms are of size N ×
-    D, as are their parts of the weight's gradient.
+    one-hot term selects rows of the weight, and the constant term is a sum of its rows, so both are computed without a
+    tensor of the logits' size.
     """
 
     @staticmethod
@@ -223,7 +227,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """An accumulator of the cross-entropy's gradients by hidden states, weight and bias; None for unrequested ones."""
+    """An accumulator of the gradients of the cross-entropy with respect to hidden states, weight and bias.
+
+    A gradient that is not requested stays None.
+    """
 
     def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
         self._learn = hidden_learns, weight_learns, bias_learns
@@ -325,7 +332,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1), each times its mask or factor in `present` (N,); that of all values for None."""
+    """Return the sum of values (N, 1), each times its entry in `present` (N,), a mask or factors; None: 1."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

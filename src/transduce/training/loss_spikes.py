@@ -152,14 +152,17 @@ class SkippedStep(NamedTuple):
 
     @property
     def at_fault(self) -> Sequence[MicroBatch]:
-        """The micro-batches whose loss caused the skip; empty if only the gradient was not finite."""
+        """This process's micro-batches whose loss was too high or not finite; empty if the cause was another.
+
+        Another cause is a gradient that was not finite, or a micro-batch of another process.
+        """
         if self.is_high:
             return [part for part in self.parts if part.loss > self.limit]
         return [part for part in self.parts if not math.isfinite(part.loss)]
 
     @property
     def suspects(self) -> Sequence[MicroBatch]:
-        """The micro-batches to record: those with a bad loss, or all if only the gradient was not finite."""
+        """The micro-batches to record: those of `at_fault` or, if there are none, all of this process."""
         return self.at_fault or self.parts
 
     @property
@@ -212,9 +215,10 @@ def _json_number(number: float) -> float | str:
 
 
 def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
-    """Compute a micro-batch once more, and return the first non-finite module output and the parameters' gradients.
+    """Compute a micro-batch once more, to find the first module and gradients with numbers that are not finite.
 
-    The result is an `Origin` with the names of the module and of up to 10 parameters.
+    The result is an `Origin`: the names of the first module with such an output, and of the first 10 parameters with
+    such a gradient.
 
     Args:
         model: the model, to whose gradients this computation adds.
@@ -300,6 +304,8 @@ class DropoutMonitor:
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
         """Disable dropout if the loss is more than 5 % higher without it, and return a message; else return None.
+
+        A model whose loss is higher without dropout has come to depend on the noise.
 
         Args:
             step: the last step.

@@ -78,9 +78,9 @@ def _orthogonalize_in_place(matrices: Sequence[Tensor], scale: float, dtype: tor
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply Muon's polynomials, one after another, to matrices x (N, R, C), with first Gram matrices x xᵀ.
+    """Apply Muon's polynomials, one after another, to matrices x (N, R, C); return the results times `scale`.
 
-    The results, times `scale`, are returned.
+    `gram`, (N, R, R), holds the Gram matrices x xᵀ, which the caller has computed already.
     """
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
@@ -92,11 +92,12 @@ def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply Muon's polynomials to matrices (N, R, C) with few rows, mostly through Gram matrices; return the results.
+    """Apply Muon's polynomials to matrices x (N, R, C) with few rows; return the results times `scale`.
 
-    Each polynomial is p(x xᵀ) x, and the Gram matrix x xᵀ (N, R, R) then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is
-    needed only at the end. Three polynomials take 2 C / R + 9 times R³ multiplications, including x xᵀ. All but the
-    last matrix product are symmetric, since they are polynomials of one matrix.
+    `gram`, (N, R, R), holds the Gram matrices x xᵀ. Each polynomial is p(x xᵀ) x, and the Gram matrix x xᵀ (N, R, R)
+    then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is needed only at the end. Three polynomials take 2 C / R + 9 times
+    R³ multiplications, including x xᵀ. All but the last matrix product are symmetric, since they are polynomials of one
+    matrix.
     """
     values: list[Tensor] = []
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
@@ -224,7 +225,8 @@ class Muon:
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_elements: int) -> list[list[str]]:
     """Divide weights into groups, lists of names, each of which is orthogonalized together to limit the memory.
 
-    A group has `max_elements` elements or slightly more; fewer if processes would otherwise have no group.
+    A group ends with the weight by which it reaches `max_elements` elements, or an equal share of all elements for each
+    process if that is smaller.
     """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_elements = min(max_elements, sum(sizes.values()) // processes)

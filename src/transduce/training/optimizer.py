@@ -274,7 +274,7 @@ class FlatUpdate:
         Args:
             kernels: the backend.
             factor: multiplies the gradient.
-            rates: the learning rate, and the factor of weight decay that multiplies matrices.
+            rates: the learning rate, and the factor, at most 1, by which weight decay multiplies matrices.
             decay: the decay of the moving average.
             updates: the number of updates including this one.
         """
@@ -351,9 +351,9 @@ def vector_norm(vector: Tensor) -> float:
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     """Make backward passes add the gradients of parameters to one contiguous vector, in the order of the parameters.
 
-    A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
-    complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
-    add to the vector directly and leave no gradient.
+    If a parameter has the vector's dtype, its gradient is a view of the vector. Any other gradient is added and freed
+    as soon as it is complete, during the backward pass: it is then still in the cache, and memory is needed for only
+    one. Kernels may add to the vector directly and leave no gradient.
     """
     parts = vector.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
@@ -578,10 +578,10 @@ class FlatOptimizer(Optimizer):
 def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
-    """Return two dicts by name: a model's trainable parameters, Muon's last, and the matrix rows of Muon's parameters.
+    """Return two dicts by name: a model's trainable parameters, and the matrices within those that Muon updates.
 
-    Shared parameters are listed once. The second dict gives, for each parameter, the numbers of rows of its stacked
-    matrices; it is empty for other optimizers.
+    In the first dict, shared parameters are listed once, and those that Muon updates come last. The second dict holds,
+    for each of the latter, the numbers of rows of its stacked matrices; it is empty for other optimizers.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = layer_matrices(model) if settings.optimizer == "muon" else {}

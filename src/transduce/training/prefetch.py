@@ -294,7 +294,8 @@ class PackedLoss:
     def _records_batch(self, batch: Batch) -> bool:
         """Return whether a batch's loss may come from a recorded CUDA graph.
 
-        A graph supports no weights of pairs, and runs no hooks, for which `recording_disabled` is used.
+        The result is False if the batch's pairs have weights, and in the body of `recording_disabled`, because a graph
+        runs no hooks.
         """
         return self._records and batch.weights is None and not _Recording.is_disabled
 

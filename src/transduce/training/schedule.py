@@ -128,7 +128,7 @@ class StepClock:
 
         Args:
             step: the step that was just taken.
-            used_seconds: the part of the budget that is used up.
+            used_seconds: the seconds of the budget that are used up.
             plan: the decisions so far.
         """
         if not self._recent or not self._is_time(used_seconds, first=not plan) or (plan and step >= plan[-1].steps):
@@ -180,7 +180,7 @@ class StepPlan:
 
         Args:
             steps: the number of steps; None if a clock decides it.
-            decisions: the decisions of an earlier run with a time budget, which this run repeats.
+            decisions: the `Decision`s, as triples, of an earlier run with a time budget, which this run repeats.
         """
         self.steps = steps
         self.decisions = [Decision(*each) for each in decisions]
@@ -207,7 +207,7 @@ class StepPlan:
         self.steps = next((each.steps for each in reversed(self.decisions) if each.step <= step), None)
 
     def is_due(self, step: int, every: int | None) -> bool:
-        """Return whether a periodic action is due after a step; every action is due after the last one.
+        """Return whether a periodic action is due after a step; every action is due after the last step.
 
         `every` is the number of steps between two actions; None: twelve actions per run, at least 50 steps apart, and
         none while the number of steps is not known.

@@ -41,7 +41,7 @@ class ShardedLoss(nn.Module):
 
 
 def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Shard the parameters of a model over all processes, layer by layer: each process holds some of all rows.
+    """Shard the parameters of a model over all processes, layer by layer: each process holds some rows of each.
 
     Args:
         model: equal in every process; changed in place.
@@ -149,9 +149,9 @@ class ShardedOptimizer(Optimizer):
         return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """Return a pair: the complete tensor gathered from each process's rows `part`, and this one's first row.
+        """Return a pair: the complete tensor of a parameter, and the index in it of the first row of this process.
 
-        The row is an index into the complete tensor.
+        The tensor is gathered from all processes, whose rows are `part`.
         """
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())

@@ -98,7 +98,7 @@ def _line_counts(text: CorpusText) -> Finding:
 
 
 def _malformed_lines(text: CorpusText) -> list[Finding]:
-    """Return a list with one finding about table lines that have not two columns; an empty list without such lines."""
+    """Return a list with a finding about table lines without two columns; the list is empty if there are none."""
     count = len(text.malformed)
     return [
         Finding(

@@ -202,9 +202,10 @@ class Evidence:
         return np.asarray(np.where(have_words, bins, _WORD_BINS))
 
     def _word_scores(self, sources: Indices, targets: Indices) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the mean association of words with their best partners, (pairs,), and whether both lines have words.
+        """Return the mean association of words with their best partners, and whether both lines have words.
 
-        Without words in a line the mean is 0. Associations are from the half of the corpus that a pair is not in.
+        Both results are (pairs,). Without words in a line the mean is 0. Associations are from the half of the corpus
+        that a pair is not in.
         """
         rows, columns = self._source.words[sources], self._target.words[targets]  # (M, W)
         fold = (sources // _FOLD_LINES) % 2
@@ -220,8 +221,8 @@ class Evidence:
     def _learn_words(self, sources: Indices, targets: Indices, fold: int) -> Floats:
         """Return the association of each word pair, (source words, target words), in half `fold` (0 or 1) of the lines.
 
-        The association is log(1 + n / e): n is the number of joint occurrences, less one, and e that expected by
-        chance. Row and column 0, which pad lines, are 0.
+        The association is log(1 + n / e): n is the number of joint occurrences, less one, and e the number expected by
+        chance, plus 0.5. Row and column 0, which pad lines, are 0.
         """
         in_fold = (sources // _FOLD_LINES) % 2 == fold
         left, right = self._source.words[sources[in_fold]], self._target.words[targets[in_fold]]  # (M, W)

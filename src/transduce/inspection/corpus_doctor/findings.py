@@ -295,8 +295,8 @@ _ODD_SHARE = 0.2  # share of byte and unknown tokens from which a line is an exa
 def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
     """Return a list of findings about tokens: long lines, pairs of unequal lengths, and unknown tokens.
 
-    Without a tokenizer (None), one is trained on part of the corpus; for a corpus too small for that, the list is
-    empty.
+    `filters` sets which lines are too long and which lengths too unequal. Without a tokenizer (None), one is trained on
+    part of the corpus; for a corpus too small for that, the list is empty.
     """
     is_trained_here = tokenizer is None
     tokenizer = tokenizer or _train_tokenizer(text)
@@ -360,7 +360,10 @@ def _unequal_lengths(
 
 
 def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
-    """Return a finding about byte and unknown tokens; never a problem if the tokenizer was trained on this corpus."""
+    """Return a finding about byte and unknown tokens; never a problem if the tokenizer was trained on this corpus.
+
+    `sides` has the counts of source and target.
+    """
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
@@ -415,9 +418,9 @@ _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese 
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Return a finding about lines in the rarer of simplified and traditional Chinese on their side, or with both.
+    """Return a finding about lines that mix simplified and traditional Chinese, or are in the rarer one of their side.
 
-    Japanese lines, which mix both forms, are left out.
+    Japanese sides, whose lines mix both forms, and sides with few Chinese lines are left out.
     """
     line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
@@ -484,9 +487,11 @@ def language_findings(text: CorpusText) -> list[Finding]:
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
     """Return the indices of lines in the other side's main script, a set for the source and a set for the target.
 
-    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals it (copied). It
-    is then no evidence that a side has text in both scripts. The sets are empty if both sides have the same main
-    script.
+    `scripts` has, for each side, each line's main script.
+
+    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals the line
+    (copied). Such a line does not show that a script belongs to its side. The sets are empty if both sides have the
+    same main script.
     """
     misplaced: tuple[set[int], set[int]] = (set(), set())
     main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]

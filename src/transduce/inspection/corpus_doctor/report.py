@@ -45,9 +45,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     """`fine` (nothing found), `look` (it may be intended) or `problem` (training on the text would be wasted)."""
     count: int
-    """Number of affected lines or pairs."""
+    """Number of affected lines, pairs, sentences or tokens, as the check counts."""
     share: float
-    """Share of affected lines or pairs, from 0 to 1."""
+    """Share of affected lines, pairs, sentences or tokens, from 0 to 1."""
     message: str
     """Message that says what was found, and what to do."""
     examples: tuple[Example, ...] = ()
@@ -190,7 +190,7 @@ class CorpusText:
     source: Side
     target: Side
     malformed: tuple[str, ...] = ()
-    """Locations (FILE:LINE) of table lines that have not two columns and are therefore on neither side."""
+    """Locations (FILE:LINE) of table lines without two columns, which are therefore on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -286,7 +286,7 @@ def line_finding(
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return at most 3 of the first lines, each a side and an index, as examples; from both sides if both have any."""
+    """Return at most 3 of some lines, each a pair (side, index), as `Example`s: the first ones of each side."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:

@@ -378,9 +378,10 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 
 
 def _check_sinusoids(subject: Subject) -> Measurement | None:
-    """Measure the largest difference of a column of the model's position table from the nearest of the paper's.
+    """Measure how far columns of the model's position table are from the nearest columns of the paper's, at most.
 
-    The order of columns is free. Returns a `Measurement`; None (skipped) if the model has no sinusoids.
+    The order of columns is free, and the paper's columns are also compared with the model's. Returns a `Measurement`;
+    None (skipped) if the model has no sinusoids.
     """
     if subject.position_table is None:
         return None

@@ -103,7 +103,7 @@ _MASK_MISTAKES = (
 
 
 def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
-    """Return the name of the mistake in an attention mask; empty if the mask is right.
+    """Return the name of the mistake in an attention mask; empty if none is recognized.
 
     `hidden` has the scores, before softmax, that the mask must hide; `unmasked` is the mistake if none of them is
     hidden.
@@ -232,7 +232,7 @@ class _Watch(TorchFunctionMode):
                 )
 
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
-        """Return the factor on the product of queries and keys in attention scores, the head width and the heads.
+        """Return the factor that scales the product of queries and keys, a head's width, and the number of heads.
 
         The result is None if no recorded product is proportional to the scores.
         """
@@ -252,9 +252,9 @@ class _Watch(TorchFunctionMode):
 
 
 def _sides(scores: Tensor) -> tuple[int, int] | None:
-    """Return the numbers of queries and keys of scores, (…, queries, keys), of attention over all test tokens.
+    """Return the numbers of queries and keys of attention scores, (…, queries, keys), for the test batch.
 
-    None: the shape is not that of self-attention or cross-attention of the test batch.
+    None if the shape is neither that of self-attention nor that of cross-attention over all tokens of the batch.
     """
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None

@@ -39,7 +39,7 @@ _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 
 
 def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
-    """Return a doctor's subject for all checks, made from a copy of a model in float64 (float32 above 10^8 weights).
+    """Return a `Subject` with which all checks can examine a model: a copy in float64 (float32 above 10^8 weights).
 
     Args:
         model: the model with its weights and configuration.
@@ -194,7 +194,7 @@ _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
 def subject_from_path(path: Path, device: str = "cpu") -> Subject:
-    """Return a doctor's subject: the model of a folder, or a newly initialized model from a settings file.
+    """Return a `Subject` to examine: the model of a folder, or a newly initialized model from a settings file.
 
     Args:
         path: a model folder, or a settings file as for `transduce train`.

@@ -24,8 +24,8 @@ from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, Exp
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson
-from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 from transduce.search.settings import SearchSettings
@@ -49,15 +49,15 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes a model with this configuration, or None without one."""
+    """Return the name of the Hugging Face class that computes models with this configuration; None if none does."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None.
+    """Return the name of Hugging Face's automatic class that opens a model, such as `AutoModelForCausalLM`.
 
-    An example is `AutoModelForCausalLM`; None if no Hugging Face class computes the model.
+    The result is None if no Hugging Face class computes models with this configuration.
     """
     family = family_for(config)
     return None if family is None else family.automatic
@@ -69,7 +69,7 @@ def config_json(
     """Return the content of `config.json`, a dict, for a model's configuration.
 
     The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
-    "transduce". Without such a class it names no class, and `model_type` is "transduce".
+    "transduce". Without such a class the content names no class, and `model_type` is "transduce".
 
     Args:
         config: the model's configuration.
@@ -106,8 +106,9 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     Args:
         config: the model's configuration.
         unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
-        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same, and
-            otherwise the number of beams and the length of n-grams that must not be repeated. None: the defaults.
+        search: search settings of an encoder–decoder; None: the defaults. Settings that rank hypotheses as `generate`
+            does are converted completely. Of others, only the number of beams and the length of n-grams that must not
+            be repeated are converted.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
@@ -140,8 +141,8 @@ def stored_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
-    Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
-    that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names. The
+    tensors that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
 
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
@@ -221,17 +222,17 @@ def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def ignored_names(config: ModelConfig) -> set[str]:
-    """Return a set of tensor names that the BERT class of a model reports as unexpected because it does not use them.
+    """Return a set of tensor names that the class of an encoder reports as unexpected because it does not use them.
 
-    The result is empty for other families.
+    The result is empty for other kinds of models.
     """
     family = family_for(config)
-    if family is None or family.model_type != "bert":
+    if family is None or family.kind != "encoder":
         return set()
     if config.masked_language_head:
         pooler_is_unused = config.pooler and config.num_labels == 0
         return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if pooler_is_unused else set()
-    return {"cls.predictions.bias"} if config.output_bias else set()
+    return {_stored_names(family, config).output_bias[0]} if config.output_bias else set()
 
 
 # --- one parameter ---
@@ -440,9 +441,10 @@ class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
-        types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
+        if self.config.token_types:
+            inputs["token_type_ids"] = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
         with torch.inference_mode():
-            results = self.model(**inputs, token_type_ids=types, output_hidden_states=True)
+            results = self.model(**inputs, output_hidden_states=True)
         outputs_by_name = {"states": results.hidden_states[-1]}
         logits = "prediction_logits" if "prediction_logits" in results else "logits"
         if logits in results:

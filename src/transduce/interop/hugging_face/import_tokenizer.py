@@ -186,7 +186,8 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
     """Return a dict from tokens to ids, with those in an M2M100's vocab.json and the language tags.
 
-    If the folder's files do not list the tags, they get ids after all others, in the usual order of M2M100's languages.
+    If the folder's files do not list the tags, these get ids after all others, in the usual order of M2M100's
+    languages.
     """
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
@@ -202,6 +203,8 @@ _DEFAULT_ENDS = ("<|endoftext|>", "</s>")
 _UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
 _DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
@@ -411,7 +414,8 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
     """Read a tokenizer from whichever files its folder has, and return it as `TokenizerParts`.
 
-    They are tokenizer.json, or else a sentencepiece model, vocab.txt (BERT), or vocab.json and merges.txt (byte-level).
+    The tokenizer is read from tokenizer.json, or else from a sentencepiece model, from vocab.txt (BERT), or from
+    vocab.json and merges.txt (byte-level).
 
     Raises:
         TransduceError: there is none of these, or the tokenizer cannot be imported.
@@ -503,7 +507,7 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
-    They are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
+    The replaced steps are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
 
     Args:
         content: the content of tokenizer.json.
@@ -531,7 +535,8 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
     """Return the `TokenizerParts` of a tokenizer.json with the added tokens of tokenizer_config.json.
 
-    As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
+    As in transformers, tokenizer_config.json decides on the flags of a token that both files have, and a token that
+    tokenizer.json lacks gets the next free id.
 
     Args:
         parts: what was read from the tokenizer.json.
@@ -731,7 +736,7 @@ def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) ->
     class decides. The result is None for families that do not select languages by tags.
 
     Raises:
-        TransduceError: the family does, but a tokenizer without tokenizer.json names no tag.
+        TransduceError: the family selects languages by tags, but a tokenizer without tokenizer.json names none.
     """
     if not model.family.tagged:
         return None

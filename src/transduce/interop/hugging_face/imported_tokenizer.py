@@ -118,7 +118,7 @@ class ImportedVocabulary(Vocabulary):
     def readings(self) -> Mapping[str, str]:
         """A dict of the replacements that `readable` makes for characters that no word of a word list has.
 
-        It is empty for other tokenizers than word lists.
+        The dict is empty for tokenizers other than word lists.
         """
         return plain_readings(self.record.ids) if isinstance(self.record.algorithm, WordListRecord) else {}
 

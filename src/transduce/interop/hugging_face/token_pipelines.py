@@ -2,7 +2,8 @@
 
 Each algorithm is a record that a model folder stores, and `build_splitter` makes an object that splits texts by it.
 `ByteLevelBpeRecord`, `WordPieceRecord` and `CharacterBpeRecord` list settings one by one, and become a tokenizer.json
-when a folder is opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
+when a folder is opened. These records serve folders of earlier versions, and models that come with vocab.txt or
+merges.txt.
 """
 
 import base64
@@ -290,15 +291,15 @@ def open_pipeline(
 def surrounding_ids(processor: Mapping[str, Any] | None, location: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return two tuples of special token ids that a tokenizer.json's post-processor puts before and after a text.
 
-    They are found by letting `tokenizers` process a text of one token.
+    The ids are found by letting `tokenizers` process a text of one token.
 
     Args:
         processor: the post-processor's JSON object; None: there is none.
         location: name of the file in error messages.
 
     Raises:
-        TransduceError: `tokenizers` is not installed, cannot read the post-processor, or the latter does not keep the
-            text as it is.
+        TransduceError: `tokenizers` is not installed or cannot read the post-processor, or the post-processor changes
+            the text itself.
     """
     package = import_extra("tokenizers", "hf")
     model = {"type": "WordLevel", "vocab": {_UNKNOWN: 0}, "unk_token": _UNKNOWN}

@@ -75,8 +75,8 @@ _TO_THE_END = 2**62
 def build_language_model(model: Decoder) -> Graph:
     """Build the ONNX `Graph` of a decoder-only model, which computes the logits of one or more new tokens.
 
-    Its inputs are the new tokens' ids, the positions of all tokens so far, and each layer's cached keys and values; its
-    outputs are the logits and the extended cache.
+    The graph's inputs are the new tokens' ids, the positions of all tokens so far, and each layer's cached keys and
+    values. Its outputs are the logits and the extended cache.
     """
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -122,9 +122,9 @@ def _add_step_outputs(
 def build_encoder_only(model: Encoder) -> Graph:
     """Build the ONNX `Graph` of an encoder-only model, which outputs its last states and what its heads compute.
 
-    Its inputs are the tokens' ids and, if the model has segments, their types. The outputs of heads are `logits` of
-    each token, the `pooled` first state, and `classes`: logits of the text's classes or, in a tagger, of each token's
-    labels.
+    The graph's inputs are the tokens' ids and, if the model has segments, their types. The outputs of heads are
+    `logits` of each token, the `pooled` first state, and `classes`: logits of the text's classes or, in a tagger, of
+    each token's labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -164,7 +164,8 @@ def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
     """
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
-    pooled = graph.apply("Tanh", build_linear(graph, first, linear_weights(model.pooler)))
+    pooled, activation = build_linear(graph, first, linear_weights(model.pooler)), model.config.pooler_activation
+    pooled = graph.apply("Tanh", pooled) if activation == "tanh" else build_activation(graph, pooled, activation)
     graph.add_output(pooled, "pooled", np.float32, ("batch", model.config.d_model))
     if model.classifier is not None and not model.config.token_labels:
         classes = build_linear(graph, pooled, linear_weights(model.classifier))
@@ -221,7 +222,7 @@ def _graphs(model: Model) -> dict[str, Graph]:
 def longest_sequence(config: ModelConfig) -> int:
     """Return the maximum number of tokens of a source or target in the exported model.
 
-    It is the number of learned positions, or else 1,024.
+    The result is the number of learned positions, or 1,024 for other kinds of positions.
     """
     return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
 
@@ -229,8 +230,8 @@ def longest_sequence(config: ModelConfig) -> int:
 def build_encoder(model: Transformer) -> Graph:
     """Build the ONNX `Graph` of an encoder–decoder's encoder, from source ids to what the decoder's graph needs.
 
-    Its outputs are the mask of tokens that are not padding, and each decoder layer's keys and values of the encoder
-    output.
+    The graph's outputs are the mask of tokens that are not padding, and each decoder layer's keys and values of the
+    encoder output.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
@@ -251,8 +252,8 @@ def build_encoder(model: Transformer) -> Graph:
 def build_decoder(model: Transformer) -> Graph:
     """Build the ONNX `Graph` of an encoder–decoder's decoder, which computes the logits of one or more new tokens.
 
-    Its inputs are the tokens' ids, the outputs of the encoder's graph, and each layer's cached keys and values; its
-    outputs are the logits and the extended cache.
+    The graph's inputs are the tokens' ids, the outputs of the encoder's graph, and each layer's cached keys and values.
+    Its outputs are the logits and the extended cache.
     """
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
@@ -483,7 +484,7 @@ class OnnxLanguageModel(ExportedModel):
 def _positions(rows: Ids) -> NDArray[np.int64]:
     """Return each token's position in its text as an int64 array, (texts, longest text), with -1 in padding.
 
-    A language model's graph needs it as an input.
+    A language model's graph needs the positions as an input.
     """
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)

@@ -27,7 +27,7 @@ from transduce.interop.components import (
     position_encoding_table,
     relative_bias_table,
 )
-from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
@@ -398,6 +398,8 @@ def build_self_attention(
     query, key, value = graph.split(build_linear(graph, x, linear_weights(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
+    if isinstance(attention, QueryKeyNormAttention):
+        query, key = build_norm(graph, query, attention.query_norm), build_norm(graph, key, attention.key_norm)
     query, key = (_rotate(graph, each, context, attention.d_k) for each in (query, key))
     if past is not None:
         key = graph.apply("Concat", past.keys, key, attributes={"axis": 2})
@@ -419,7 +421,10 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
     """
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
-    return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
+    keys = _heads(graph, keys, attention.d_k)
+    if isinstance(attention, QueryKeyNormAttention):
+        keys = build_norm(graph, keys, attention.key_norm)
+    return KeysAndValues(keys, _heads(graph, values, attention.d_v))
 
 
 def build_memory_attention(
@@ -435,6 +440,8 @@ def build_memory_attention(
         bias: masks the padding in the source, broadcastable to (B, H, T, S).
     """
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
+    if isinstance(attention, QueryKeyNormAttention):
+        query = build_norm(graph, query, attention.query_norm)
     return _attend(graph, query, memory, attention, bias)
 
 
@@ -506,7 +513,7 @@ def build_attention(
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
     """Add to an ONNX graph the repetition of keys or values for the query heads that share them (grouped-query).
 
-    From x (B, G, L, width) it makes (B, H, L, width), whose name is returned: x itself if each query head has its own.
+    The name of the result, (B, H, L, width), is returned; x, (B, G, L, width), itself if no query heads share keys.
     """
     if attention.num_key_value_heads == attention.num_heads:
         return x
@@ -576,8 +583,8 @@ def build_encoder_layer(
 class DecoderCaches(NamedTuple):
     """The inputs of a decoder layer besides its states, as names in an ONNX graph, to which the layer attends.
 
-    They are keys and values of the encoder output, the bias that masks its padding, and the layer's own cached keys and
-    values.
+    The inputs are keys and values of the encoder output, the bias that masks the source's padding, and the layer's own
+    cached keys and values.
     """
 
     memory: KeysAndValues
@@ -615,7 +622,7 @@ def build_decoder_layer(
 def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
     """Add the factor by which T5 scales the last states to an ONNX graph, and return the result's name.
 
-    That is x itself if the factor (`output_scale`) is 1.
+    The result is x itself if the factor (`output_scale`) is 1.
     """
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
@@ -681,7 +688,7 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
 def build_bias(graph: Graph, allowed: str) -> str:
     """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph, and return the bias's name.
 
-    It has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
+    The bias has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
     """
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 

@@ -61,8 +61,8 @@ class _State(NamedTuple):
 def build_recurrent_encoder(model: Recurrent) -> Graph:
     """Build the ONNX `Graph` of a recurrent encoder, from source ids to what the decoder's graph needs.
 
-    Its outputs are the encoder's states if the decoder attends to them, the context vector if every step uses it, and
-    the decoder's initial state.
+    The graph's outputs are the encoder's states if the decoder attends to them, the context vector if every step uses
+    it, and the decoder's initial state.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
@@ -153,8 +153,8 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
 def build_recurrent_decoder(model: Recurrent) -> Graph:
     """Build the ONNX `Graph` of one step of a recurrent decoder, which computes the logits of the next token.
 
-    Its inputs are the newest token, the outputs of the encoder's graph and the state; its outputs are the logits and
-    the new state.
+    The graph's inputs are the newest token, the outputs of the encoder's graph and the state. Its outputs are the
+    logits and the new state.
     """
     graph, config = Graph("decoder"), model.config
     width = config.d_model

@@ -31,7 +31,10 @@ QUERIES_AT_ONCE = 64
 BIAS_KEYS = 16
 """The multiple to which the rows of an attention bias (one number for each key) are padded."""
 AMX_KEYS = 32
-"""The number of bfloat16 elements in a row of an AMX tile register: as many keys or queries are computed at once."""
+"""The number of bfloat16 elements in a row of an AMX tile register.
+
+The backward pass computes this number of queries at a time, and numbers of keys are rounded up to a multiple of it.
+"""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -50,7 +53,7 @@ class AttentionArguments(NamedTuple):
     query_stride: Any
     """The number of elements from the queries of one position to those of the next position, at least H × K."""
     key_stride: Any
-    """The number of elements from the keys of one position to those of the next position, and also for values."""
+    """The number of elements from the keys of one position to those of the next position; it is that of values too."""
     batch: Any
     """The number of sentences B in the batch."""
     heads: Any
@@ -64,7 +67,7 @@ class AttentionArguments(NamedTuple):
     context: Any
     """Address of the attention output, (B, Q, H × K), which `attend` writes.
 
-    For `attend_backward`, it is the address of the output's gradient, which is read.
+    For `attend_backward`, the address is that of the output's gradient, which is read.
     """
     sums: Any
     """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.
@@ -466,7 +469,10 @@ class Head(HeadAddresses):
         return [self.k.build.fadd(*pair) for pair in zip(scores, rows, strict=True)]
 
     def pairs(self) -> list[list[int]]:
-        """Return a head's column offsets, one per vector, as lists of two, whose accumulators fit in registers."""
+        """Return the offsets of a head's vectors, in columns, in lists of two (or one) that are computed together.
+
+        The accumulators of two vectors fit in registers.
+        """
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 

@@ -51,11 +51,13 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
-    The function sets x (N, D) to table[ids] · scale + position encoding, for one decoding step; `memory.file_rows`
-    returns the table's file rows. Row n also gets entry `entry` + n of the key/value cache, which is appended to the
-    row's list of cache entries. If not `is_ragged`, all rows share one position: `added` points to its encoding, and
-    `lists` to its element of the first list. If ragged, row n is at position counts[n] - 1 of its list and of the table
-    `added`.
+    The function sets x (N, D) to table[ids] · scale + position encoding, for one decoding step. `file rows` points to
+    the tensor that `memory.file_rows` returns for the table. Row n also gets entry `entry` + n of the key/value cache,
+    which is appended to the row's list of cache entries.
+
+    If not `is_ragged`, all rows share one position. `added` points to the encoding of this position, and `lists` to the
+    element of row 0's list that is written. If ragged, row n is at position counts[n] - 1. `lists` then points to the
+    start of row 0's list, and `added` to the encoding of position 0.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
@@ -115,6 +117,26 @@ def emit_norms(k: KernelBuilder) -> None:
                     normalized = k.build.fmul(k.build.fsub(k.load_floats(source, column), mean), scale)
                     value = k.madd(normalized, k.load_floats(weight, column), k.load_floats(bias, column))
                     k.store(value, k.element_pointer(target, column))
+
+
+def emit_head_norm(k: KernelBuilder, width: int) -> None:
+    """Emit the function `norm_heads` (RMSNorm in place), which normalizes each head of some heads of each row.
+
+    The arguments are (x, N, stride, heads, weight, epsilon, thread, threads). Row n of x has `heads` heads of `width`
+    elements, and rows are `stride` elements apart. All heads have the same weight, (width,).
+    """
+    with k.function("norm_heads", POINTER, I64, I64, I64, POINTER, F32, I64, I64) as (x, rows, stride, count, *more):
+        weight, epsilon, *share = more
+        first, last = k.thread_range(k.mul(rows, count), *share)
+        with k.loop(first, last) as item:
+            row, head = k.build.sdiv(item, count), k.build.srem(item, count)
+            source = k.element_pointer(x, k.add(k.mul(row, stride), k.mul(head, width)))
+            square = _mean(k, source, k.int64(width), k.splat(0.0))
+            root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(square, epsilon))
+            scale = k.splat(k.build.fdiv(k.float32(1.0), root))
+            for column in range(0, width, k.lanes):
+                value = k.build.fmul(k.build.fmul(k.load_floats(source, column), scale), k.load_floats(weight, column))
+                k.store(value, k.element_pointer(source, column))
 
 
 def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:

@@ -203,8 +203,8 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `refine(x, N, D, weights, file rows, bias, logits, P, thread, threads)`: likely logits again in float32.
 
     In each row of logits (N, P), those that are less than 2 below the greatest become x (N, D) · weightsᵀ + bias, so
-    that rounding does not change their order. P is the number of columns, a multiple of `vectors` vectors.
-    `memory.file_rows` returns the file rows of the weights.
+    that rounding does not change their order. P is the number of columns, a multiple of `vectors` vectors. `file rows`
+    points to the tensor that `memory.file_rows` returns for the weights.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, file, bias, logits, stride, *share):

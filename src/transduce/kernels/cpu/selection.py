@@ -209,7 +209,7 @@ class NativeReductions:
         """Return two tuples of four tensors: the best continuations that do not end, and the best of any kind.
 
         A tuple has parents, tokens, the tokens' log-probabilities, and totals: (B, beam_size) in the first tuple, and
-        (B, 2 × beam_size) in the second. In that one, only candidates that end among the `beam_size` best have a total.
+        (B, 2 × beam_size) in the second. There, candidates that do not end within the `beam_size` best have total -inf.
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.
@@ -470,7 +470,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over the tokens of input (unless `of_output`) and output; yield token and number."""
+            """Emit loops over input tokens (unless `of_output`) and output tokens; yield each token's id and index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number

@@ -330,7 +330,7 @@ class RowKernelEmitter:
         """Emit one row of a norm's backward pass: the gradient of x, and additions to the thread's parameter gradients.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
-        output's gradient. The term mean(g w) is omitted for RMSNorm.
+        output's gradient. The term mean(g w) is omitted for RMSNorm. `args.kept` is added to the result, if it exists.
         """
         k, width = self.k, args.width
         sums = k.element_pointer(k.pointer(args.sums), k.mul(row, 2))

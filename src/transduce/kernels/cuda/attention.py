@@ -24,7 +24,7 @@ MIN_WIDTH, MAX_WIDTH = 16, 128
 
 
 class PackedHeads:
-    """Attention on training batches without padding, by Triton kernels; the base class of the GPU's packed batches."""
+    """The base class of `_PackedBatches`: attention on training batches without padding, by Triton kernels."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
@@ -128,7 +128,10 @@ class AttendedPositions(NamedTuple):
     None: all positions, or those that the other fields select.
     """
     counts: Tensor | None = None
-    """How many positions each sentence attends to, the first or the listed ones, int32, (sentences,); None: all."""
+    """The number of positions that each sentence attends to, int32, (sentences,); None: all cached positions.
+
+    These are the first positions or, if there is a `position_list`, the first ones of that list.
+    """
     position_list: Tensor | None = None
     """A list of positions for each sentence, int32, (sentences, capacity); None: positions are not listed.
 

@@ -562,8 +562,8 @@ def _no_kernel(*args: Any, **kwargs: Any) -> NoReturn:
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU, which implements `backend.TrainingKernels`.
 
-    PyTorch computes what has no kernel here, as fast: attention to padded sentences, the output projection, which sums
-    in float32, and Muon by cuBLAS.
+    PyTorch computes what has no kernel in this package, and is as fast: attention to padded sentences, the output
+    projection (which sums in float32), and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,6 +1,6 @@
 """Decode on a GPU by replaying recorded CUDA graphs, since launching a step's operations takes most of its time.
 
-`TRITON` lists the models. `GpuState` computes the same function as `MemoryState`.
+`TRITON` lists the components that a model may have. `GpuState` computes the same function as `MemoryState`.
 
 Legend: B sentences in the buffers, N of them that are still decoded, W hypotheses of each, S source length, D model
 width.
@@ -292,7 +292,7 @@ class RecordedStep(Caches):
 
 
 class _FreeSteps:
-    """The pool of one model's recorded decoding steps (CUDA graphs) that no search uses, the latest returned last."""
+    """The pool of one model's recorded decoding steps (CUDA graphs) that no search uses, the newest at the end."""
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
@@ -322,7 +322,7 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
     """Arrange that recorded decoding steps return to the model's pool of unused steps when `owner` is deleted.
 
-    `held` is a list that its owner may change; those steps return that are in it when `owner` is garbage-collected.
+    `held` is a list that `owner` may change: the steps that are in the list at the time of deletion return to the pool.
     """
     model_reference = weakref.ref(model)
 

@@ -25,7 +25,7 @@ def power_of_2(minimum: int) -> int:
 def shared_bytes(device: torch.device) -> int:
     """Return the shared memory in bytes that a Triton program may use on a GPU.
 
-    On other devices, where Triton interprets the programs, it is 1 GiB.
+    On other devices, where Triton interprets the programs, the result is 1 GiB.
     """
     if device.type != "cuda":
         return 1 << 30

@@ -123,8 +123,8 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x, for a residual connection, and the normalized x, both (N, D): LayerNorm, or RMSNorm if `bias` is None.
 
-    x goes through the node, so that the backward kernel adds its gradient. This function implements
-    `TrainingKernels.residual_norm`.
+    x goes through the autograd node, so that the norm's backward kernel also adds the gradient of the residual
+    connection. This function implements `TrainingKernels.residual_norm`.
     """
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 

@@ -95,7 +95,7 @@ class SearchStep(RecordedStep):
     def attended_past(self) -> AttendedPositions:
         """The cached target positions to which hypotheses attend, an `AttendedPositions`.
 
-        There are none for sentences whose search is finished.
+        Hypotheses of a sentence whose search is finished attend to no positions.
         """
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
@@ -145,7 +145,7 @@ class SearchStep(RecordedStep):
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return float32 logits, (rows, V), of states (rows, D) and a matrix (V, D).
 
-    On a GPU they are not rounded to bfloat16, in which many logits would be equal.
+    On a GPU the logits are not rounded to bfloat16, in which many of them would be equal.
     """
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)

@@ -674,7 +674,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text (by default, tables of pairs) to files of lines; return data settings that name these files.
+        """Convert text, by default tables of pairs, to files that are read line by line; return settings with these.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -699,9 +699,9 @@ class TextKind(TaskKind[TaskCorpus]):
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare (`TaskText`), with all special tokens, as files of lines.
+        """Return the text to prepare (`TaskText`), with all special tokens, as files that are read line by line.
 
-        Other formats are converted to files of lines in `folder`. With `overwrite`, for a new run, existing files are
+        Other formats are converted to such files in `folder`. With `overwrite`, for a new run, existing files are
         replaced; a resumed run uses them.
 
         Raises:

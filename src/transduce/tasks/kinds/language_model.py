@@ -291,7 +291,10 @@ class LanguageModelKind(TextOnlyKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return the token streams, arrays of ids (N,), of the training text and the dev text."""
+    """Return the token streams, arrays of ids (N,), of the training text and the dev text.
+
+    Without dev files, the dev text is the last tenth of the tokens, at most 1,000,000.
+    """
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)

@@ -211,9 +211,10 @@ class MaskedDevSet(Validation):
         return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return five sums of a batch: loss, masked tokens, those found, rows with next sentences, those right.
+        """Return five sums of a batch: loss, masked tokens, those predicted right, rows, and rows classified right.
 
-        The loss is in nats, summed over masked tokens. Without next-sentence prediction, the last two numbers are 0.
+        The loss is in nats, summed over masked tokens. Rows are classified by whether one segment follows the other.
+        Without this next-sentence prediction, the last two numbers are 0.
         """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.objective.encode(batch)

@@ -143,8 +143,8 @@ class ParsingKind(SequenceToSequenceKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of sentences and linearized trees (`TaskText`), with the tree symbols as special tokens.
 
-        Filters of length ratios and of equal sides are off, because trees are longer than sentences, but not by a fixed
-        ratio.
+        The filter of length ratios is off, because trees are longer than sentences, but not by a fixed ratio; that of
+        equal sides is off, too.
         """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
@@ -255,7 +255,7 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return a set of sequences of tree symbols, the tokens of the model in a folder; empty if it is no parser."""
+    """Return the set of tree-symbol sequences that are tokens of the model in a folder; empty if it is no parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))

@@ -268,7 +268,7 @@ class SeriesObjective(Objective[SeriesTransformer]):
         """Return the loss of a batch's future values: summed squared errors, or negative log-likelihoods in nats.
 
         The decoder reads the true values before each predicted value (teacher forcing). Errors are in the normalized
-        scale.
+        scale, and each window counts by its weight.
         """
         weight = self.model.head.weight
         past = to_device(batch.past, weight.device).to(weight.dtype)
@@ -425,9 +425,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Return the default number of predicted values in a batch: 8,192 on a GPU, and 1,024 on a CPU.
+        """Return the default number of predicted values in a batch, with a reason: 8,192 on a GPU, and 1,024 on a CPU.
 
-        The number is at most that of all values of an epoch.
+        The number is at most the number of values that an epoch predicts.
         """
         default = 8_192 if device.startswith("cuda") else 1_024
         return Choice(
@@ -444,8 +444,8 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Return the default measure that selects the best model: `skill`, from the error of dev forecasts.
 
-        Skill is by how many percent that error is below the error of repeating the last season or the last value,
-        whichever is better.
+        Skill compares that error with the error of repeating the last season or the last value, whichever is better. It
+        is the percentage by which the model's error is lower.
         """
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season or value")
 

@@ -113,7 +113,7 @@ class TranslationObjective(Objective[EncoderDecoder]):
         Args:
             model: an encoder-decoder model.
             label_smoothing: ε of section 5.4.
-            record: record training steps on packed batches as graphs (`training/prefetch.py`).
+            record: record training steps on packed batches as CUDA graphs, and replay these (`training/prefetch.py`).
         """
         super().__init__(model, label_smoothing=label_smoothing)
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
@@ -159,7 +159,7 @@ class DevDirection(NamedTuple):
     source_language: str | None
     target_language: str | None
     tokenizer: Tokenizer
-    """The tokenizer for the language pair; in a run with several pairs, it adds the token of the target language."""
+    """The tokenizer for the language pair; in a run with tokens of target languages, it adds that of this pair."""
     sources: Sequence[str]
     references: Sequence[str]
     continues: Sequence[bool] = ()
@@ -412,10 +412,10 @@ class TranslationKind(SequenceToSequenceKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> Plan[Batch]:
-        """Return the plan of a process's training batches, with placeholders, noise and randomly sampled tokens.
+        """Return the plan of a process's training batches.
 
-        Each of these is put in only if the settings ask for it. `rank_and_count` are the process's rank and the number
-        of processes.
+        If the settings ask for that, sentences have placeholders or noise, or are tokenized at random, anew in each
+        epoch. `rank_and_count` are the process's rank and the number of processes.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
         plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
@@ -486,9 +486,10 @@ class TranslationKind(SequenceToSequenceKind):
         return dev
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return a dict {file name: content} for the model folder: a list of several language pairs, document context.
+        """Return a dict {file name: content} for the model folder: its language pairs, and how it reads documents.
 
-        A file that does not apply is left out, so that the dict may be empty.
+        One file lists the language pairs of a model with tokens of target languages. The other is for a model that
+        reads earlier sentences. A file that does not apply is left out, so that the dict may be empty.
         """
         directions, data = dict.fromkeys(resolved.data.directions), resolved.data
         files = {DIRECTIONS: directions_text(directions)} if directions else {}
@@ -631,8 +632,9 @@ def _target_option(data: DataSettings) -> str:
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     """Return a dict {file name: content} of files for the model folder that describe the training text.
 
-    A file measures its lines, which says whether a translator must split texts into sentences. If there are several
-    languages, another file has a profile of each, by which a server detects the language of its input.
+    One file has statistics of the source lines, by which a translator decides whether to split texts into sentences.
+    Another has a profile of each language, by which a server detects the language of its input. The second file is left
+    out if the languages are unknown.
     """
     prepared = corpus.prepared.sentences
     step = max(1, prepared.pairs // _MEASURED_RANGES)
@@ -732,7 +734,7 @@ def choose_search(
         translator: the model.
         corpus: the corpus with the dev set.
         search: the search settings without coverage penalty.
-        reports: the dev scores with these settings, by language pair.
+        reports: the dev scores with these settings, by language pair and tag.
 
     Returns:
         The search settings, the dev scores with them, and a line that explains the penalty, empty if there is none.

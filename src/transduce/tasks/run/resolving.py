@@ -575,7 +575,7 @@ def _adapts_dropout(settings: Settings) -> bool:
 
 
 def explain_training(config: ModelConfig, training: ResolvedTraining, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log why this package's kernels do not train whole layers; nothing if they do."""
+    """Add to the choice log why this package's kernels train single components and not whole layers."""
     if training.kernels != "native" or config.kind == "recurrent":
         return
     with torch.device("meta"):

@@ -403,8 +403,8 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
     """Copy the base model's own tokenizer files to the run's folder if they can describe the run's tokenizer.
 
-    They can for an imported model, such as one of Hugging Face, whose vocabulary is not extended. Symbols that extend
-    the vocabulary are added to tokenizer.json; a tokenizer without that file is then not copied.
+    Only imported models, such as those of Hugging Face, have such files. Symbols that extend the vocabulary are added
+    to tokenizer.json; without that file, nothing is copied then.
     """
     before, now = base.tokenizer, corpus.tokenizer
     if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):

@@ -144,8 +144,9 @@ _BASE_MODEL_TABLES = ("task.", "tokenizer.", "model.")
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
     """Return a dict of the settings that a preset adds to the user's: dotted name → (value, reason).
 
-    The dict is empty without a preset, or if the preset has only sizes. What the user has set is left out. If the user
-    sets another number of steps than the paper's, the interval between checkpoints is scaled in proportion.
+    The dict is empty without a preset, or if the preset has only sizes for this task. What the user has set is left
+    out. If the user sets another number of steps than the paper's, the interval between checkpoints is scaled in
+    proportion.
 
     Args:
         content: the user's settings, nested as in a settings file.

@@ -56,9 +56,9 @@ class FileSettings(dict[str, Any]):
         }
 
     def drop_chosen_decay(self, name: str, value: Any) -> None:
-        """Remove the file's weight decay, if it was chosen by `training.*` setting `name` and this gets another value.
+        """Remove the file's weight decay if it is the chosen default and setting `training.<name>` gets another value.
 
-        The decay is then chosen anew, as when the file is the `settings.toml` of a longer or shorter run.
+        The default depends on that setting, and is then chosen anew.
         """
         if self._chosen_decay is None:
             return

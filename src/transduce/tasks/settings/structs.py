@@ -260,7 +260,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     translates this text back with it, and then trains on the result too."""
 
     distill_from: tuple[str, ...] = ()
-    """Folders of models that translate `source` first, as an ensemble, instead of `target` (distillation)."""
+    """Folders of models whose translations of `source`, as an ensemble, take the place of `target` (distillation)."""
 
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
@@ -467,7 +467,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
 
     def _factors(self, counts: Sequence[int]) -> list[float]:
-        """Return a list: how often an epoch contains each pair of a corpus, for each corpus; 0 if it has a share.
+        """Return, for each corpus, how often an epoch contains each pair of the corpus; 0 for a corpus with a share.
 
         `counts` has the number of pairs of each corpus.
         """
@@ -484,7 +484,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ]
 
     def repetitions(self, pairs: Sequence[int]) -> list[float]:
-        """Return a list: how often an epoch contains each pair of a file, for each file of `source`.
+        """Return, for each file of `source`, how often an epoch contains each pair of the file.
 
         `pairs` is the number of pairs of each file. Corpora are sampled in proportion to weight · pairs^(1 /
         temperature), such that the pairs of the least repeated corpus occur once. A corpus with a share has this share

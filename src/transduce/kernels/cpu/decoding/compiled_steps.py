@@ -1,6 +1,7 @@
 """Compile a whole model for decoding on a CPU: one kernel that reads the input, and one that runs a decoding step.
 
-`COMPILABLE` lists the models. A `CompiledModel` holds the kernels of one model with prepacked weights.
+`COMPILABLE` lists the components that a model may have. A `CompiledModel` holds the kernels of one model with prepacked
+weights.
 
 Legend: N rows, D model width, S source tokens of all sentences, G key/value heads, K width of a head.
 """
@@ -43,6 +44,7 @@ from transduce.kernels.prepacked import (
     PrepackedSelfAttention,
     PrepackedTransformer,
 )
+from transduce.model.attention import QueryKeyNormAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
@@ -131,8 +133,8 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
 
-    Yield an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the count
-    of the emitter `w`.
+    Yield an emitter of one chunk, and the index of the chunk's first row. Afterwards, the chunk's number of
+    multiplications per row is added to that of the emitter `w`.
     """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
@@ -167,7 +169,12 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
     def attend(source: Value) -> None:
         heads = w.heads
         w.gemm("store", projection, w.quantize(source, projection), w.pointers.projected)
-        w.rotate("run", w.pointers.projected, heads.queries + 2 * heads.keys, heads.number + heads.shared)
+        stride = heads.queries + 2 * heads.keys
+        if isinstance(layer.self_attention, QueryKeyNormAttention):
+            keys = w.k.element_pointer(w.pointers.projected, heads.queries)
+            w.norm_heads(layer.self_attention.query_norm, w.pointers.projected, stride, heads.number)
+            w.norm_heads(layer.self_attention.key_norm, keys, stride, heads.shared)
+        w.rotate("run", w.pointers.projected, stride, heads.number + heads.shared)
         w.attend_texts()
         w.attention_output(output)
 
@@ -210,6 +217,8 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
         for number, memory in enumerate(memories):
             entry = _cache_entry(w, w.pointers.memory, number, w.arguments.sources, first_row)
             of_chunk.gemm_to_cache(memory.key_value, rounded, entry)
+            if isinstance(memory, QueryKeyNormAttention):
+                of_chunk.norm_heads(memory.key_norm, entry, 2 * w.heads.keys, w.heads.shared)
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
@@ -230,6 +239,8 @@ def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: Nati
         ) -> None:
             inner, entry = w.heads.queries, 2 * w.heads.keys
             w.gemm("store", memory.query, w.quantize(source, memory.query), w.pointers.projected)
+            if isinstance(memory, QueryKeyNormAttention):
+                w.norm_heads(memory.query_norm, w.pointers.projected, inner, w.heads.number)
             w.attend("run", inner, (entries, entry), _own_sequence(w), to_memory=True)
             w.attention_output(memory.output)
 
@@ -269,7 +280,8 @@ def _self_attention(
 ) -> None:
     """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to cached tokens.
 
-    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`; `lists` is that of `attend`.
+    `kinds` has the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`, and `lists` is the argument
+    `lists` of the latter.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -281,6 +293,9 @@ def _self_attention(
         rounded = w.quantize(source, attention.projection)
         w.gemm("store", attention.projection, rounded, w.pointers.projected, (0, inner))
         w.gemm_to_cache(attention.projection, rounded, newest, (inner, inner + entry))
+        if isinstance(attention, QueryKeyNormAttention):
+            w.norm_heads(attention.query_norm, w.pointers.projected, inner, w.heads.number)
+            w.norm_heads(attention.key_norm, newest, entry, w.heads.shared)
         w.rotate(rotation_kind, w.pointers.projected, inner, w.heads.number)
         w.rotate(rotation_kind, newest, entry, w.heads.shared)
         w.attend(attention_kind, inner, (past, entry), lists)
@@ -330,6 +345,7 @@ _COMPONENTS = {
     "norm": "layer rms",
     "norm_order": "pre post",
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    "attention": "query-key-norm",
     "attention_score": "scaled dot",
     "attention_kind": "soft",
     "attention_scale": "default other",
@@ -405,7 +421,10 @@ class CompiledModel:
     step: CompiledKernel
     """The `CompiledKernel` of a decoding step; encoder-only models have no such attribute."""
     step_multiplications: int
-    """The number of multiplications of `step` for each row (hypothesis), without attention, to choose threads by."""
+    """The number of multiplications of `step` for each row (hypothesis), without those of attention.
+
+    The number of threads depends on it.
+    """
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -441,7 +460,10 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The `CompiledKernel` that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """The number of multiplications of `read` for each row (token), without attention, to choose threads by."""
+        """The number of multiplications of `read` for each row (token), without those of attention.
+
+        The number of threads depends on it.
+        """
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 

@@ -82,9 +82,9 @@ class SearchArguments(NamedTuple):
     beam_size: Any
     """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
-    """The number of best hypotheses that live ones can no longer displace when a sentence is done.
+    """The number of best finished hypotheses that must be final: no live hypothesis can still displace them.
 
-    0: a sentence is done once it has a finished hypothesis, as in greedy search.
+    Then the sentence is done. 0: a sentence is done once it has a finished hypothesis, as in greedy search.
     """
     capacity: Any
     """The capacity T of a hypothesis in tokens."""
@@ -171,8 +171,9 @@ def _write_record(k: KernelBuilder) -> None:
     """Emit `record(numbers, index, row, token, value, ended, own)`: store a finished hypothesis if it is good enough.
 
     `numbers` points to the `SearchArguments`. The hypothesis is `row` extended by a token with log-probability `value`;
-    `index` is its sentence's index in the input batch. Each sentence keeps its W best hypotheses. Samples are ranked by
-    their numbers, `own`, instead of their scores.
+    `index` is its sentence's index in the input batch, and `ended` is 1 if the token is the end symbol, else 0. Each
+    sentence keeps its W best hypotheses. In sampling, hypotheses are not ranked by score: the rank is `own`, the index
+    of the sample among the sentence's samples.
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64, I64) as (numbers, index, row, token, value, ended, own):
         fields = Fields(k, numbers, SearchArguments._fields)

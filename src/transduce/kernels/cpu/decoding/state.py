@@ -168,7 +168,7 @@ class NativeSteps(LogitsState):
         raise NotImplementedError
 
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space is for so many."""
+        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space depends on it."""
         return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:

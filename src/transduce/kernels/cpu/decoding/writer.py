@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention
+from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention, emit_head_norm
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
 from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import file_rows
@@ -65,7 +65,7 @@ class StepArguments(NamedTuple):
     counts: Any
     """Address of the number of source tokens of each row, int64 (N,).
 
-    In decoder-only models, it is the number of tokens of the row's own sequence.
+    In decoder-only models, the number is that of the tokens of the row's own sequence.
     """
     memory: Any
     """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
@@ -258,6 +258,24 @@ class ModelEmitter:
         k.call(name, x, self.arguments.rows, width, weight_pointer, bias_pointer, k.float32(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
+    def norm_heads(self, norm: nn.Module, x: Value, stride: int, heads: int) -> None:
+        """Emit the norm of some heads of all rows, in place, and a barrier.
+
+        Args:
+            norm: the RMSNorm of all queries or keys of an attention module, over the head width.
+            x: a pointer to the first head of row 0.
+            stride: the number of elements from one row to the next.
+            heads: the number of heads.
+        """
+        k = self.k
+        assert isinstance(norm, nn.RMSNorm)
+        assert norm.eps is not None
+        if not k.has("norm_heads"):
+            emit_head_norm(k, self.heads.width)
+        sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
+        k.call("norm_heads", x, *sizes, self.weight(norm.weight), k.float32(norm.eps), *self.share)
+        k.barrier(self.share[1])
+
     def quantize(self, x: Value, linear: NativeLinear) -> Value:
         """Emit the quantization of all rows x to a linear layer's number format; return a pointer to the result.
 
@@ -268,7 +286,7 @@ class ModelEmitter:
     def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
         """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
 
-        Return a pointer to the result. For layers in float32, it is `x` itself, and nothing is emitted.
+        Return a pointer to the result. For layers in float32, the result is `x` itself, and nothing is emitted.
         """
         k = self.k
         if linear.tile.kind == "floats":
@@ -364,7 +382,8 @@ class ModelEmitter:
             kind: how `lists` is read: `run`, `list` or `lists`; see `emit_attention`.
             query_stride: the number of elements from one row of queries to the next.
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
-            lists: three arguments that say which positions a row attends to.
+            lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
+                say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
         """
         k, pointers = self.k, self.pointers

@@ -516,9 +516,11 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
     """Return a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
 
-    The number of bits of activations depends on `use`. In a layer with many inputs they have 8 bits where the processor
-    supports it, otherwise 12, and for `memory` always 12. For a vocabulary projection they have 8 or 6, as its
-    likeliest logits are computed again.
+    The number of bits of activations depends on `use`:
+
+    * `layer`: 8 bits for at least `MIN_INPUTS_FOR_8_BITS` inputs, if the processor multiplies 8-bit numbers; else 12;
+    * `memory` (keys and values of cross-attention): 12 bits;
+    * `vocabulary`: 8 bits or, on processors without such multiplications, 6; the likeliest logits are computed again.
 
     Raises:
         TransduceError: the number of inputs is no multiple of `INPUT_MULTIPLE`, or sums could exceed 32 bits.

@@ -447,7 +447,7 @@ class _Panels:
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
         """Emit prefetches of the memory that the epilogue of the current tile's rows [first, last) will read.
 
-        There are none if the sums remain partial.
+        No prefetches are emitted if the sums remain partial.
         """
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.args.is_last_span, TILE_ROWS))) as row:

@@ -73,7 +73,7 @@ class Gemm(NamedTuple):
     left: Value
     """Pointer to the rows of the left operand, without gaps.
 
-    For the epilogue `add` it points to a gradient, whose columns are these rows.
+    For the epilogue `add` this pointer is that of a gradient, whose columns are these rows.
     """
     rows: Value
     panels: Value
@@ -307,7 +307,7 @@ class GemmEmitter:
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
         """Return an address moved by `elements` of `size` bytes; address 0 (none) stays 0.
 
-        If `size` is None, it is that of an element of the layout's type.
+        If `size` is None, the size of an element of the layout's type is used.
         """
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))

@@ -417,7 +417,7 @@ def _forward(
     """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `lower_bound`.
 
     `packed_weight` receives the packed weight, or holds it already if `weight` is None. If `streams` is False, even
-    large outputs are written to the caches. If `tile` is None, it is that for x's dtype.
+    large outputs are written to the caches. If `tile` is None, the tile for x's dtype is used.
     """
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
@@ -471,8 +471,8 @@ def _backward(
 ) -> None:
     """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
-    If a tensor is None, its gradient is not computed. `packed_weight` receives the packed weight, or holds it if
-    `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
+    If `grad_x` or a tensor of `sums` is None, that gradient is not computed. `packed_weight` receives the packed
+    weight, or holds it already if `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)

@@ -156,7 +156,7 @@ class CompiledKernel:
     def run_array(self, numbers: Any, threads: int) -> None:
         """Run the kernel with a ctypes array of 64-bit integer arguments, which it may change, on `threads` threads.
 
-        Without an OpenMP library it runs on the calling thread alone.
+        Without an OpenMP library the kernel runs on the calling thread alone.
         """
         if threads == 1 or self._on_threads is None:
             self._run_on_one(numbers, 0, 1)

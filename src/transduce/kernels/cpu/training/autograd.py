@@ -275,8 +275,8 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x, for a residual connection, and the normalized x: LayerNorm, or RMSNorm if `bias` is None.
 
-    x goes through the node, so that one kernel adds both gradients in the backward pass. Raises ValueError if the
-    weight or the bias has another width or dtype than x.
+    x goes through the autograd node, so that the norm's backward kernel also adds the gradient of the residual
+    connection. Raises ValueError if the weight or the bias has another width or dtype than x.
     """
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):

@@ -148,7 +148,7 @@ class SublayerShape(NamedTuple):
     is_biased: bool = False
     """True if a bias, such as that of relative positions, is added to the attention scores."""
     rotary: Literal["halves", "interleaved"] | None = None
-    """Which pairs of dimensions rotary positions rotate; None: no rotation.
+    """The pairs of dimensions that rotary positions rotate; None: no rotation.
 
     "halves": dimensions i and i + K / 2 of a head; "interleaved": dimensions 2i and 2i + 1.
     """

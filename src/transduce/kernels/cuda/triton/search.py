@@ -28,8 +28,9 @@ def find_top_tokens(
 ):  # fmt: skip
     """Find the COUNT best tokens and the log-sum-exp of one row of logits per program, stored to buffers.
 
-    The best tokens are in the COUNT chunks with the greatest maxima. The program of row 0 also advances the step's
-    counters `length` and `position`, for the kernels that follow. Rows of finished sentences are skipped.
+    A row is divided into chunks of BLOCK / CHUNKS logits. The best tokens are in the COUNT chunks with the greatest
+    maxima, so only these chunks are searched. The program of row 0 also advances the step's counters `length` and
+    `position`, for the kernels that follow. Rows of finished sentences are skipped.
     """
     row = tl.program_id(0)
     if row == 0:
@@ -123,8 +124,8 @@ def extend_beam(
     Of the candidates, those that end are finished if fewer than W others are better, and the W best others live on. The
     sentence is done when no live hypothesis can enter the N best, or at its length limit.
 
-    `records` holds each sentence's length and whether it was cut off. For each of the N best it holds the last step,
-    the hypothesis that it extends, and the end symbol's log-probability.
+    `records` holds each sentence's length and whether it was cut off. For each of a sentence's N best hypotheses,
+    `records` has the last step, the hypothesis that the step extends, and the end symbol's log-probability.
     """
     sentence = tl.program_id(0)
     if tl.load(done + sentence) != 0:
