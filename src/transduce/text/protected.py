@@ -64,10 +64,8 @@ _LATER_NAME = (
 # if it goes on: https://zh.wikipedia.org/wiki/北京 and https://example.com/文档/a.pdf, but not https://example.com/看看.
 _LATER_PART = rf"{_LATER_WORD}{_URL_PART}*+"
 _LATER_PARTS = rf"(?:(?:(?<=[/=_(#:+-])|(?<=[?&])(?={_LATER_WORD}=)){_LATER_PART})*+"
-_GOES_ON = (
-    rf"(?={_LATER_WORD}(?:[_-]|{_LATER_WORD})*+"
-    rf"(?:/\w|\?\w{{1,100}}+=|\.(?:[a-z\d]{{2,5}}+|[A-Z\d]{{2,5}}+)(?![{_NAME}])))"
-)
+_NEXT_PART = rf"(?:/\w|\?\w{{1,100}}+=|\.(?:[a-z\d]{{2,5}}+|[A-Z\d]{{2,5}}+)(?![{_NAME}]))"
+_GOES_ON = rf"(?={_LATER_WORD}(?:[_-]|{_LATER_WORD})*+{_NEXT_PART})"
 _ADDRESS = (
     rf"(?:(?={_URL_PART})(?:(?!/){_URL_PART})*+(?:(?<==){_LATER_PART})*+"
     rf"(?:/(?:(?:{_URL_PART}++|{_GOES_ON}{_LATER_PART}){_LATER_PARTS})?+)?+"
@@ -329,14 +327,11 @@ def _is_incomplete(text: str, end: int) -> bool:
     return re.match(_LETTER, text[end : end + 1]) is not None or _MULTIPLIED.match(text, end) is not None
 
 
-_RANGES = re.compile(_RANGE)
-
-
 def _is_short_number(number: str) -> bool:
     """Return whether the text of a number is one that a model translates well unprotected, such as 30 or 2,500."""
     return all(
         sum(map(str.isdecimal, part)) < _MANY_DIGITS and _DOTTED.fullmatch(part) is None
-        for part in _RANGES.split(number)
+        for part in re.split(_RANGE, number)
     )
 
 
