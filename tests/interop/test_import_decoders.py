@@ -84,7 +84,9 @@ def opened(folder: Path) -> Generator:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 def test_greedy_continuations_equal_those_of_generate(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
@@ -241,7 +243,9 @@ def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokeni
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
     FAMILIES,
     ConfigReader,
-    Settings,
     check_config,
     import_generation,
     start_id,
@@ -23,6 +22,7 @@ from transduce.interop.hugging_face.import_settings import (
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.model_folder.tensor_files import MappedTensors

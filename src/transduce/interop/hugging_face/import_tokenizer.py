@@ -203,6 +203,8 @@ _DEFAULT_ENDS = ("<|endoftext|>", "</s>")
 _UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
 _DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
