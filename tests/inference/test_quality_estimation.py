@@ -73,6 +73,8 @@ def test_faulty_translations_have_quality_warnings(source: str, text: str, doubt
         ("٤٥ شخصا", "45 people"),
         ("他有3万元。", "He has 30,000 yuan."),  # another way of counting
         ("90年代", "the 1990s"),
+        ("（一）目的", "（一）The purpose"),  # list marks are copied
+        ("  二、范围", "  二、Scope"),
         (
             "他十二岁，有 2 只狗和 12 条鱼。",
             "He is twelve and has two dogs and twelve fish.",
@@ -104,6 +106,7 @@ def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
 
 
 def test_untranslated_letters_depend_on_the_script_of_the_target() -> None:
+    assert warnings_of("一、一个苹果", "一、一 apple", "zh-en") == ["untranslated (一)"]
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zho_Hans-jpn_Jpan") == []
     assert warnings_of("Привіт, світе", "Привет, мир", "uk-ru") == []
