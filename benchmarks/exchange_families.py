@@ -157,6 +157,7 @@ _BERT_LIKE = {
     "num_attention_heads": 4,
     "intermediate_size": 128,
 }
+_DISTILBERT = {"vocab_size": _VOCABULARY, "dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 128}
 _GPT2 = {"vocab_size": _VOCABULARY, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 _SEPARATE_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": _VOCABULARY}
@@ -183,11 +184,16 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("BertForMaskedLM", _BERT_LIKE),
     ("BertForSequenceClassification", _BERT_LIKE | {"num_labels": 5}),
+    ("DistilBertForMaskedLM", _DISTILBERT),
+    ("DistilBertForSequenceClassification", _DISTILBERT | {"num_labels": 5}),
+    ("ElectraForMaskedLM", _BERT_LIKE | {"embedding_size": 64}),
+    ("ElectraForSequenceClassification", _BERT_LIKE | {"embedding_size": 64, "num_labels": 5}),
     ("RobertaForMaskedLM", _BERT_LIKE | _ENDS | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}),
     ("GPT2LMHeadModel", _GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
     ("LlamaForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
     ("MistralForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "sliding_window": None}),
     ("Qwen2ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
+    ("Qwen3ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "head_dim": 32}),
 )
 
 

@@ -81,8 +81,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"max_position_embeddings": 32_768, "bos_token_id": 151_643, "eos_token_id": 151_645},
         {},
     ),
+    "qwen3-0.6b": (
+        "Qwen3ForCausalLM",
+        {"vocab_size": 151_936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
+        | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True}
+        | {"max_position_embeddings": 40_960, "bos_token_id": 151_643, "eos_token_id": 151_645},
+        {},
+    ),
 }
-LANGUAGE_MODELS = ("gpt2", "qwen2-0.5b")
+LANGUAGE_MODELS = ("gpt2", "qwen2-0.5b", "qwen3-0.6b")
 _DECODER = {"vocab_size": 32_000, "hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8}
 _DECODER |= {"num_key_value_heads": 2, "intermediate_size": 1408, "max_position_embeddings": 1024}
 _DECODER |= {"bos_token_id": 31_998, "eos_token_id": 31_999}
@@ -107,6 +114,7 @@ _FINAL_NORMS = {
     "T5ForConditionalGeneration": "decoder.final_layer_norm",
     "GPT2LMHeadModel": "transformer.ln_f",
     "Qwen2ForCausalLM": "model.norm",
+    "Qwen3ForCausalLM": "model.norm",
 }
 _SPREAD = 2.5  # standard deviation of a row of logits, about that of trained models
 

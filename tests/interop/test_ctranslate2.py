@@ -97,6 +97,7 @@ def test_the_comparison_covers_many_different_tokens_and_probabilities(
         ({"attention_score": "additive"}, ["attention_score"]),
         ({"attention_kind": "hard"}, ["attention_kind"]),
         ({"attention_window": 4}, ["attention_window"]),
+        ({"attention": "query-key-norm"}, ["attention"]),
         ({"d_v": 8}, ["d_v"]),
         ({"norm_order": "post", "final_norm": True}, ["final_norm"]),
         ({"positions": "rotary", "rotary_scaling": RotaryScaling(factor=4.0, original_length=16)}, ["rotary_scaling"]),

@@ -55,6 +55,7 @@ BERT = {
     "token_types": 2,
     "scale_embeddings": False,
 }
+DISTILBERT = BERT | {"token_types": 0, "pooler_activation": "relu"}
 NO_PIECES = {"masked_language_head": False}
 GPT2 = {
     "kind": "decoder",
@@ -87,6 +88,7 @@ LLAMA_3 = LLAMA | {
     "rotary_scaling": RotaryScaling(factor=4.0, original_length=16),
 }
 QWEN2 = LLAMA | {"num_key_value_heads": 2, "projection_bias": True}
+QWEN3 = LLAMA | {"num_key_value_heads": 2, "d_k": 6, "d_v": 6, "attention": "query-key-norm", "norm_epsilon": 1e-6}
 ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
 TYPES = [[int(place > 3) for place in range(len(row))] for row in ROWS]
 
@@ -112,12 +114,30 @@ def config_of(**changes: Any) -> ModelConfig:
             "AutoModelForTokenClassification",
         ),
         (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
+        (DISTILBERT, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
+        (BERT | {"token_types": 0}, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
+        (
+            DISTILBERT | NO_PIECES | {"num_labels": 3},
+            "DistilBertForSequenceClassification",
+            "AutoModelForSequenceClassification",
+        ),
+        (
+            DISTILBERT | NO_PIECES | {"num_labels": 3, "token_labels": True},
+            "DistilBertForTokenClassification",
+            "AutoModelForTokenClassification",
+        ),
+        (DISTILBERT | NO_PIECES, "DistilBertModel", "AutoModel"),
         (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
         (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),
         (QWEN2, "Qwen2ForCausalLM", "AutoModelForCausalLM"),
+        (QWEN3, "Qwen3ForCausalLM", "AutoModelForCausalLM"),
+        (QWEN3 | {"feed_forward_bias": True}, None, None),
         (BERT | NO_PIECES, None, None),
         (BERT | {"num_labels": 3}, None, None),
-        (BERT | {"token_types": 0}, None, None),
+        (BERT | {"token_types": 0, "norm_epsilon": 1e-5}, None, None),
+        (BERT | NO_PIECES | {"num_labels": 3, "pooler_activation": "relu"}, None, None),
+        (DISTILBERT | NO_PIECES | {"num_labels": 3, "pooler_activation": "tanh"}, None, None),
+        (DISTILBERT | {"pooler": True}, None, None),
         (BERT | {"norm_order": "pre"}, None, None),
         (GPT2 | {"norm_order": "post"}, None, None),
         (GPT2 | {"output_bias": True}, None, None),
@@ -140,7 +160,8 @@ def test_each_configuration_has_its_hugging_face_class_and_auto_class(
         (GPT2 | {"positions": "rotary", "max_positions": 1024}, ["activation", "norm"]),
         (LLAMA | {"num_heads": 3, "d_k": 6, "d_v": 4}, ["num_heads", "d_v"]),
         (BERT | NO_PIECES, ["masked_language_head"]),
-        (BERT | {"token_types": 0, "num_labels": 3}, ["token_types", "num_labels"]),
+        (BERT | {"token_types": 0, "num_labels": 3}, ["num_labels"]),
+        (BERT | {"token_types": 0, "num_labels": 3, "pooler": True}, ["token_types", "num_labels"]),
     ],
 )
 def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[str, Any], obstacles: list[str]) -> None:
@@ -158,6 +179,10 @@ def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[s
         ({"output_bias": True, "activation": "silu"}, ["logits", "states"]),
         (NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
         (NO_PIECES | {"pooler": True, "token_types": 1}, ["pooled", "states"]),
+        (DISTILBERT | {"output_bias": True}, ["logits", "states"]),
+        (DISTILBERT | NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
+        (DISTILBERT | NO_PIECES | {"num_labels": 5, "token_labels": True}, ["classes", "states"]),
+        (DISTILBERT | NO_PIECES, ["states"]),
     ],
     ids=str,
 )
@@ -254,8 +279,8 @@ def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
-    ids=["GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2"],
+    [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2, QWEN3],
+    ids=["GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2", "Qwen 3"],
 )
 def test_language_models_have_equal_log_probabilities_and_continuations_in_hugging_face(
     make_model: MakeModel,

@@ -1,6 +1,7 @@
 """Test that imported Hugging Face decoders generate as `generate` does: the same prompts, ends and text."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ def opened(folder: Path) -> Generator:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 def test_greedy_continuations_equal_those_of_generate(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
@@ -95,6 +98,65 @@ def test_greedy_continuations_equal_those_of_generate(
             text, pieces = continued(folder, prompt, 24)
             assert found.text == text, prompt
             assert len(found.token_log_probabilities) == pieces
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_special_tokens_in_a_prompt_are_read_as_by_transformers(
+    architecture: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    """The markers of a chat template, one of which is the end symbol, and one the padding."""
+    folder = make_folder(architecture, pad_token_id=2)
+    import_model_folder(folder, tmp_path / "ours")
+    prompts = ["<|turn|>I like<|end|>\n<|turn|>", "a <|end|> b", "<|pad|>tea<|pad|>", "<|end|>", "tea"]
+    for generator in (opened(folder), opened(tmp_path / "ours")):
+        batch = generator(prompts, search=GREEDY)
+        for prompt, together in zip(prompts, batch, strict=True):
+            (found,) = generator(prompt, search=GREEDY).continuations
+            assert found.text == continued(folder, prompt, 24)[0], prompt
+            assert together.continuations[0].text == found.text
+
+
+def test_a_start_symbol_that_a_prompt_spells_is_not_repeated(make_folder: MakeFolder) -> None:
+    generator = opened(make_folder("LlamaForCausalLM", begins=True))
+    assert generator.prompt_ids("<|end|>tea") == generator.prompt_ids("tea")
+    assert generator.prompt_ids("<|end|><|end|>tea") == [0, *generator.prompt_ids("tea")]
+    assert generator.prompt_ids("tea <|end|>")[-1] == 0
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_an_import_reports_a_chat_template(file: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder("LlamaForCausalLM")
+    assert import_model_folder(folder, tmp_path / "without").notes == ()
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    if file.endswith("json"):
+        settings = json.loads((folder / file).read_text("utf-8")) | {"chat_template": template}
+        template = json.dumps(settings)
+    (folder / file).write_text(template, "utf-8")
+    (note,) = import_model_folder(folder, tmp_path / "with").notes
+    assert "chat template, which is not applied" in note
+
+
+def test_a_prompt_for_a_tokenizer_without_tokenizer_json_has_special_tokens_too(make_folder: MakeFolder) -> None:
+    folder = make_folder("GPT2LMHeadModel")
+    expected = opened(folder).prompt_ids("a<|end|>b")
+    model = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), "utf-8")
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|end|>", "eos_token": "<|end|>"}), "utf-8")
+    assert opened(folder).prompt_ids("a<|end|>b") == expected
+    assert expected[1] == 0
+
+
+def test_padding_that_is_a_token_of_text_is_shown(make_folder: MakeFolder) -> None:
+    """Some configurations set `pad_token_id` to 0, which is "!" in the vocabularies of GPT-2, Llama 3 and Qwen2."""
+    generator = opened(make_folder("GPT2LMHeadModel", name="free"))
+    common = Counter(generator("I like", search=GREEDY).continuations[0].tokens).most_common(1)[0][0]
+    folder = make_folder("GPT2LMHeadModel", pad_token_id=generator.vocabulary.id(common))
+    found = opened(folder)(["I like", "I like tea"], search=GREEDY)
+    for prompt, each in zip(["I like", "I like tea"], found, strict=True):
+        assert each.continuations[0].text == continued(folder, prompt, 24)[0]
+    assert opened(folder).vocabulary.decode([generator.vocabulary.id(common)])
 
 
 def test_each_of_several_end_symbols_ends_a_text_and_none_is_shown(
@@ -181,7 +243,9 @@ def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokeni
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:

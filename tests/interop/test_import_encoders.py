@@ -19,6 +19,8 @@ from transduce.inference.tagger import load_tagger
 from transduce.tasks.train import train
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+DISTILBERT_SIZES = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
+WORD_PIECE_FAMILIES = ("Bert", "DistilBert", "Electra")
 LABELS = {0: "Not So Good", 1: "Müde", 2: "très 好"}
 TEXTS = ["I like tea.", "the fish is big", "", "nobody eats 42 fish, nobody"]
 MakeFolder = Callable[..., Path]
@@ -37,10 +39,10 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
         folder = tmp_path / architecture
         folder.mkdir()
         lines = (toy_corpus / "train.en").read_text("utf-8").split("\n")
-        if architecture.startswith("Bert"):
+        if architecture.startswith(WORD_PIECE_FAMILIES):
             trained = tokenizers.BertWordPieceTokenizer(lowercase=True)
             trained.train_from_iterator(lines, vocab_size=200, show_progress=False)
-            more: dict[str, Any] = {}
+            more: dict[str, Any] = {"embedding_size": 16} if architecture.startswith("Electra") else {}
         else:
             trained = tokenizers.ByteLevelBPETokenizer()
             special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -48,13 +50,13 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
             more = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
         trained.save_model(str(folder))
         kind = getattr(transformers, architecture)
-        tokenizer = "BertTokenizer" if architecture.startswith("Bert") else "RobertaTokenizer"
+        tokenizer = "BertTokenizer" if architecture.startswith(WORD_PIECE_FAMILIES) else "RobertaTokenizer"
         getattr(transformers, tokenizer).from_pretrained(folder).save_pretrained(folder)
         torch.manual_seed(1)
         size = trained.get_vocab_size() + 3  # some ids have no token
-        model = kind._from_config(
-            kind.config_class(**SIZES | more | settings, vocab_size=size, max_position_embeddings=40)
-        )
+        sizes = DISTILBERT_SIZES if architecture.startswith("DistilBert") else SIZES
+        settings = sizes | more | settings | {"vocab_size": size, "max_position_embeddings": 40}
+        model = kind._from_config(kind.config_class(**settings))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -68,7 +70,7 @@ def opened_by_transformers(folder: Path, task: str) -> Any:
     return peers().pipeline(task, model=str(folder), tokenizer=str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize("family", [*WORD_PIECE_FAMILIES, "Roberta"])
 def test_classes_are_named_as_transformers_names_them(
     family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,11 +88,11 @@ def test_classes_are_named_as_transformers_names_them(
     assert main(["classify", str(tmp_path / "ours"), str(lines), "--threads", "1"]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == [ranked[0]["label"] for ranked in expected]
     kept = json.loads((tmp_path / "ours" / "config.json").read_text("utf-8"))
-    if family == "Bert":  # which has a class of theirs for our own folder
+    if family in ("Bert", "DistilBert"):  # which have a class of theirs for our own folder
         assert kept["id2label"] == {str(number): name for number, name in LABELS.items()}
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize("family", [*WORD_PIECE_FAMILIES, "Roberta"])
 def test_words_are_tagged_as_transformers_tags_their_first_tokens(
     family: str, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
@@ -113,14 +115,14 @@ def test_words_are_tagged_as_transformers_tags_their_first_tokens(
         load_classifier(folder)
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize("family", [*WORD_PIECE_FAMILIES, "Roberta"])
 def test_masked_words_are_predicted_as_by_transformers(
     family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder(f"{family}ForMaskedLM")
     import_model_folder(folder, tmp_path / "ours")
     filler = load_filler(folder, precision="fp32", device="cpu", threads=1)
-    mask = {"Bert": "[MASK]", "Roberta": "<mask>"}[family]
+    mask = "<mask>" if family == "Roberta" else "[MASK]"
     assert filler.mask == mask
     text = f"I {mask} tea."
     expected = opened_by_transformers(folder, "fill-mask")(text, top_k=60)
@@ -281,7 +283,13 @@ def test_models_with_heads_that_no_task_uses_are_refused_as_classifiers(
 
 
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMaskedLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("BertForSequenceClassification", "BertForMaskedLM", "DistilBertForSequenceClassification"),
+        *("DistilBertForMaskedLM", "DistilBertForTokenClassification"),
+    ],
+)
 def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
     architecture: str, direct: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
@@ -290,7 +298,7 @@ def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
     place = folder if direct else tmp_path / "ours"
     transduce.export(place, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     assert (tmp_path / "out" / "task.json").read_bytes() == (tmp_path / "ours" / "task.json").read_bytes()
-    if "Classification" in architecture:
+    if "SequenceClassification" in architecture:
         ours = opened_by_transformers(tmp_path / "out", "text-classification")(TEXTS, top_k=None)
         expected = opened_by_transformers(folder, "text-classification")(TEXTS, top_k=None)
         assert [[each["label"] for each in row] for row in ours] == [

@@ -39,6 +39,7 @@ def bart_like(**changes: Any) -> dict[str, Any]:
 
 T5: dict[str, Any] = {"vocab_size": V, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
 T5 |= {"num_decoder_layers": 1, "decoder_start_token_id": 0}
+DISTILBERT = {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
 BERT = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 GPT2 = {
     "vocab_size": V,
@@ -72,10 +73,17 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForMaskedLM", BERT),
     ("BertForMaskedLM", BERT | {"hidden_act": "relu", "type_vocab_size": 3, "num_hidden_layers": 1}),
     ("RobertaForMaskedLM", BERT | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}),
+    ("DistilBertForMaskedLM", DISTILBERT),
+    ("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 1}),
+    ("ElectraForMaskedLM", BERT | {"embedding_size": 16}),
 ]
 CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForSequenceClassification", BERT | {"num_labels": 3}),
     ("RobertaForSequenceClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
+    ("DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 3}),
+    ("ElectraForSequenceClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
+    ("ElectraForTokenClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
+    ("DistilBertForTokenClassification", DISTILBERT | {"num_labels": 3}),
     ("BertForTokenClassification", BERT | {"num_labels": 3}),
     ("RobertaForTokenClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
 ]
@@ -88,6 +96,8 @@ DECODERS = [
     ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2, "sliding_window": None}),
     ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 2}),
     ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-3}),
+    ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
 ]
 
 
@@ -168,6 +178,17 @@ def test_a_tagger_of_an_old_file_has_a_pooler_that_nothing_reads(tmp_path: Path)
     pooler = {f"bert.pooler.dense.{part}": partial(torch.randn, *shape) for part, shape in shapes.items()}
     found = import_model(content, StoredTensors({**tensors.names, **pooler}, "folder"), {})
     assert (found.config.token_labels, found.config.pooler, found.config.num_labels) == (True, False, 3)
+
+
+def test_an_electra_that_finds_replaced_tokens_gives_the_states_of_transformers(tmp_path: Path) -> None:
+    theirs = peer("ElectraForPreTraining", BERT | {"embedding_size": 16})
+    ours = import_peer(theirs, tmp_path)
+    ids, present = padded(0)
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids, attention_mask=present, output_hidden_states=True).hidden_states[-1]
+        difference = (ours.encode(ids)[0] - expected)[present.bool()]
+    assert float(difference.abs().max()) < 1e-5
+    assert (ours.config.masked_language_head, ours.config.num_labels, ours.config.pooler) == (False, 0, False)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])
@@ -354,6 +375,7 @@ def test_the_compiled_search_finds_the_translations_of_generate(
         ("GPT2LMHeadModel", GPT2 | {"n_embd": 64, "n_head": 2, "vocab_size": 300}),
         ("LlamaForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "rope_parameters": ROTATION}),
         ("Qwen2ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "head_dim": 64}),
     ],
 )
 def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
@@ -399,8 +421,10 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(vocab_size=None), "must set `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
+        (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
+        (LLAMA | {"model_type": "qwen3", "use_sliding_window": True}, "`use_sliding_window` must be False"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
         (T5 | {"model_type": "t5", "dense_act_fn": "silu"}, "`dense_act_fn` must be 'relu' .* but is 'silu'"),
         (T5 | {"model_type": "t5", "is_gated_act": True}, "`is_gated_act` must be False .* but is True"),
@@ -540,7 +564,8 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
         except TransduceError as error:
             return str(error)
 
-    content = kind().to_dict() | ({"sliding_window": None} if model_type == "mistral" else {})
+    supported = {"mistral": {"sliding_window": None}, "electra": {"hidden_size": 128}}
+    content = kind().to_dict() | supported.get(model_type, {})
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.
     ids = ("pad_token_id", "bos_token_id", "eos_token_id") if FAMILIES[model_type].kind == "decoder" else ()

@@ -617,6 +617,28 @@ def _described(token: Any) -> str:
     return json.dumps({name: getattr(token, name) for name in names})
 
 
+@pytest.mark.parametrize("kind", ["Unigram", "WordLevel"])
+def test_names_of_special_tokens_in_a_text_are_plain_characters(kind: str, tmp_path: Path) -> None:
+    """Such models have special tokens in their list of tokens, so that they would find them in any text."""
+    pytest.importorskip("tokenizers")
+    tokens = ["<pad>", "</s>", "<unk>", "<mask>", "▁", "a", "b", "<", "/", "s", ">", "p", "d"]
+    model: dict[str, Any] = {"type": "WordLevel", "vocab": {token: id for id, token in enumerate(tokens)}}
+    model["unk_token"] = "<unk>"
+    if kind == "Unigram":
+        model = {"type": "Unigram", "unk_id": 2, "vocab": [[token, -2.0 - (id > 3)] for id, token in enumerate(tokens)]}
+    content = {"added_tokens": [], "normalizer": None, "decoder": None, "post_processor": None, "model": model}
+    content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    write(tmp_path, "tokenizer.json", content)
+    write(tmp_path, "tokenizer_config.json", {"pad_token": "<pad>", "eos_token": "</s>", "mask_token": "<mask>"})
+    vocabulary = our_tokenizer(tmp_path, "t5", len(tokens), pad_id=0, eos_id=1).source
+    for spelled in ("</s>", "<pad>"):
+        ids = vocabulary.encode(f"a {spelled} b")
+        assert not {0, 1} & set(ids)
+        assert vocabulary.tokens(ids[1:-1]) == (list(spelled) if kind == "Unigram" else ["<unk>"])
+    assert vocabulary.encode("a é b") == [5, 2, 6]
+    assert vocabulary.encode("a <mask> b") == [5, 3, 6]
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_byte_level_bpe_that_merges_across_words_has_equal_ids(split: bool, texts: Texts, tmp_path: Path) -> None:
     """`use_regex` = false alone cuts nothing."""

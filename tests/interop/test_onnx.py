@@ -46,6 +46,7 @@ SHAPES: list[dict[str, Any]] = [
     {"position_offset": 2, "sinusoids_to_end": True},
     *({"attention_score": score} for score in ("dot", "general", "additive")),
     {"attention_kind": "hard"},
+    {"attention": "query-key-norm", "num_key_value_heads": 2},
     {"attention_scale": 0.3},
     {"attention_window": 3},
     {"attention_window": 3, "positions": "relative"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention, attend
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, attend
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
 
@@ -110,6 +110,25 @@ def test_key_and_value_widths_may_differ_from_d_model_over_heads() -> None:
         weights = (query[:, :, head] @ key[:, :, head].transpose(1, 2) / math.sqrt(5)).softmax(-1)
         heads.append(weights @ value[:, :, head])
     torch.testing.assert_close(attention.output(torch.cat(heads, dim=-1)), joined)
+
+
+def test_queries_and_keys_of_each_head_are_normalized_before_their_product() -> None:
+    attention = QueryKeyNormAttention(d_model=12, num_heads=3, num_key_value_heads=1, d_k=4, d_v=4, norm_epsilon=0.01)
+    with torch.no_grad():
+        attention.query_norm.weight.normal_()
+        attention.key_norm.weight.normal_()
+
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 0.01).sqrt() * weight
+
+    x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+    for others in (None, memory):
+        query, _, _ = attention.projection(x).split([12, 4, 4], dim=-1)
+        _, key, value = attention.projection(x if others is None else others).split([12, 4, 4], dim=-1)
+        query = normed(query.unflatten(-1, (3, 4)), attention.query_norm.weight)
+        key = normed(key, attention.key_norm.weight)
+        heads = [(query[:, :, n] @ key.transpose(1, 2) / math.sqrt(4)).softmax(-1) @ value for n in range(3)]
+        torch.testing.assert_close(attention(x, others), attention.output(torch.cat(heads, dim=-1)))
 
 
 def test_self_attention_is_attention_to_itself_as_memory() -> None:

@@ -63,6 +63,7 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     ("positions", "relative"): {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12},
     **{("attention score", name): {"attention_score": name} for name in ("scaled", "dot", "general", "additive")},
     **{("attention kind", name): {"attention_kind": name} for name in ("soft", "hard")},
+    ("attention", "query-key-norm"): {"attention": "query-key-norm"},
     ("attention scale", "default"): {},
     ("attention scale", "other"): {"attention_scale": 0.3},
     ("attention window", "none"): {},
@@ -104,6 +105,7 @@ NOT_VARIED = {
     *(
         "masked_language_head",
         "pooler",
+        "pooler_activation",
         "num_labels",
         "token_labels",
         "num_series",
@@ -146,6 +148,7 @@ ENCODERS: list[dict[str, Any]] = [
         **LISTED["positions", "relative"],
     },
     {"positions": "rotary", "activation": "swiglu", "num_key_value_heads": 1, "share_layers": True},
+    {"attention": "query-key-norm", "positions": "rotary", "norm": "rms", "num_key_value_heads": 1},
     {"positions": "none", "attention_score": "dot", "d_k": 48, "d_v": 48, "num_heads": 4, "final_norm": False},
 ]
 NOT_COMPILED: list[dict[str, Any]] = [

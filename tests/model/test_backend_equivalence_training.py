@@ -155,6 +155,17 @@ def test_layer_kernels_give_the_loss_and_gradients_of_the_model(settings: dict[s
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=limit, msg=name)
 
 
+@pytest.mark.parametrize("settings", [{}, {"positions": "rotary", "norm": "rms"}, {"num_key_value_heads": 1}], ids=str)
+def test_norms_of_queries_and_keys_are_trained_outside_of_layer_kernels(settings: dict[str, Any]) -> None:
+    model, kernels = make_model(attention="query-key-norm", **settings), Counting()
+    (loss, gradients), (wanted, others) = learn(model, kernels), learn(model, None)
+    assert (kernels.layers, kernels.linears > 0) == (0, True)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    for name, gradient in others.items():
+        limit = 1e-4 * float(gradient.abs().max())
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=limit, msg=name)
+
+
 def test_every_row_of_the_table_of_whole_layers_has_a_case() -> None:
     rows = {(aspect, value) for aspect, values in _WHOLE_LAYERS.values.items() for value in values}
     assert rows == LISTED.keys() | {("linear layers", "Linear")}

@@ -1,5 +1,6 @@
 """Test encoder-only models: heads by hand, token types, padding, and the layers shared with the Transformer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,12 +114,20 @@ def test_masked_positions_may_be_projected_alone() -> None:
     close(model.project(model.hidden(states[chosen])), model(IDS)[chosen])
 
 
-def test_pooler_and_classifier_by_hand() -> None:
-    model = build(num_labels=3)
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({}, torch.tanh),
+        ({"pooler_activation": "relu"}, lambda x: x.clamp(min=0)),
+        ({"pooler_activation": "gelu"}, lambda x: x / 2 * (1 + torch.erf(x / 2**0.5))),
+    ],
+)
+def test_pooler_and_classifier_by_hand(changes: dict[str, Any], activation: Callable[[Tensor], Tensor]) -> None:
+    model = build(num_labels=3, **changes)
     states, _ = model.encode(IDS)
     assert model.pooler is not None
     assert model.classifier is not None
-    pooled = torch.tanh(states[:, 0] @ model.pooler.weight.T + model.pooler.bias)
+    pooled = activation(states[:, 0] @ model.pooler.weight.T + model.pooler.bias)
     close(model.pool(states), pooled)
     close(model.classify(states), pooled @ model.classifier.weight.T + model.classifier.bias)
     assert model.classify(states).shape == (2, 3)

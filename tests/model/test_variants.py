@@ -47,6 +47,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     },
     "grouped": {"num_key_value_heads": 2, "positions": "rotary"},
     "multi-query": {"num_key_value_heads": 1, "attention_score": "additive"},
+    "query-key-norm": {"attention": "query-key-norm", "num_key_value_heads": 2, "positions": "rotary"},
     "shared": {"share_layers": True, "num_encoder_layers": 3},
     "biases": {"bias": False, "projection_bias": True, "feed_forward_bias": True},
     "silu": {"activation": "silu"},

@@ -374,7 +374,9 @@ class Generator:
         into lines.
         """
         if self.vocabulary.keeps_line_feeds:
-            ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
+            ids, start_ids = self.vocabulary.encode(as_text(text)), list(self.vocabulary.before)
+            if ids[: len(start_ids)] != start_ids:  # a chat template writes the start tokens itself
+                ids = [*start_ids, *ids]
             return ids or [self.model.config.start_id]
         end, start_tokens = self.vocabulary.eos_id, self.vocabulary.before
         first, *other_lines = self.vocabulary.encode_batch(as_text(text).split("\n"))

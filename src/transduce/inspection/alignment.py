@@ -278,9 +278,7 @@ class _Side(NamedTuple):
     """One side (source or target) of a sentence pair to align: its token ids, and which tokens belong to each word."""
 
     ids: list[int]
-    """Token ids: those of earlier sentences of the document, if any, then the text's, with the end symbol and other
-    special tokens.
-    """
+    """Token ids of the text with the end symbol and other special tokens, after those of the document context."""
     spelling: Matrix
     """Matrix of 1 where a token spells (part of) a word, and 0 elsewhere, (words, tokens)."""
 

@@ -92,6 +92,7 @@ EXPORTABLE = {
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
     "attention_window": "none some",
+    "attention": "query-key-norm",
     "attention_score": "scaled dot general additive",
     "attention_kind": "soft hard",
     "attention_scale": "default other",

@@ -65,6 +65,7 @@ CTRANSLATE2 = table(
         "class_": "Transformer Decoder",  # neither an encoder's heads nor recurrent cells
         "norm": "layer rms",
         "attention_window": "none",
+        "attention": "",
         "attention_score": "scaled dot general",
         "attention_kind": "soft",
         "value_width": "equal",

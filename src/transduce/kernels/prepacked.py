@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention
 from transduce.model.embedding import VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import (
     DECODER_PARTS,
     ENCODER_PARTS,
+    QUERY_KEY_NORMS,
     TRANSFORMER_PARTS,
     VOCABULARY_WEIGHTS,
     register_class,
@@ -62,16 +63,18 @@ class CachedAttention(MultiHeadAttention):
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
         self.dropout, self.score = attention.dropout, attention.score
         self.output = _prepack_linear(attention.output, make)
+        if isinstance(attention, QueryKeyNormAttention):
+            self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.cache_dtype = torch.float32
 
     def _choose_cache_dtype(self, projection: nn.Module, *, has_rotary: bool) -> None:
-        """Set the cache dtype: float16 if the projection rounds anyway and there is no rotary embedding, else float32.
+        """Set the cache dtype: float16 if the projection rounds anyway and keys are cached as projected, else float32.
 
-        `projection` computes the keys and values.
+        Rotary embeddings and norms change the keys after the projection. `projection` computes the keys and values.
         """
-        self.cache_dtype = (
-            torch.float16 if getattr(projection, "is_rounded", False) and not has_rotary else torch.float32
-        )
+        is_changed = has_rotary or isinstance(self, QueryKeyNormAttention)
+        is_rounded = getattr(projection, "is_rounded", False) and not is_changed
+        self.cache_dtype = torch.float16 if is_rounded else torch.float32
 
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
         """Round keys and values to the precision and range of the cache's dtype; return them in their own dtype.
@@ -119,6 +122,18 @@ class PrepackedCrossAttention(CachedAttention):
         return self.round_to_cache_dtype(self.key_value(memory))
 
 
+class PrepackedNormedSelfAttention(QueryKeyNormAttention, PrepackedSelfAttention):
+    """Decoder self-attention with prepacked weights, and with norms of queries and keys."""
+
+    __init__ = PrepackedSelfAttention.__init__
+
+
+class PrepackedNormedCrossAttention(QueryKeyNormAttention, PrepackedCrossAttention):
+    """Cross-attention with prepacked weights, and with norms of queries and keys."""
+
+    __init__ = PrepackedCrossAttention.__init__
+
+
 class PrepackedModel(VocabularyModel):
     """A model whose linear layers have prepacked weights, in the order in which the inference kernels read them."""
 
@@ -154,6 +169,16 @@ register_class(
     PrepackedCrossAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
 )
 register_class(
+    PrepackedNormedSelfAttention,
+    computes=QueryKeyNormAttention,
+    children=("projection", "output", "dropout", "score", *QUERY_KEY_NORMS),
+)
+register_class(
+    PrepackedNormedCrossAttention,
+    computes=QueryKeyNormAttention,
+    children=("query", "key_value", "output", "dropout", "score", *QUERY_KEY_NORMS),
+)
+register_class(
     PrepackedTransformer,
     computes=Transformer,
     children=(*TRANSFORMER_PARTS, "prepacked_output"),
@@ -175,6 +200,7 @@ PREPACKABLE = table(
     norm="layer rms batch",
     norm_order="pre post sandwich",
     activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention="query-key-norm",
     attention_score="scaled dot general additive",
     attention_kind="soft hard",
     attention_scale="default other",
@@ -213,14 +239,18 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     has_rotary = model.config.positions.startswith("rotary")
+    kinds: tuple[type[PrepackedSelfAttention], type[PrepackedCrossAttention]]
+    kinds = PrepackedSelfAttention, PrepackedCrossAttention
+    if model.config.attention == "query-key-norm":
+        kinds = PrepackedNormedSelfAttention, PrepackedNormedCrossAttention
     with torch.no_grad():
         if not isinstance(made, PrepackedEncoder):
             made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
-                module.self_attention = PrepackedSelfAttention(module.self_attention, make, has_rotary=has_rotary)
+                module.self_attention = kinds[0](module.self_attention, make, has_rotary=has_rotary)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = PrepackedCrossAttention(module.memory_attention, make, has_rotary=has_rotary)
+                module.memory_attention = kinds[1](module.memory_attention, make, has_rotary=has_rotary)
         for module in list(made.modules()):
             if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
                 module.projection = _prepack_linear(module.projection, make)

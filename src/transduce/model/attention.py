@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, as_attention_mask, band_mask
+from transduce.model.norms import RMSNorm
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 
 # --- scaled dot-product attention (section 3.2.1) ---
@@ -290,12 +291,18 @@ class MultiHeadAttention(Component):
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._heads(self._queries(x), self.d_k)
+        query = self._query_heads(x)
         if cache is not None and cache.length:
             return query, *cache.content()
-        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
+        key, value = self._memory_heads(memory)
         return (query, *cache.set_content(key, value)) if cache is not None else (query, key, value)
+
+    def _query_heads(self, x: Tensor) -> Tensor:
+        return self._heads(self._queries(x), self.d_k)
+
+    def _memory_heads(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
+        return self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Project x to the queries of all heads: (B, Q, D) to (B, Q, H × K)."""
@@ -318,15 +325,52 @@ def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
+class QueryKeyNormAttention(MultiHeadAttention):
+    """Multi-head attention with an RMSNorm of each head's queries and keys, before rotary positions, as in Qwen3.
+
+    The norms bound the scores, so that training stays stable (Henry et al. 2020, "Query-Key Normalization"; Dehghani et
+    al. 2023). All heads of a module share one weight for queries and one for keys.
+    """
+
+    def __init__(self, *, norm_epsilon: float = 1e-6, **options: Any) -> None:
+        """Create the projections and the two norms; other arguments are those of `MultiHeadAttention`.
+
+        Args:
+            norm_epsilon: ε of both norms.
+            options: the arguments of `MultiHeadAttention`.
+        """
+        super().__init__(**options)
+        self.query_norm = RMSNorm(self.d_k, eps=norm_epsilon)
+        self.key_norm = RMSNorm(self.d_k, eps=norm_epsilon)
+
+    @override
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super()._project_self(x)
+        return self.query_norm(query), self.key_norm(key), value
+
+    @override
+    def _query_heads(self, x: Tensor) -> Tensor:
+        return self.query_norm(super()._query_heads(x))  # type: ignore[no-any-return]
+
+    @override
+    def _memory_heads(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = super()._memory_heads(memory)
+        return self.key_norm(key), value
+
+
 ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
     "multi-head": MultiHeadAttention,
+    "query-key-norm": QueryKeyNormAttention,
 }
 """The attention classes by their names in the setting `model.attention`."""
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
     """Build the multi-head attention module, with its own initial parameters, that a configuration describes."""
-    return ATTENTIONS[config.attention](
+    kind = ATTENTIONS[config.attention]
+    norms = {"norm_epsilon": config.norm_epsilon} if issubclass(kind, QueryKeyNormAttention) else {}
+    return kind(
+        **norms,
         d_model=config.d_model,
         num_heads=config.num_heads,
         d_k=config.key_width,

@@ -38,7 +38,7 @@ _NOT_SERIES = (
     "source_vocabulary_size",
     "target_vocabulary_size",
 )
-_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_labels", "token_types")
+_ENCODER_ONLY = ("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types")
 _RECURRENT_ONLY = (
     "recurrent_cell",
     "bidirectional",
@@ -297,7 +297,7 @@ NormOrder = Literal["pre", "post", "sandwich"]
 Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
 AttentionScore = Literal["scaled", "dot", "general", "additive"]
 AttentionKind = Literal["soft", "hard"]
-AttentionName = Literal["multi-head"]
+AttentionName = Literal["multi-head", "query-key-norm"]
 
 
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -444,7 +444,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- attention ---
 
     attention: AttentionName = "multi-head"
-    """`multi-head`: section 3.2.2; or the name of an attention of your own (`transduce.register`)."""
+    """`multi-head`: section 3.2.2; `query-key-norm`: with an RMSNorm of each head's queries and keys, as in Qwen3; or
+    the name of an attention of your own (`transduce.register`).
+    """
 
     attention_score: AttentionScore = "scaled"
     """`scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
@@ -492,7 +494,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """An output head for masked tokens, as in BERT: linear layer, activation and norm before the output projection."""
 
     pooler: bool = False
-    """A layer with tanh over the first position, as in BERT."""
+    """A linear layer and `pooler_activation` over the first position, as in BERT."""
+
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """Activation of the pooler: tanh as in BERT, relu as in DistilBERT, gelu as in ELECTRA."""
 
     num_labels: int = 0
     """Classes that are predicted from the pooled first position, or labels of each token; 0: none."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, ScoredAttention
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
@@ -147,6 +147,7 @@ TRANSFORMER_PARTS = (
 )
 DECODER_PARTS = ("embedding", "positions", "layers", "norm")
 ENCODER_PARTS = (*DECODER_PARTS, "masked_language_head", "pooler", "classifier")
+QUERY_KEY_NORMS = ("query_norm", "key_norm")
 _SCORED = ("score", "dropout")
 # Each class, with the names of its submodules and of its parameters and buffers; None: any.
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
@@ -158,6 +159,7 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (DecoderLayer, (*_LAYER, *_MEMORY), ()),
     (Residual, ("norm_before", "norm_after", "dropout"), ()),
     (MultiHeadAttention, ("projection", "output", *_SCORED), ()),
+    (QueryKeyNormAttention, ("projection", "output", *_SCORED, *QUERY_KEY_NORMS), ()),
     (ScoredAttention, (), ("matrix", "vector")),
     (FeedForward, ("inner", "outer", "dropout"), ()),
     (GatedFeedForward, ("inner", "outer", "dropout"), ()),

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward
@@ -29,6 +29,7 @@ from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.known_classes import (
     HOOKS,
     KNOWN,
+    QUERY_KEY_NORMS,
     SIZES,
     Fact,
     UnknownError,
@@ -187,8 +188,8 @@ SETTINGS = frozenset(
         *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
         *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
         *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
-        *("token_types", "masked_language_head", "pooler", "num_labels", "token_labels"),
-        *("recurrent_cell", "bidirectional"),
+        *("token_types", "masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels"),
+        *("attention", "recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
         *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
@@ -219,6 +220,7 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
         "attention_score": ("attention score", config.attention_score),
         "attention_kind": ("attention kind", config.attention_kind),
         "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
+        **({} if config.attention == "multi-head" else {"attention": ("attention", config.attention)}),
         "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
     }
     outside = [name for name, (aspect, value) in actual.items() if value not in table.values.get(aspect, ())]
@@ -597,7 +599,10 @@ class _Describer:
 
         The module's sizes and score must agree with the configuration.
         """
-        self.kind(path, module, MultiHeadAttention)
+        has_norms = self.kind(path, module, MultiHeadAttention, QueryKeyNormAttention) is QueryKeyNormAttention
+        self.must_be(path, "class", "query-key-norm" if has_norms else "multi-head", "attention")
+        if has_norms:
+            self.query_key_norms(path, module)
         names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
         heads, shared, d_k, d_v = (self.get(module, each) for each in names)
         widths = (heads * d_k, shared * d_k, shared * d_v)
@@ -617,6 +622,15 @@ class _Describer:
             if child in module._modules
         ]
         return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
+
+    def query_key_norms(self, path: str, module: QueryKeyNormAttention) -> None:
+        """Check that the norms of an attention's queries and keys are as the configuration describes them."""
+        for name in QUERY_KEY_NORMS:
+            norm = getattr(module, name)
+            self.kind(f"{path}.{name}", norm, RMSNorm)
+            if norm.weight is None or self.get(norm, "normalized_shape") != (module.d_k,):
+                raise UnknownError(f"{path}.{name} has no weight for each of the head's {module.d_k} dimensions")
+            self.must_be(f"{path}.{name}", "epsilon", self.get(norm, "eps"), "norm_epsilon")
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
         """Return a tuple for an attention's score: the name, True if attention is hard, and the scale (None: default).
@@ -696,6 +710,8 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
         yield Fact(path, "activation", activation.name)
     if (attend := sublayer.attention) is not None:
         module = attend.module
+        if isinstance(module, QueryKeyNormAttention):
+            yield Fact(path, "attention", "query-key-norm")
         yield Fact(path, "attention score", attend.score)
         yield Fact(path, "attention kind", "hard" if attend.is_hard else "soft")
         yield Fact(path, "attention scale", "default" if attend.scale is None else "other")

@@ -3,11 +3,12 @@
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -367,6 +368,10 @@ class MaskedLanguageHead(nn.Module):
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
+POOLER_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
+"""A mapping from each value of `pooler_activation` to its function."""
+
+
 class Encoder(VocabularyModel):
     """An encoder-only Transformer, such as BERT, with the configured heads: masked language, pooler, classifier."""
 
@@ -419,14 +424,16 @@ class Encoder(VocabularyModel):
         return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
-        """Return one vector for each sequence, tanh of a linear layer over its first state: (B, S, D) to (B, D).
+        """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
+
+        It is a linear layer of the state, followed by the activation `pooler_activation` (tanh in BERT).
 
         Raises:
             TransduceError: the model has no pooler.
         """
         if self.pooler is None:
             raise TransduceError("This encoder has no pooler: set `model.pooler` or `model.num_labels`.")
-        return torch.tanh(self.pooler(states[:, 0]))
+        return POOLER_ACTIVATIONS[self.config.pooler_activation](self.pooler(states[:, 0]))
 
     def classify(self, states: Tensor) -> Tensor:
         """Return the logits of the C classes, computed from the pooled first state: (B, S, D) to (B, C).

@@ -15,7 +15,6 @@ from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
     FAMILIES,
     ConfigReader,
-    Settings,
     check_config,
     import_generation,
     start_id,
@@ -23,6 +22,7 @@ from transduce.interop.hugging_face.import_settings import (
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.model_folder.tensor_files import MappedTensors
@@ -172,14 +172,21 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def hugging_face_notes(folder: Path) -> tuple[str, ...]:
-    """Return a tuple of notes on the import of a Hugging Face encoder: an unused head, and changed labels.
+    """Return a tuple of notes on the import of a Hugging Face folder: what is not used, and what is changed.
 
-    The tuple is empty for other models.
+    These are an encoder's unused head and renamed labels, and a language model's chat template.
 
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
     """
-    if hugging_face_kind(folder) != "encoder":
+    kind = hugging_face_kind(folder)
+    if kind == "decoder" and _has_chat_template(folder):
+        note = (
+            f"{folder} has a chat template, which is not applied: write prompts with its markers, as `tokenizer."
+            "apply_chat_template(messages, tokenize=False, add_generation_prompt=True)` of transformers returns them."
+        )
+        return (note,)
+    if kind != "encoder":
         return ()
     config, heads, notes = _config(folder), hugging_face_heads(folder), list[str]()
     if (purpose := unused_head(folder)) is not None:
@@ -198,6 +205,14 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
             f"Several labels in {folder}/config.json have the same name, so they are numbered: {shown_names(renamed)}."
         )
     return tuple(notes)
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Return whether a Hugging Face folder has a template that turns the messages of a chat into a prompt."""
+    files = ("chat_template.jinja", "chat_template.json")
+    return any((folder / name).is_file() for name in files) or bool(
+        _optional_json(folder, "tokenizer_config.json").get("chat_template")
+    )
 
 
 def unused_head(folder: Path) -> str | None:

@@ -18,7 +18,7 @@ from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
-from transduce.interop.hugging_face.weight_names import StoredParameter
+from transduce.interop.hugging_face.stored_names import StoredParameter
 from transduce.machine import available_memory, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config, explained

@@ -24,8 +24,8 @@ from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, Exp
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson
-from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 from transduce.search.settings import SearchSettings
@@ -222,17 +222,17 @@ def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def ignored_names(config: ModelConfig) -> set[str]:
-    """Return a set of tensor names that the BERT class of a model reports as unexpected because it does not use them.
+    """Return a set of tensor names that the class of an encoder reports as unexpected because it does not use them.
 
-    The result is empty for other families.
+    The result is empty for other kinds of models.
     """
     family = family_for(config)
-    if family is None or family.model_type != "bert":
+    if family is None or family.kind != "encoder":
         return set()
     if config.masked_language_head:
         pooler_is_unused = config.pooler and config.num_labels == 0
         return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if pooler_is_unused else set()
-    return {"cls.predictions.bias"} if config.output_bias else set()
+    return {_stored_names(family, config).output_bias[0]} if config.output_bias else set()
 
 
 # --- one parameter ---
@@ -441,9 +441,10 @@ class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
-        types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
+        if self.config.token_types:
+            inputs["token_type_ids"] = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
         with torch.inference_mode():
-            results = self.model(**inputs, token_type_ids=types, output_hidden_states=True)
+            results = self.model(**inputs, output_hidden_states=True)
         outputs_by_name = {"states": results.hidden_states[-1]}
         logits = "prediction_logits" if "prediction_logits" in results else "logits"
         if logits in results:

@@ -7,8 +7,16 @@ import msgspec
 
 from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.import_settings import ACTIVATIONS as IMPORTED_ACTIVATIONS
-from transduce.interop.hugging_face.import_settings import BART_KEYS, BERT_KEYS, GPT2_KEYS, LLAMA_KEYS, T5_KEYS, Keys
 from transduce.interop.hugging_face.import_settings import GATES as IMPORTED_GATES
+from transduce.interop.hugging_face.stored_names import (
+    BART_KEYS,
+    BERT_KEYS,
+    DISTILBERT_KEYS,
+    GPT2_KEYS,
+    LLAMA_KEYS,
+    T5_KEYS,
+    Keys,
+)
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -163,6 +171,12 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
     return content | {"use_sliding_window": False}
 
 
+def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
+    content = _llama_config(config)
+    del content["mlp_bias"]
+    return content | {"use_sliding_window": False}
+
+
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that Qwen2's config.json cannot express; empty if none.
 
@@ -179,6 +193,13 @@ QWEN2 = LLAMA._replace(
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
     content=_qwen2_config,
     obstacles=_qwen2_obstacles,
+)
+QWEN3 = LLAMA._replace(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    wanted=dict(LLAMA.wanted) | {"attention": "query-key-norm", "feed_forward_bias": False},
+    free=LLAMA.free - {"feed_forward_bias"},
+    content=_qwen3_config,
 )
 
 
@@ -409,6 +430,18 @@ def _bert_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _distilbert_config(config: ModelConfig) -> dict[str, Any]:
+    return _written(config, DISTILBERT_KEYS) | {
+        "activation": ACTIVATIONS[config.activation],
+        "seq_classif_dropout": config.dropout,
+        "sinusoidal_pos_embds": False,
+        "tie_weights_": True,
+    }
+
+
+_LIKE_BERT = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
+
+
 def _bert_family(
     architecture: str,
     automatic: str,
@@ -416,12 +449,11 @@ def _bert_family(
     *free: str,
     obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
 ) -> Family:
-    common = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
     return Family(
         architecture,
         "bert",
         "encoder",
-        common | dict(wanted),
+        _LIKE_BERT | dict(wanted),
         frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
         ACTIVATIONS,
         _bert_config,
@@ -429,6 +461,31 @@ def _bert_family(
         automatic=automatic,
         stores_output_bias=wanted["masked_language_head"] is True,
     )
+
+
+def _distilbert_family(
+    architecture: str,
+    automatic: str,
+    wanted: Mapping[str, object],
+    *free: str,
+    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
+) -> Family:
+    return Family(
+        architecture,
+        "distilbert",
+        "encoder",
+        _LIKE_BERT | {"norm_epsilon": 1e-12} | dict(wanted),
+        frozenset(("output_bias", *free)),
+        ACTIVATIONS,
+        _distilbert_config,
+        obstacles,
+        automatic=automatic,
+        stores_output_bias=wanted["masked_language_head"] is True,
+    )
+
+
+def _lacks_labels(config: ModelConfig) -> list[str]:
+    return ["num_labels"] if config.num_labels == 0 else []
 
 
 FAMILIES = (
@@ -450,7 +507,7 @@ FAMILIES = (
         {"masked_language_head": False},
         "pooler",
         "num_labels",
-        obstacles=lambda config: ["num_labels"] if config.num_labels == 0 else [],
+        obstacles=_lacks_labels,
     ),
     _bert_family(
         "BertForTokenClassification",
@@ -459,7 +516,29 @@ FAMILIES = (
         "num_labels",
     ),
     _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
+    _distilbert_family(
+        "DistilBertForMaskedLM",
+        "AutoModelForMaskedLM",
+        {"masked_language_head": True, "num_labels": 0},
+        "pooler_activation",
+    ),
+    _distilbert_family(
+        "DistilBertForSequenceClassification",
+        "AutoModelForSequenceClassification",
+        {"masked_language_head": False, "pooler_activation": "relu"},
+        *("pooler", "num_labels"),
+        obstacles=_lacks_labels,
+    ),
+    _distilbert_family(
+        "DistilBertForTokenClassification",
+        "AutoModelForTokenClassification",
+        {"masked_language_head": False, "token_labels": True},
+        *("num_labels", "pooler_activation"),
+        obstacles=_lacks_labels,
+    ),
+    _distilbert_family("DistilBertModel", "AutoModel", {"masked_language_head": False}, "pooler_activation"),
     GPT2,
     LLAMA,
     QWEN2,
+    QWEN3,
 )

@@ -4,15 +4,23 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face import weight_names as names
+from transduce.interop.hugging_face import stored_names as names
+from transduce.interop.hugging_face.stored_names import (
+    BART_KEYS,
+    BERT_KEYS,
+    DISTILBERT_KEYS,
+    GPT2_KEYS,
+    LLAMA_KEYS,
+    T5_KEYS,
+    Keys,
+    Settings,
+)
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 # --- import settings ---
 
-
-Settings = dict[str, Any]
 
 # This package's names of activations by Hugging Face's, of which the last is written.
 ACTIVATIONS = {
@@ -162,98 +170,6 @@ class ConfigReader:
         return value
 
 
-# --- keys of config.json that hold settings as they are ---
-
-
-class Key(NamedTuple):
-    """A key of Hugging Face's config.json that holds one of this package's settings, with its default."""
-
-    name: str
-    default: float | Callable[[Settings], int] | None = None
-    """The meaning of a missing key: a value, whose type is that of the setting, or a function that computes it from the
-    settings read before; None: the key must be present.
-    """
-
-
-Keys = Mapping[str, Key]
-"""A mapping from this package's names of settings to the keys of a family's config.json. If several settings have the
-same key, the last one is exported.
-"""
-
-BART_KEYS: Keys = {
-    "source_vocabulary_size": Key("vocab_size"),
-    "target_vocabulary_size": Key("decoder_vocab_size", lambda settings: int(settings["source_vocabulary_size"])),
-    "num_encoder_layers": Key("encoder_layers"),
-    "num_decoder_layers": Key("decoder_layers"),
-    "d_model": Key("d_model"),
-    "dropout": Key("dropout", 0.1),
-    "attention_dropout": Key("attention_dropout", 0.0),
-    "activation_dropout": Key("activation_dropout", 0.0),
-    "scale_embeddings": Key("scale_embedding", default=False),
-    "pad_id": Key("pad_token_id"),
-    "eos_id": Key("eos_token_id"),
-}
-T5_KEYS: Keys = {
-    "d_model": Key("d_model"),
-    "source_vocabulary_size": Key("vocab_size"),
-    "target_vocabulary_size": Key("vocab_size"),
-    "num_encoder_layers": Key("num_layers"),
-    "num_decoder_layers": Key("num_decoder_layers", lambda settings: int(settings["num_encoder_layers"])),
-    "d_ff": Key("d_ff"),
-    "num_heads": Key("num_heads"),
-    "d_k": Key("d_kv"),
-    "d_v": Key("d_kv"),
-    "attention_dropout": Key("dropout_rate", 0.1),
-    "activation_dropout": Key("dropout_rate", 0.1),
-    "dropout": Key("dropout_rate", 0.1),
-    "norm_epsilon": Key("layer_norm_epsilon", 1e-6),
-    "relative_buckets": Key("relative_attention_num_buckets", 32),
-    "relative_max_distance": Key("relative_attention_max_distance", 128),
-    "pad_id": Key("pad_token_id", 0),
-    "eos_id": Key("eos_token_id", 1),
-}
-BERT_KEYS: Keys = {
-    "source_vocabulary_size": Key("vocab_size"),
-    "target_vocabulary_size": Key("vocab_size"),
-    "num_encoder_layers": Key("num_hidden_layers"),
-    "d_model": Key("hidden_size"),
-    "d_ff": Key("intermediate_size"),
-    "num_heads": Key("num_attention_heads"),
-    "dropout": Key("hidden_dropout_prob", 0.1),
-    "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
-    "norm_epsilon": Key("layer_norm_eps", 1e-12),
-    "max_positions": Key("max_position_embeddings"),
-    "token_types": Key("type_vocab_size", 2),
-    "pad_id": Key("pad_token_id", 0),
-}
-GPT2_KEYS: Keys = {
-    "source_vocabulary_size": Key("vocab_size"),
-    "target_vocabulary_size": Key("vocab_size"),
-    "num_decoder_layers": Key("n_layer"),
-    "d_model": Key("n_embd"),
-    "d_ff": Key("n_inner", lambda settings: 4 * int(settings["d_model"])),
-    "num_heads": Key("n_head"),
-    "dropout": Key("resid_pdrop", 0.1),
-    "attention_dropout": Key("attn_pdrop", 0.1),
-    "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
-    "max_positions": Key("n_positions"),
-}
-LLAMA_KEYS: Keys = {
-    "source_vocabulary_size": Key("vocab_size"),
-    "target_vocabulary_size": Key("vocab_size"),
-    "num_decoder_layers": Key("num_hidden_layers"),
-    "d_model": Key("hidden_size"),
-    "d_ff": Key("intermediate_size"),
-    "num_heads": Key("num_attention_heads"),
-    "num_key_value_heads": Key("num_key_value_heads", lambda settings: int(settings["num_heads"])),
-    "d_k": Key("head_dim", lambda settings: int(settings["d_model"] // settings["num_heads"])),
-    "attention_dropout": Key("attention_dropout", 0.0),
-    "norm_epsilon": Key("rms_norm_eps", 1e-6),
-    "projection_bias": Key("attention_bias", default=False),
-    "feed_forward_bias": Key("mlp_bias", default=False),
-}
-
-
 def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
     settings: Settings = {}
     for setting, (name, default) in keys.items():
@@ -361,14 +277,37 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    return _read_keys(config, BERT_KEYS) | {
+    return _read_keys(config, BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+
+
+def _bert_like(activation: str) -> Settings:
+    return {
         "kind": "encoder",
-        "activation": config.activation("hidden_act", "gelu"),
+        "activation": activation,
         "norm_order": "post",
         "positions": "learned",
         "embedding_norm": True,
         "scale_embeddings": False,
     }
+
+
+def distilbert(config: ConfigReader) -> Settings:
+    """Convert a DistilBERT's config.json to a dict of model settings: BERT's, but without token types.
+
+    The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
+    """
+    return (
+        _read_keys(config, DISTILBERT_KEYS)
+        | _bert_like(config.activation("activation", "gelu"))
+        | {"norm_epsilon": 1e-12, "pooler_activation": "relu"}
+    )
+
+
+def electra(config: ConfigReader) -> Settings:
+    """Convert an ELECTRA's config.json to a dict of model settings: BERT's, with embeddings as wide as the layers."""
+    config = config.with_defaults({"embedding_size": 128})
+    config.same("embedding_size", "hidden_size")
+    return bert(config) | {"pooler_activation": "gelu"}
 
 
 def roberta(config: ConfigReader) -> Settings:
@@ -435,6 +374,16 @@ def qwen2(config: ConfigReader) -> Settings:
     """
     config.must_be({"use_sliding_window": False})
     return llama(config) | {"projection_bias": True}
+
+
+def qwen3(config: ConfigReader) -> Settings:
+    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys.
+
+    A sliding window is refused.
+    """
+    config = config.with_defaults({"head_dim": 128, "num_key_value_heads": 32})
+    config.must_be({"use_sliding_window": False})
+    return llama(config) | {"attention": "query-key-norm"}
 
 
 def _rope(config: ConfigReader) -> Settings:
@@ -526,6 +475,8 @@ FAMILIES: Mapping[str, ImportFamily] = {
     "t5": ImportFamily("transformer", t5, names.T5),
     "mt5": ImportFamily("transformer", mt5, names.T5),
     "bert": ImportFamily("encoder", bert, names.BERT, end_is_separator=True),
+    "distilbert": ImportFamily("encoder", distilbert, names.DISTILBERT, end_is_separator=True),
+    "electra": ImportFamily("encoder", electra, names.ELECTRA, end_is_separator=True, gelu_head=True),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA._replace(fairseq=True),
     "camembert": _ROBERTA,
@@ -533,6 +484,7 @@ FAMILIES: Mapping[str, ImportFamily] = {
     "llama": ImportFamily("decoder", llama, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "qwen2": ImportFamily("decoder", qwen2, names.LLAMA, stores_output=True),
+    "qwen3": ImportFamily("decoder", qwen3, names.LLAMA, stores_output=True),
 }
 # Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
 _UNSUPPORTED_HEADS = {

@@ -203,6 +203,8 @@ _DEFAULT_ENDS = ("<|endoftext|>", "</s>")
 _UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
 _DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
@@ -266,8 +268,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     languages = _languages(files, model, parts)
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     control = _control_tokens(files, special, parts.ids)
-    symbols = [token for token in parts.added if token.id not in tags and token.text not in control]
     is_decoder, is_encoder_decoder = model.family.kind == "decoder", model.family.kind == "transformer"
+    added = _prompt_tokens(files, parts) if is_decoder else parts.added
+    symbols = [token for token in added if token.id not in tags and (is_decoder or token.text not in control)]
     # An encoder–decoder may be trained to generate such tokens (T5's sentinels), but none writes the mask.
     masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
     silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
@@ -669,8 +672,8 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
 
     The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
     encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
-    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding uses the end symbol for it, and a tokenizer
-    without an unknown token uses the end symbol too.
+    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding, or whose padding is a token of text, uses the
+    end symbol for it, and a tokenizer without an unknown token uses the end symbol too.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -687,7 +690,9 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         if ids["eos_id"] is None:
             ends = (parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids)
             ids["eos_id"] = next(ends, parts.after[-1] if parts.after else None)
-        ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
+        # Some configurations set the padding to token 0, which may be text such as "!".
+        if ids["pad_id"] is None or ids["pad_id"] in _text_ids(files, parts):
+            ids["pad_id"] = ids["eos_id"]
     if ids["unk_id"] is None:
         # Byte-level tokenizers have no unknown token.
         candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
@@ -701,6 +706,12 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
     return {name: id for name, id in ids.items() if id is not None}
 
 
+def _text_ids(files: TokenizerFiles, parts: TokenizerParts) -> set[int]:
+    """Return a set of the ids of a tokenizer's tokens that stand for text: neither added nor special tokens."""
+    special = _named_special_tokens(files) | {token.text for token in parts.added}
+    return {id for text, id in parts.ids.items() if text not in special}
+
+
 def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         text = text_of(files.json(file).get(name))
@@ -710,20 +721,37 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
-    """Return a set of the texts of special tokens that are never recognized in a text: start, end, padding, unknown.
+    """Return a set of the texts of an imported tokenizer's special tokens: start, end, padding, unknown.
 
     The tokens are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as
-    `</s>`.
+    `</s>`. In a text they are plain characters, except for a language model.
     """
+    return _named_special_tokens(files) | {text for text, id in ids.items() if id in special.values()}
+
+
+def _named_special_tokens(files: TokenizerFiles) -> set[str]:
+    """Return a set of the texts of the special tokens that a tokenizer's files name, and of the usual ones."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     configured = {
         text_of(files.json(file).get(name))
         for file in ("special_tokens_map.json", "tokenizer_config.json")
         for name in names
     }
-    by_id = {text for text, id in ids.items() if id in special.values()}
     defaults = {"<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
-    return {text for text in configured if text is not None} | by_id | defaults
+    return {text for text in configured if text is not None} | defaults
+
+
+def _prompt_tokens(files: TokenizerFiles, parts: TokenizerParts) -> tuple[AddedToken, ...]:
+    """Return the added tokens that a language model's tokenizer recognizes in a prompt, special ones included.
+
+    Prompts may be written with the markers of a chat template, one of which is the end symbol. Files older than
+    tokenizer.json need not list special tokens as added.
+    """
+    if files.read("tokenizer.json") is not None:
+        return parts.added
+    known = {token.text for token in parts.added}
+    others = sorted(text for text in _named_special_tokens(files) if text in parts.ids and text not in known)
+    return (*parts.added, *(AddedToken(Symbol(text), parts.ids[text], special=True) for text in others))
 
 
 def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:

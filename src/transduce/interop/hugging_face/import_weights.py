@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, names_of
-from transduce.interop.hugging_face.weight_names import StoredNames, StoredParameter, find_names
+from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
@@ -267,10 +267,13 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
     if FAMILIES[model_type].kind != "encoder":
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
-    masked = {"cls.predictions.transform.dense.weight", "lm_head.dense.weight"}
-    pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight"}
+    masked = {
+        *("cls.predictions.transform.dense.weight", "lm_head.dense.weight"),
+        *("vocab_transform.weight", "generator_predictions.dense.weight"),
+    }
+    pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight", "pre_classifier.weight"}
     if "classifier.dense.weight" in stored.names:
-        pooled = set()  # RoBERTa's classifier contains the pooler
+        pooled = set()  # the classifier of RoBERTa and ELECTRA contains the pooler
     has_pooler = bool(pooled & set(stored.names))
     architectures = config.get("architectures")
     is_tagger = isinstance(architectures, list) and any(

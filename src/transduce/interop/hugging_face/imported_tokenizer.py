@@ -16,7 +16,7 @@ import msgspec
 from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
+from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, TokenizerJson, WordListRecord
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import (
@@ -103,7 +103,12 @@ class ImportedVocabulary(Vocabulary):
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
         symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
         self.writes_line_feeds = not record.keeps_line_feeds and "\n" in record.symbols
-        self._splitter = record.algorithm.build_splitter(record.ids, symbols)
+        algorithm = record.algorithm
+        if isinstance(algorithm, TokenizerJson):
+            recognized = {symbol.text for symbol in symbols}
+            unread = {token for token, id in record.ids.items() if id in self._silent and token not in recognized}
+            algorithm = algorithm.without_tokens(unread)
+        self._splitter = algorithm.build_splitter(record.ids, symbols)
 
     @cached_property
     def _tokens(self) -> dict[int, str]:

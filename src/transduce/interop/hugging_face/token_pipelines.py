@@ -8,7 +8,7 @@ merges.txt.
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
@@ -100,6 +100,24 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             symbols: added tokens, which are recognized in a text and never split.
         """
         return PipelineTokenSplitter(self.content, symbols)
+
+    def without_tokens(self, texts: Collection[str]) -> "TokenizerJson":
+        """Return a copy that splits no text into these tokens, such as `</s>` in a unigram model's list of tokens.
+
+        Other ids stay the same. A BPE is returned itself: only its merges make tokens. The model's own unknown token
+        stays.
+        """
+        model = self.content["model"]
+        table = model["vocab"]
+        unreachable = {text: f"\0{text}\0" for text in texts}
+        if isinstance(table, list):
+            vocabulary: Any = [[unreachable.get(token, token), score] for token, score in table]
+        elif "merges" in model:
+            return self
+        else:
+            unreachable.pop(str(model.get("unk_token")), None)
+            vocabulary = {unreachable.get(token, token): id for token, id in table.items()}
+        return TokenizerJson({**self.content, "model": {**model, "vocab": vocabulary}})
 
 
 class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):

@@ -164,7 +164,8 @@ def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
     """
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
-    pooled = graph.apply("Tanh", build_linear(graph, first, linear_weights(model.pooler)))
+    pooled, activation = build_linear(graph, first, linear_weights(model.pooler)), model.config.pooler_activation
+    pooled = graph.apply("Tanh", pooled) if activation == "tanh" else build_activation(graph, pooled, activation)
     graph.add_output(pooled, "pooled", np.float32, ("batch", model.config.d_model))
     if model.classifier is not None and not model.config.token_labels:
         classes = build_linear(graph, pooled, linear_weights(model.classifier))

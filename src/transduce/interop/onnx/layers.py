@@ -27,7 +27,7 @@ from transduce.interop.components import (
     position_encoding_table,
     relative_bias_table,
 )
-from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
@@ -398,6 +398,8 @@ def build_self_attention(
     query, key, value = graph.split(build_linear(graph, x, linear_weights(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
+    if isinstance(attention, QueryKeyNormAttention):
+        query, key = build_norm(graph, query, attention.query_norm), build_norm(graph, key, attention.key_norm)
     query, key = (_rotate(graph, each, context, attention.d_k) for each in (query, key))
     if past is not None:
         key = graph.apply("Concat", past.keys, key, attributes={"axis": 2})
@@ -419,7 +421,10 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
     """
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
-    return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
+    keys = _heads(graph, keys, attention.d_k)
+    if isinstance(attention, QueryKeyNormAttention):
+        keys = build_norm(graph, keys, attention.key_norm)
+    return KeysAndValues(keys, _heads(graph, values, attention.d_v))
 
 
 def build_memory_attention(
@@ -435,6 +440,8 @@ def build_memory_attention(
         bias: masks the padding in the source, broadcastable to (B, H, T, S).
     """
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
+    if isinstance(attention, QueryKeyNormAttention):
+        query = build_norm(graph, query, attention.query_norm)
     return _attend(graph, query, memory, attention, bias)
 
 

@@ -119,6 +119,26 @@ def emit_norms(k: KernelBuilder) -> None:
                     k.store(value, k.element_pointer(target, column))
 
 
+def emit_head_norm(k: KernelBuilder, width: int) -> None:
+    """Emit the function `norm_heads` (RMSNorm in place), which normalizes each head of some heads of each row.
+
+    The arguments are (x, N, stride, heads, weight, epsilon, thread, threads). Row n of x has `heads` heads of `width`
+    elements, and rows are `stride` elements apart. All heads have the same weight, (width,).
+    """
+    with k.function("norm_heads", POINTER, I64, I64, I64, POINTER, F32, I64, I64) as (x, rows, stride, count, *more):
+        weight, epsilon, *share = more
+        first, last = k.thread_range(k.mul(rows, count), *share)
+        with k.loop(first, last) as item:
+            row, head = k.build.sdiv(item, count), k.build.srem(item, count)
+            source = k.element_pointer(x, k.add(k.mul(row, stride), k.mul(head, width)))
+            square = _mean(k, source, k.int64(width), k.splat(0.0))
+            root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(square, epsilon))
+            scale = k.splat(k.build.fdiv(k.float32(1.0), root))
+            for column in range(0, width, k.lanes):
+                value = k.build.fmul(k.build.fmul(k.load_floats(source, column), scale), k.load_floats(weight, column))
+                k.store(value, k.element_pointer(source, column))
+
+
 def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:
     """Return (an IR value) the mean of a row's elements, or of their squared distances from `center` if passed."""
 

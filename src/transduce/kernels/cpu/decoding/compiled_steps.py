@@ -44,6 +44,7 @@ from transduce.kernels.prepacked import (
     PrepackedSelfAttention,
     PrepackedTransformer,
 )
+from transduce.model.attention import QueryKeyNormAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
@@ -168,7 +169,12 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
     def attend(source: Value) -> None:
         heads = w.heads
         w.gemm("store", projection, w.quantize(source, projection), w.pointers.projected)
-        w.rotate("run", w.pointers.projected, heads.queries + 2 * heads.keys, heads.number + heads.shared)
+        stride = heads.queries + 2 * heads.keys
+        if isinstance(layer.self_attention, QueryKeyNormAttention):
+            keys = w.k.element_pointer(w.pointers.projected, heads.queries)
+            w.norm_heads(layer.self_attention.query_norm, w.pointers.projected, stride, heads.number)
+            w.norm_heads(layer.self_attention.key_norm, keys, stride, heads.shared)
+        w.rotate("run", w.pointers.projected, stride, heads.number + heads.shared)
         w.attend_texts()
         w.attention_output(output)
 
@@ -211,6 +217,8 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
         for number, memory in enumerate(memories):
             entry = _cache_entry(w, w.pointers.memory, number, w.arguments.sources, first_row)
             of_chunk.gemm_to_cache(memory.key_value, rounded, entry)
+            if isinstance(memory, QueryKeyNormAttention):
+                of_chunk.norm_heads(memory.key_norm, entry, 2 * w.heads.keys, w.heads.shared)
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
@@ -231,6 +239,8 @@ def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: Nati
         ) -> None:
             inner, entry = w.heads.queries, 2 * w.heads.keys
             w.gemm("store", memory.query, w.quantize(source, memory.query), w.pointers.projected)
+            if isinstance(memory, QueryKeyNormAttention):
+                w.norm_heads(memory.query_norm, w.pointers.projected, inner, w.heads.number)
             w.attend("run", inner, (entries, entry), _own_sequence(w), to_memory=True)
             w.attention_output(memory.output)
 
@@ -283,6 +293,9 @@ def _self_attention(
         rounded = w.quantize(source, attention.projection)
         w.gemm("store", attention.projection, rounded, w.pointers.projected, (0, inner))
         w.gemm_to_cache(attention.projection, rounded, newest, (inner, inner + entry))
+        if isinstance(attention, QueryKeyNormAttention):
+            w.norm_heads(attention.query_norm, w.pointers.projected, inner, w.heads.number)
+            w.norm_heads(attention.key_norm, newest, entry, w.heads.shared)
         w.rotate(rotation_kind, w.pointers.projected, inner, w.heads.number)
         w.rotate(rotation_kind, newest, entry, w.heads.shared)
         w.attend(attention_kind, inner, (past, entry), lists)
@@ -332,6 +345,7 @@ _COMPONENTS = {
     "norm": "layer rms",
     "norm_order": "pre post",
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    "attention": "query-key-norm",
     "attention_score": "scaled dot",
     "attention_kind": "soft",
     "attention_scale": "default other",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention
+from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention, emit_head_norm
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
 from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import file_rows
@@ -256,6 +256,24 @@ class ModelEmitter:
         )
         width = k.int64(norm.normalized_shape[0])
         k.call(name, x, self.arguments.rows, width, weight_pointer, bias_pointer, k.float32(epsilon), out, *self.share)
+        k.barrier(self.share[1])
+
+    def norm_heads(self, norm: nn.Module, x: Value, stride: int, heads: int) -> None:
+        """Emit the norm of some heads of all rows, in place, and a barrier.
+
+        Args:
+            norm: the RMSNorm of all queries or keys of an attention module, over the head width.
+            x: a pointer to the first head of row 0.
+            stride: the number of elements from one row to the next.
+            heads: the number of heads.
+        """
+        k = self.k
+        assert isinstance(norm, nn.RMSNorm)
+        assert norm.eps is not None
+        if not k.has("norm_heads"):
+            emit_head_norm(k, self.heads.width)
+        sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
+        k.call("norm_heads", x, *sizes, self.weight(norm.weight), k.float32(norm.eps), *self.share)
         k.barrier(self.share[1])
 
     def quantize(self, x: Value, linear: NativeLinear) -> Value:

@@ -1,13 +1,13 @@
-"""Map this package's parameter names to the names in Hugging Face's model classes, by one table per family.
+"""Map this package's names of parameters and settings to those in Hugging Face's files, by tables for each family.
 
-`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one matrix of this package,
-their rows are concatenated.
+In the names of parameters, `{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form
+one matrix of this package, their rows are concatenated.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,6 +162,24 @@ def _bert_names(base: str) -> tuple[Names, ...]:
     )
 
 
+def _distilbert_names() -> tuple[Names, ...]:
+    ours, theirs = "layers.{n}", "distilbert.transformer.layer.{n}"
+    return (
+        _projection(f"{ours}.self_attention", f"{theirs}.attention", ("q_lin", "k_lin", "v_lin")),
+        _same_name(f"{ours}.self_attention.output", f"{theirs}.attention.out_lin"),
+        _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.sa_layer_norm"),
+        _same_name(f"{ours}.feed_forward.inner", f"{theirs}.ffn.lin1"),
+        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.ffn.lin2"),
+        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output_layer_norm"),
+        _same_name("embedding.norm", "distilbert.embeddings.LayerNorm"),
+        Names("embedding.positions.weight", ("distilbert.embeddings.position_embeddings.weight",)),
+        _same_name("masked_language_head.dense", "vocab_transform"),
+        _same_name("masked_language_head.norm", "vocab_layer_norm"),
+        _same_name("pooler", "pre_classifier"),
+        _same_name("classifier", "classifier"),
+    )
+
+
 _BERT_HEADS = (
     _same_name("masked_language_head.dense", "cls.predictions.transform.dense"),
     _same_name("masked_language_head.norm", "cls.predictions.transform.LayerNorm"),
@@ -188,6 +206,8 @@ _GPT2_NAMES = (
 _LLAMA_NAMES = (
     _projection("layers.{n}.self_attention", "model.layers.{n}.self_attn", ("q_proj", "k_proj", "v_proj")),
     _same_name("layers.{n}.self_attention.output", "model.layers.{n}.self_attn.o_proj"),
+    _same_name("layers.{n}.self_attention.query_norm", "model.layers.{n}.self_attn.q_norm"),
+    _same_name("layers.{n}.self_attention.key_norm", "model.layers.{n}.self_attn.k_norm"),
     Names(
         "layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_proj.{p}", "model.layers.{n}.mlp.up_proj.{p}")
     ),
@@ -250,6 +270,35 @@ BERT = StoredNames(
     # Position ids, and the head of next-sentence prediction.
     ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
 )
+DISTILBERT = StoredNames(
+    names=_distilbert_names(),
+    shared="distilbert.embeddings.word_embeddings.weight",
+    output="vocab_projector.weight",
+    output_bias=("vocab_projector.bias",),
+    prefix="distilbert.",
+    ignored=r"distilbert\.embeddings\.position_ids",
+)
+_ELECTRA_NAMES = (
+    *_bert_names("electra"),
+    _same_name("masked_language_head.dense", "generator_predictions.dense"),
+    _same_name("masked_language_head.norm", "generator_predictions.LayerNorm"),
+)
+ELECTRA = StoredNames(
+    names=(*_ELECTRA_NAMES, _same_name("classifier", "classifier")),
+    shared="electra.embeddings.word_embeddings.weight",
+    output="generator_lm_head.weight",
+    output_bias=("generator_lm_head.bias",),
+    prefix="electra.",
+    # Position ids, and the head that finds replaced tokens.
+    ignored=r"electra\.embeddings\.position_ids|discriminator_predictions\..*",
+)
+_CLASSIFIER_ELECTRA = ELECTRA._replace(
+    names=(
+        *_ELECTRA_NAMES,
+        _same_name("classifier", "classifier.out_proj"),
+        _same_name("pooler", "classifier.dense"),
+    )
+)
 GPT2 = StoredNames(
     names=_GPT2_NAMES,
     shared="transformer.wte.weight",
@@ -263,8 +312,8 @@ GPT2 = StoredNames(
 def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """Return the table of tensor names (`StoredNames`) that fits a file of weights.
 
-    The result is `family` itself, unless the file is of a T5 with gated feed-forward layers, or of a RoBERTa classifier
-    or tagger.
+    The result is `family` itself, unless the file is of a T5 with gated feed-forward layers, a RoBERTa classifier or
+    tagger, or an ELECTRA classifier.
 
     Args:
         family: the table of the model's family.
@@ -272,6 +321,8 @@ def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
+    if family is ELECTRA and "classifier.dense.weight" in present:
+        return _CLASSIFIER_ELECTRA
     if family is ROBERTA and "classifier.dense.weight" in present:
         return _CLASSIFIER_ROBERTA
     if family is ROBERTA and "classifier.weight" in present:
@@ -308,3 +359,110 @@ def _pattern(template: str) -> re.Pattern[str]:
     for key, pattern in parts.items():
         text = text.replace(re.escape(key), pattern)
     return re.compile(text)
+
+
+# --- keys of config.json that hold settings as they are ---
+
+
+Settings = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """A key of Hugging Face's config.json that holds one of this package's settings, with its default."""
+
+    name: str
+    default: float | Callable[[Settings], int] | None = None
+    """The meaning of a missing key: a value, whose type is that of the setting, or a function that computes it from the
+    settings read before; None: the key must be present.
+    """
+
+
+Keys = Mapping[str, Key]
+"""A mapping from this package's names of settings to the keys of a family's config.json. If several settings have the
+same key, the last one is exported.
+"""
+
+BART_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("decoder_vocab_size", lambda settings: int(settings["source_vocabulary_size"])),
+    "num_encoder_layers": Key("encoder_layers"),
+    "num_decoder_layers": Key("decoder_layers"),
+    "d_model": Key("d_model"),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "activation_dropout": Key("activation_dropout", 0.0),
+    "scale_embeddings": Key("scale_embedding", default=False),
+    "pad_id": Key("pad_token_id"),
+    "eos_id": Key("eos_token_id"),
+}
+T5_KEYS: Keys = {
+    "d_model": Key("d_model"),
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_encoder_layers": Key("num_layers"),
+    "num_decoder_layers": Key("num_decoder_layers", lambda settings: int(settings["num_encoder_layers"])),
+    "d_ff": Key("d_ff"),
+    "num_heads": Key("num_heads"),
+    "d_k": Key("d_kv"),
+    "d_v": Key("d_kv"),
+    "attention_dropout": Key("dropout_rate", 0.1),
+    "activation_dropout": Key("dropout_rate", 0.1),
+    "dropout": Key("dropout_rate", 0.1),
+    "norm_epsilon": Key("layer_norm_epsilon", 1e-6),
+    "relative_buckets": Key("relative_attention_num_buckets", 32),
+    "relative_max_distance": Key("relative_attention_max_distance", 128),
+    "pad_id": Key("pad_token_id", 0),
+    "eos_id": Key("eos_token_id", 1),
+}
+BERT_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_encoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("intermediate_size"),
+    "num_heads": Key("num_attention_heads"),
+    "dropout": Key("hidden_dropout_prob", 0.1),
+    "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
+    "norm_epsilon": Key("layer_norm_eps", 1e-12),
+    "max_positions": Key("max_position_embeddings"),
+    "token_types": Key("type_vocab_size", 2),
+    "pad_id": Key("pad_token_id", 0),
+}
+DISTILBERT_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_encoder_layers": Key("n_layers", 6),
+    "d_model": Key("dim", 768),
+    "d_ff": Key("hidden_dim", 3072),
+    "num_heads": Key("n_heads", 12),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.1),
+    "max_positions": Key("max_position_embeddings", 512),
+    "pad_id": Key("pad_token_id", 0),
+}
+GPT2_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("n_layer"),
+    "d_model": Key("n_embd"),
+    "d_ff": Key("n_inner", lambda settings: 4 * int(settings["d_model"])),
+    "num_heads": Key("n_head"),
+    "dropout": Key("resid_pdrop", 0.1),
+    "attention_dropout": Key("attn_pdrop", 0.1),
+    "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
+    "max_positions": Key("n_positions"),
+}
+LLAMA_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("intermediate_size"),
+    "num_heads": Key("num_attention_heads"),
+    "num_key_value_heads": Key("num_key_value_heads", lambda settings: int(settings["num_heads"])),
+    "d_k": Key("head_dim", lambda settings: int(settings["d_model"] // settings["num_heads"])),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "norm_epsilon": Key("rms_norm_eps", 1e-6),
+    "projection_bias": Key("attention_bias", default=False),
+    "feed_forward_bias": Key("mlp_bias", default=False),
+}
