@@ -156,7 +156,10 @@ class MaskedLanguageObjective(Objective[Encoder]):
     """
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the summed loss of a batch; its `negative_log_likelihood` and token count cover masked tokens only."""
+        """Return the summed loss of a batch: that of masked tokens and, if the model learns it, of the next sentence.
+
+        Its `negative_log_likelihood` and token count cover masked tokens only.
+        """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
