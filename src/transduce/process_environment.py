@@ -1,4 +1,4 @@
-"""Configure processes: SIGTERM, child processes, ranks, variables of PyTorch's libraries, and unused memory."""
+"""Configure processes: signals, child processes, ranks, variables of PyTorch's libraries, and unused memory."""
 
 import ctypes
 import mmap
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from transduce.errors import TransduceError
 
-# --- SIGTERM ---
+# --- signals ---
 
 
 @contextmanager
@@ -27,14 +27,33 @@ def handle_sigterm(handler: Callable[..., object] | signal.Handlers) -> Iterator
     A handler that raises an exception lets the body remove partial output and end its child processes. With
     `signal.SIG_DFL`, the system ends the process, even while it waits in a library that runs no Python code.
     """
+    with _handle_signal(signal.SIGTERM, handler):
+        yield
+
+
+@contextmanager
+def handle_hangup(handler: Callable[..., object]) -> Iterator[None]:
+    """Call `handler` when SIGHUP arrives in the body of `with`; outside of the main thread, nothing is changed.
+
+    Windows has no such signal.
+    """
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    with _handle_signal(signal.SIGHUP, handler):
+        yield
+
+
+@contextmanager
+def _handle_signal(number: int, handler: Callable[..., object] | signal.Handlers) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 # --- child processes ---

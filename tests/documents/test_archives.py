@@ -132,6 +132,22 @@ TYPES = ("[Content_Types].xml", b"<Types/>")
 ENTITY = '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/hostname">]>'
 
 
+def test_words_with_a_pronunciation_are_translated_with_their_sentence() -> None:
+    fake = Fake(**{'<g id="0">漢字</g>は難しい。': '<g id="0">Kanji</g> are hard.'})
+    text = "<text:ruby><text:ruby-base>{}</text:ruby-base><text:ruby-text>かんじ</text:ruby-text></text:ruby>{}"
+    opened = odt(f"<text:p>{text.format('漢字', 'は難しい。')}</text:p>")
+    with zipfile.ZipFile(io.BytesIO(translate_upload(opened, "a.odt", fake))) as file:
+        assert text.format("Kanji", " are hard.") in file.read("content.xml").decode()
+    ruby = (
+        "<w:r><w:ruby><w:rubyPr/><w:rt><w:r><w:t>かんじ</w:t></w:r></w:rt>"
+        "<w:rubyBase><w:r><w:t>{}</w:t></w:r></w:rubyBase></w:ruby></w:r>"
+    )
+    name, content = word(f"<w:p>{ruby.format('漢字')}<w:r><w:t>は難しい。</w:t></w:r></w:p>")
+    with zipfile.ZipFile(io.BytesIO(translate_upload(archive((name, content)), "a.docx", fake))) as file:
+        written = file.read(name).decode()
+    assert f'{ruby.format("Kanji")}<w:r><w:t xml:space="preserve"> are hard.</w:t></w:r>' in written
+
+
 def word(body: str, start: str = "") -> tuple[str, bytes]:
     return "word/document.xml", (start + WORD.format(body)).encode()
 

@@ -133,6 +133,18 @@ def test_vtt_voices_stay_apart_and_cues_may_begin_like_notes() -> None:
     assert translated.endswith("NOTES ARE IN THE BOOK\n\n00:02.000 --> 00:03.000\n<v Bob>YOU GO</v>\n<v Ann>I STAY\n")
 
 
+def test_pronunciations_in_vtt_are_no_part_of_the_sentence() -> None:
+    ruby = "<ruby>漢<rt>かん</rt>字<rt>じ</ruby>は難しい。"
+
+    def translate(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        assert list(texts) == ['<g id="0">漢<it id="1"/>字<it id="2"/></g>は難しい。']
+        return ['<g id="0">Kan<it id="1"/>ji<it id="2"/></g> is hard.']
+
+    cue = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
+    translated = translate_upload(f"{cue}{ruby}\n".encode(), "a.vtt", translate).decode()
+    assert translated == f"{cue}<ruby>Kan<rt>かん</rt>ji<rt>じ</ruby> is hard.\n"
+
+
 def test_substation_alpha_dialogues_are_translated_and_drawings_stay() -> None:
     head = "[Script Info]\nTitle: t\n\n[Events]\nFormat: Layer, Start, End, Style, Text\n"
     lines = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\i1}one, two{\\i0}\nComment: 0,0:00:01.00,0:00:02.00,A,no\n"

@@ -1,16 +1,24 @@
 """Test hostile requests: each is refused with a message, uses little memory, and does not affect others."""
 
 import gzip
+import http.client
 import json
+import os
+import re
 import resource
 import socket
+import subprocess
 import sys
+import time
 import zlib
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 MAX_MEGABYTES = 20
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,34 @@ def test_too_many_connections_are_reported(serve: Any, gated_model: Any) -> None
         assert refused.headers["retry-after"] == "1"
         for connection in held:
             connection.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_more_connections_than_file_descriptors_leave_the_log_empty() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "serving_gated.py"), "--set", "read_seconds=1"]
+    with subprocess.Popen(
+        ["sh", "-c", 'ulimit -n 150; exec "$@"', "sh", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        held, status = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(200)], 0
+        time.sleep(2.5)  # connections without a request are closed after a second
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        for each in held:
+            each.close()
+        process.terminate()
+        log = process.communicate(timeout=30)[1]
+    assert status == 200
+    assert "Too many open files" not in log
+    assert log.count("\n") == 1
+    assert re.match(r"Only \d+ connections can be open at once, not 1024 \(--max-connections\)", log)
 
 
 def test_a_client_that_speaks_no_http_is_answered_in_json(live: Any) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from transduce.documents.formats import known_suffixes
 from transduce.search.settings import SearchSettings
-from transduce.serving.service import with_alternatives
+from transduce.serving.service import Catalog, with_alternatives
+from transduce.serving.uploads import DocumentStore
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 MULTIPART = {"Content-Type": 'multipart/form-data; boundary="mark"'}
@@ -261,6 +262,38 @@ def test_files_beyond_limits_are_refused(serve: Any, gated_model: Any) -> None:
         time.sleep(0.3)  # then the old ones are deleted
         assert live.ask("GET", kept.json["translatedFileUrl"].removeprefix(live.url)).status == 404
         assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins")).status == 200
+
+
+def test_translated_documents_are_deleted_without_a_further_request(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
+    with serve(gated_model(), file_seconds=0.2) as live:
+        start = DocumentStore.start
+        stores: set[DocumentStore] = set()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DocumentStore, "start", lambda self, order: stores.add(self) or start(self, order))
+            body, headers = form({"source": "de", "target": "en"}, "a.txt", b"eins")
+            assert live.ask("POST", "/translate_file", body, headers).status == 200
+        (store,) = stores
+        wait_until(lambda: not store._documents)
+
+
+def test_a_document_is_translated_by_one_model_although_another_is_loaded(
+    serve: Any, gated_model: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.documents.translate._PORTION_CHARACTERS", 4)
+    old, new = gated_model(is_open=False), gated_model()
+    with serve(old) as live:
+        live.server._load = lambda: Catalog([new])
+        body, headers = form({"source": "auto", "target": "en"}, "a.txt", b"Wir haben keine Zeit\nzwei\ndrei\n")
+        asked = live.in_background(lambda: live.ask("POST", "/translate_file", body, headers))
+        wait_until(lambda: live.service.engine.batcher.running)
+        live.server.handle_reload()
+        wait_until(lambda: live.service.routes.model("de", "en") is new)
+        old.open()
+        assert asked.reply().status == 200
+    assert [text for batch in old.batches for text in batch] == ["Wir haben keine Zeit", "zwei", "drei"]
+    assert not new.batches
 
 
 def test_the_language_of_a_file_is_detected(live: Any) -> None:

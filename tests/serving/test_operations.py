@@ -101,6 +101,33 @@ def test_the_command_loads_its_models_again(trained: Path, tmp_path: Path) -> No
     assert not Path(path).exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+def test_a_signal_while_the_models_are_loaded_loads_them_again(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import signal
+
+    from transduce.commands import serve as command
+    from transduce.commands.main import build_parser
+
+    load, loaded = command.load_models, []
+
+    def load_models(options: Any) -> Any:
+        loaded.append(options)
+        if len(loaded) == 1:
+            signal.raise_signal(signal.SIGHUP)
+            return load(options)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return load(options)
+
+    monkeypatch.setattr(command, "load_models", load_models)
+    before = signal.getsignal(signal.SIGHUP)
+    assert command.run(build_parser("serve").parse([f"zh:en={trained}", "--port", "0", "--device", "cpu"])) == 0
+    assert signal.getsignal(signal.SIGHUP) == before
+    assert len(loaded) == 2
+    assert "Serving zh → en" in capsys.readouterr().err
+
+
 # --- Unix domain sockets ---
 
 
@@ -146,15 +173,35 @@ def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "text"
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="there are no Unix domain sockets")
+def test_a_server_that_ends_leaves_the_socket_of_its_successor(
+    gated_model: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "socket")
+    old, settings = open_unix_socket(path), ServingSettings(unix_socket=path)
+    server = Server(Application(Service([gated_model()], settings)), settings)
+    with running(server, old, wait_until):
+        os.unlink(path)  # as the successor does while this server answers its last requests
+        successor = open_unix_socket(path)
+    assert Path(path).exists()
+    successor.remove_file()
+    assert not Path(path).exists()
+    successor.close()
+
+
 # --- TLS ---
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Return the files of a self-signed certificate for localhost and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    """Return the files of a new self-signed certificate for localhost and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
     files = str(folder / "certificate.pem"), str(folder / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     extension = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -178,6 +225,44 @@ def test_the_server_answers_over_https(gated_model: Any, wait_until: Any, certif
         with context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost") as raw:
             raw.sendall(b"nonsense\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 400 Bad Request")
+
+
+def test_a_certificate_without_its_key_leaves_the_old_one(
+    gated_model: Any, wait_until: Any, certificate: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "new").mkdir()
+    new = make_certificate(tmp_path / "new")
+    used = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    for source, target in zip(certificate, used, strict=True):
+        shutil.copy(source, target)
+    settings = ServingSettings(port=0, tls_certificate=used[0], tls_key=used[1])
+    opened = open_socket(settings.host, 0)
+    port = opened.getsockname()[1]
+    old_model, new_model = gated_model(), gated_model(languages=("fr", "en"))
+    service = Service([old_model], settings)
+    server = Server(Application(service), settings, load=lambda: Catalog([new_model]))
+
+    def answers_with(certificate_file: str, name: str | None) -> bool:
+        context = ssl.create_default_context(cafile=certificate_file)
+        context.check_hostname = name is not None
+        try:
+            with context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname=name):
+                return True
+        except ssl.SSLError:
+            return False
+
+    with running(server, opened, wait_until):
+        shutil.copy(new[0], used[0])  # the certificate is renewed, its key not yet
+        server.handle_reload()
+        wait_until(lambda: "The models were not loaded again: " in caplog.text)
+        assert "must be a certificate and its key" in caplog.text
+        assert service.routes.pairs == [("de", "en")]
+        assert all(answers_with(certificate[0], name) for name in ("localhost", None))
+        shutil.copy(new[1], used[1])
+        server.handle_reload()
+        wait_until(lambda: service.routes.pairs == [("fr", "en")])
+        assert all(answers_with(new[0], name) for name in ("localhost", None))
+        assert not answers_with(certificate[0], "localhost")
 
 
 def test_a_file_that_is_no_certificate_is_refused(gated_model: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from transduce.commands.options import (
 )
 from transduce.errors import TransduceError, import_extra
 from transduce.inspection.page import render_live_page
+from transduce.process_environment import handle_hangup
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, canonical, fitting_code, merge_profiles
@@ -127,6 +129,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the models' translations over HTTP until a signal arrives, then return 0."""
+    requested = _EarlyReloads()
+    with handle_hangup(requested.add):  # first of all: without a handler, the signal ends the process
+        _serve(options, requested)
+    return 0
+
+
+class _EarlyReloads:
+    """The signals to load the models again that arrive before the server has started."""
+
+    def __init__(self) -> None:
+        self._has_terminal = os.isatty(2)
+        self.are_requested = False
+
+    def add(self, number: int, frame: object) -> None:  # noqa: ARG002
+        """Record a signal, as its handler; if the terminal of this process has been closed, leave instead."""
+        if self._has_terminal and not os.isatty(2):
+            raise SystemExit(0)
+        self.are_requested = True
+
+
+def _serve(options: argparse.Namespace, reloads: _EarlyReloads) -> None:
+    """Load the models and serve them until a signal arrives.
+
+    Args:
+        options: the options of the command.
+        reloads: the signals that arrive before the server has started; the models are then loaded again.
+    """
     from transduce.serving.models import parse_model
 
     for package in _PACKAGES:
@@ -166,12 +195,14 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(localized(f"Serving {names} on {address} (Ctrl-C ends it).\n"))
             sys.stderr.flush()
             set_ui_language("en")  # programs read the answers and the log
+            if reloads.are_requested:
+                server.handle_reload()
 
         def load_again() -> Catalog:
             return make_catalog(*load_models(options), serving_settings(options))
 
-        serve(Server(Application(service, inspection_views()), settings, announce, load_again), opened)
-    return 0
+        server = Server(Application(service, inspection_views()), settings, announce, load_again)
+        serve(server, opened)
 
 
 def _leave(number: int, frame: object) -> None:  # noqa: ARG001

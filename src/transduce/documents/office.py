@@ -233,6 +233,10 @@ class _OpenXmlParagraph(Paragraph):
                 continue
             if child.tag == dialect.run and self._is_code_style(self._run_properties(child), f"{_W}rStyle"):
                 yield "code", None, [_Leaf(child, part) for part in child if part.tag != dialect.run_properties]
+            elif child.tag == dialect.run and (base := self._ruby_base(child)) is not None:
+                yield "open", child, base
+                yield from self._atoms(base)
+                yield "close", child, base
             elif child.tag == dialect.run:
                 for part in child:
                     if part.tag == dialect.text:
@@ -250,6 +254,11 @@ class _OpenXmlParagraph(Paragraph):
                 yield "close", child, holder
             else:
                 yield "leaf", None, child
+
+    def _ruby_base(self, run: Any) -> Any:
+        """Return the element with the words below a pronunciation (ruby), or None if a run is not such words alone."""
+        parts = [part for part in run if part.tag not in (self.dialect.run_properties, *self.dialect.ignored)]
+        return parts[0].find(f"{_W}rubyBase") if len(parts) == 1 and parts[0].tag == f"{_W}ruby" else None
 
     def _text(self, element: Any) -> str:
         """Return the text of an XML element, with Excel's escapes decoded; "" for an element without text."""

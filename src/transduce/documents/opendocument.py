@@ -26,7 +26,8 @@ _MARKS = (
     "change-end alphabetical-index-mark toc-mark user-index-mark"
 )
 _INVISIBLE = names_in(_TEXT, _MARKS) | names_in(_OFFICE, "annotation annotation-end")
-_WORDLESS = _INVISIBLE | names_in(_TEXT, "note tab line-break")
+_WORDLESS = _INVISIBLE | names_in(_TEXT, "note tab line-break ruby-text")
+_RUBY, _RUBY_BASE = f"{_TEXT}ruby", f"{_TEXT}ruby-base"  # words with their pronunciation above them
 _SPACES = " \t\r\n"  # of which several count as one
 
 
@@ -121,10 +122,10 @@ class _OpenDocumentParagraph(Paragraph):
                 yield " " * _space_count(child)
             elif child.tag in _CONTAINERS and self.styles.has_no_effect(child):
                 yield from self._parts(child, separators)
-            elif child.tag in _CONTAINERS and not self.styles.is_code(child):
+            elif (child.tag in _CONTAINERS and not self.styles.is_code(child)) or _holder(child) is not child:
                 self.payloads.append(child)
                 yield Tag("open", number)
-                yield from self._parts(child, separators)
+                yield from self._parts(_holder(child), separators)
                 yield Tag("close", number)
             elif child.tag != f"{_TEXT}soft-page-break" and isinstance(child.tag, str):
                 self.payloads.append(child)
@@ -169,12 +170,18 @@ class _OpenDocumentParagraph(Paragraph):
                 holders[-1].append(element)
                 is_after_space = is_after_space or element.tag in (f"{_TEXT}tab", f"{_TEXT}line-break")
                 if part.kind == "open":
-                    clear(element)
-                    holders.append(element)
+                    holders.append(_holder(element))
+                    clear(holders[-1])
         cell = self.element.getparent()
         if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
             lines = ("".join(_characters(each)) for each in cell.iterchildren(f"{_TEXT}p"))
             cell.set(f"{_OFFICE}string-value", "\n".join(lines))
+
+
+def _holder(element: Any) -> Any:
+    """Return the XML element that holds the text of an OpenDocument element: itself, or of ruby the words alone."""
+    base = element.find(_RUBY_BASE) if element.tag == _RUBY else None
+    return element if base is None else base
 
 
 def _characters(element: Any) -> Iterator[str]:

@@ -46,7 +46,9 @@ def _encode_vtt(text: str) -> str:
 
 
 _SRT = Syntax(re.compile(r"\{\\[^{}]*\}|<(?P<end>/?)(?P<name>[A-Za-z]\w*)(?:\s[^<>]*)?/?>"), None)
-_VTT = Syntax(re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z]*)[^<>]*>"), None, unescape, _encode_vtt)
+# A pronunciation (ruby text) is a tag with its content: it belongs to the words before it, not to the sentence.
+_RUBY_TEXT = r"<rt(?:[.\s][^<>]*)?>[^<>]*(?:</rt>)?"
+_VTT = Syntax(re.compile(rf"{_RUBY_TEXT}|<(?P<end>/?)(?P<name>[A-Za-z]*)[^<>]*>"), None, unescape, _encode_vtt)
 _ASS = Syntax(
     re.compile(r"(?P<end>(?!))|(?P<name>(?!))|\{[^{}]*\}"),
     "\\N",

@@ -254,11 +254,12 @@ class DeepLHandlers:
             text_settings=_SPLITTING[message.split_sentences or "1"],
             markup=_markup_settings(message),
         )
+        routes = self.service.routes  # those of the answers, also if the models are loaded again meanwhile
         with watching_disconnect(request) as disconnected:
             answers = await self.service.translate(translation_request, disconnected)
         translations = [
             DeepLTranslation(
-                detected_source_language=self.service.routes.regionless_code(answer.source).upper(),
+                detected_source_language=routes.regionless_code(answer.source).upper(),
                 text=answer.text,
                 billed_characters=len(text) if message.show_billed_characters else UNSET,
             )

@@ -95,12 +95,13 @@ class LibreTranslateHandlers:
         disconnected: asyncio.Future[None],
         report: Report | None = None,
     ) -> TranslateResponse:
+        routes = self.service.routes  # those of the answers, also if the models are loaded again meanwhile
         answers = await self.service.translate(translation_request, disconnected, report)
         is_list = not isinstance(message.q, str)
         found = _quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
-            detected_language=_detected_languages(answers, self.service.routes, is_list=is_list),
+            detected_language=_detected_languages(answers, routes, is_list=is_list),
             alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
             quality_warnings=found if message.quality_warnings else UNSET,
             doubts=found if message.doubts else UNSET,

@@ -7,16 +7,18 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import uvicorn
+from typing_extensions import override
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -30,6 +32,8 @@ from transduce.serving.responses import error_content
 from transduce.serving.service import Catalog
 from transduce.serving.settings import ServingSettings
 
+_LOG = logging.getLogger("transduce.serving")
+
 # --- connections ---
 # Extend uvicorn's HTTP connection by a time limit for request heads, a connection limit and errors as JSON.
 
@@ -37,7 +41,9 @@ from transduce.serving.settings import ServingSettings
 # The client deep-translator sends texts of some thousand characters in the request line, where one character takes up
 # to 12 bytes.
 MAX_HEAD_BYTES = 128 * 1024
+_BACKLOG = 1024
 _LINGER_SECONDS = 1.0
+_MAX_REFUSED = 64
 
 
 class LimitedConnection(H11Protocol):
@@ -48,6 +54,8 @@ class LimitedConnection(H11Protocol):
 
     max_connections = 1024
     """Maximum number of open connections; further ones get an error and are closed."""
+    max_refused = _MAX_REFUSED
+    """Maximum number of connections beyond that are answered with the error; further ones are closed at once."""
     head_seconds = 10.0
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: AdmissionCounter
@@ -72,7 +80,9 @@ class LimitedConnection(H11Protocol):
         """Accept a new connection, or answer it with status 503 and close it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections + self.max_refused:
+            transport.abort()  # without an answer: it would hold a file descriptor for another second
+        elif len(self.connections) > self.max_connections:
             sentence = "The server has too many connections: try again in a moment."
             self._refuse(RequestError(503, sentence, retry_after_seconds=1))
         else:
@@ -173,17 +183,21 @@ class LimitedConnection(H11Protocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def connection_class(settings: ServingSettings, admission: AdmissionCounter) -> type[LimitedConnection]:
+def connection_class(
+    settings: ServingSettings, admission: AdmissionCounter, limits: "ConnectionLimits"
+) -> type[LimitedConnection]:
     """Return a class of connections with the limits of the settings, which uvicorn instantiates for every connection.
 
     Args:
-        settings: the limits.
+        settings: the settings of the server.
         admission: counts the requests of all connections that are read at once.
+        limits: the number of connections that the operating system lets the process hold.
     """
     shared_admission = admission
 
     class Connection(LimitedConnection):
-        max_connections = settings.max_connections
+        max_connections = limits.max_connections
+        max_refused = limits.max_refused
         head_seconds = settings.read_seconds
         admission = shared_admission
         root_path = settings.root_path
@@ -191,10 +205,71 @@ def connection_class(settings: ServingSettings, admission: AdmissionCounter) -> 
     return Connection
 
 
+# --- file descriptors ---
+# Each connection takes a file descriptor. When a process has no more of them, asyncio logs a traceback for each
+# connection that it cannot accept, thousands of lines a second, so that is avoided.
+
+_SPARE_DESCRIPTORS = 64  # for models that are loaded again, stored glossaries and the like
+
+
+class ConnectionLimits(NamedTuple):
+    """The numbers of connections for which a process has file descriptors."""
+
+    max_connections: int
+    """Connections whose requests are answered."""
+    max_refused: int
+    """Connections beyond them that are answered with an error."""
+    backlog: int
+    """Connections that the system holds until they are accepted, all at once."""
+
+
+def connection_limits(max_connections: int) -> ConnectionLimits:
+    """Return the limits for at most `max_connections` connections, for which the process's limit is raised if possible.
+
+    If the system does not allow as many file descriptors, the numbers are lower, and the log says how to raise them.
+    """
+    needed = max_connections + _MAX_REFUSED + _BACKLOG
+    available = _free_descriptors(needed)
+    if available is None or available >= needed:
+        return ConnectionLimits(max_connections, _MAX_REFUSED, _BACKLOG)
+    limits = ConnectionLimits(
+        max(1, min(max_connections, available // 2)), max(1, min(_MAX_REFUSED, available // 8)), max(1, available // 4)
+    )
+    if limits.max_connections < max_connections:
+        _LOG.warning(
+            "Only %d connections can be open at once, not %d (--max-connections), because of the limit of file "
+            "descriptors: raise it (`ulimit -n`, LimitNOFILE in a systemd unit) to %d.",
+            limits.max_connections,
+            max_connections,
+            needed + 2 * _SPARE_DESCRIPTORS,
+        )
+    return limits
+
+
+def _free_descriptors(needed: int) -> int | None:
+    """Return how many file descriptors connections can have, after raising the process's limit; None if not known.
+
+    Args:
+        needed: the number of descriptors to have.
+    """
+    try:
+        import resource
+
+        reserved = len(os.listdir("/dev/fd")) + _SPARE_DESCRIPTORS
+        limit, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = needed + reserved
+    except (ImportError, OSError):  # Windows has no such limit
+        return None
+    if resource.RLIM_INFINITY != limit < wanted:
+        raised = wanted if maximum == resource.RLIM_INFINITY else min(wanted, maximum)
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower maximum than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, maximum))
+            limit = raised
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - reserved)
+
+
 # --- server process ---
 
-_LOG = logging.getLogger("transduce.serving")
-_BACKLOG = 1024
 _RELOAD_SIGNALS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 # Time to send the "shutting down" errors after the remaining requests were given up.
 _FINAL_SECONDS = 1
@@ -236,7 +311,32 @@ def _no_address(host: str, error: Exception) -> TransduceError:
     )
 
 
-def open_unix_socket(path: str) -> socket.socket:
+class UnixSocket(socket.socket):
+    """A bound Unix domain socket that can remove its file, unless another server has replaced the file meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._path = ""
+        self._file: tuple[int, int, int] | None = None
+
+    @override
+    def bind(self, path: Any, /) -> None:
+        super().bind(path)
+        self._path, self._file = path, _identity(path)
+
+    def remove_file(self) -> None:
+        """Remove the socket's file, if it is still there; the file of another server's socket stays."""
+        with contextlib.suppress(OSError):
+            if self._file == _identity(self._path):
+                os.unlink(self._path)
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_mtime_ns  # the number of an inode is soon used again
+
+
+def open_unix_socket(path: str) -> UnixSocket:
     """Return a bound Unix domain socket that this user and its group may connect to, which does not listen yet.
 
     A socket that a server left behind is replaced.
@@ -246,7 +346,7 @@ def open_unix_socket(path: str) -> socket.socket:
     """
     if not hasattr(socket, "AF_UNIX"):
         raise TransduceError("This system has no Unix domain sockets: leave --unix-socket out.")
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened = UnixSocket()
     try:
         if _is_abandoned_socket(path):
             os.unlink(path)
@@ -285,6 +385,13 @@ def address_of(opened: socket.socket, *, has_tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def _unusable_certificate(settings: ServingSettings, error: OSError) -> TransduceError:
+    return TransduceError(
+        f"{settings.tls_certificate} and {settings.tls_key} must be a certificate and its key in PEM, but cannot be "
+        f"used ({error.strerror or error}): choose other files."
+    )
+
+
 class Server(uvicorn.Server):
     """A uvicorn server with a graceful shutdown and the exit status 0.
 
@@ -311,11 +418,12 @@ class Server(uvicorn.Server):
             TransduceError: the certificate cannot be used.
         """
         admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
+        limits = connection_limits(settings.max_connections)
         config = uvicorn.Config(
             application,
             # uvicorn would prefer uvloop where it is installed, whose transports are not those of `LimitedConnection`.
             loop="asyncio",
-            http=connection_class(settings, admission),
+            http=connection_class(settings, admission, limits),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -325,17 +433,14 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(settings.trusted_proxies) if settings.unix_socket is None else "*",
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
-            backlog=_BACKLOG,
+            backlog=limits.backlog,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _FINAL_SECONDS,
         )
         try:
             config.load()
         except OSError as error:  # an SSLError, too
-            raise TransduceError(
-                f"{settings.tls_certificate} and {settings.tls_key} must be a certificate and its key in PEM, but "
-                f"cannot be used ({error.strerror or error}): choose other files."
-            ) from None
+            raise _unusable_certificate(settings, error) from None
         super().__init__(config)
         # uvicorn's messages repeat ours or report invalid requests of clients.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
@@ -346,6 +451,9 @@ class Server(uvicorn.Server):
         self._has_terminal = os.isatty(2)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_loading = threading.Lock()
+        self._tls = config.ssl
+        if config.ssl is not None:
+            config.ssl.sni_callback = self._use_current_tls
 
     def _refusal(self, path: str) -> RequestError:
         """Return the `RequestError` (status 503) for a request that the full queue cannot take, and count it.
@@ -376,28 +484,46 @@ class Server(uvicorn.Server):
         elif self._load is not None and self._loop is not None:
             threading.Thread(target=self._reload, name="reload", daemon=True).start()
 
+    def _use_current_tls(self, tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:  # noqa: ARG002
+        """Let a new connection use the certificate that was loaded last; called by `ssl` in each handshake."""
+        tls.context = self._tls or context
+
+    def _load_certificate(self) -> ssl.SSLContext | None:
+        """Return a new TLS context with the certificate and key as their files are now; None without TLS.
+
+        Raises:
+            TransduceError: the files are no certificate with its key.
+        """
+        if self.settings.tls_certificate is None:
+            return None
+        context = ssl.SSLContext(self.config.ssl_version)
+        try:
+            context.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
+        except OSError as error:
+            raise _unusable_certificate(self.settings, error) from None
+        return context
+
     def _reload(self) -> None:
         assert self._load is not None
         assert self._loop is not None
         with self._is_loading:  # a further signal waits and loads what is there then
             try:
-                catalog = self._load()
+                catalog, tls = self._load(), self._load_certificate()
             except TransduceError as error:
                 _LOG.error("The models were not loaded again: %s", error)
             except Exception:  # noqa: BLE001 - a server goes on with the models that it has
                 _LOG.exception("The models were not loaded again")
             else:
                 with contextlib.suppress(RuntimeError):  # the event loop has been closed
-                    self._loop.call_soon_threadsafe(self._use, catalog)
+                    self._loop.call_soon_threadsafe(self._use, catalog, tls)
 
-    def _use(self, catalog: Catalog) -> None:
+    def _use(self, catalog: Catalog, tls: ssl.SSLContext | None) -> None:
         try:
             self.application.service.use(catalog)
-            if self.config.ssl is not None and self.settings.tls_certificate is not None:
-                self.config.ssl.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
-        except (TransduceError, OSError) as error:
+        except TransduceError as error:
             _LOG.error("The models were not loaded again: %s", error)
         else:
+            self._tls = tls
             _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -458,6 +584,5 @@ def serve(server: Server, opened: socket.socket) -> None:
     try:
         server.run(sockets=[opened])
     finally:
-        if server.settings.unix_socket is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(server.settings.unix_socket)
+        if isinstance(opened, UnixSocket):
+            opened.remove_file()

@@ -162,6 +162,15 @@ class Catalog(NamedTuple):
     """Valid API keys; if there are none, requests need no key."""
 
 
+class Served(NamedTuple):
+    """The translation models that requests are answered with until a server loads its models again."""
+
+    routes: Routes
+    """The models by their language pairs."""
+    detector: Detector
+    """The detector of their languages."""
+
+
 class Service:
     """The part of a server that all APIs share: its models, settings, glossaries and decoding threads.
 
@@ -208,11 +217,20 @@ class Service:
         if len(generators) < len(catalog.generators):
             raise TransduceError("Two language models have the same folder name: rename one of the folders.")
         known = [common_profiles()] if catalog.profiles is None else [catalog.profiles, common_profiles()]
-        self.routes = routes
+        self.served = Served(routes, Detector(routes.codes, merge_profiles(known)))
         self.generators = generators
         """Language models by the name of their folder."""
-        self.detector = Detector(routes.codes, merge_profiles(known))
         self.keys = ApiKeys(catalog.api_keys)
+
+    @property
+    def routes(self) -> Routes:
+        """The translation models that new requests are answered with, by their language pairs."""
+        return self.served.routes
+
+    @property
+    def detector(self) -> Detector:
+        """The detector of the languages of these models."""
+        return self.served.detector
 
     def page_settings(self) -> PageSettings:
         """Return the settings that the server writes into its web page: languages, example sentences and limits."""
@@ -225,7 +243,11 @@ class Service:
         )
 
     async def translate(
-        self, request: TranslationRequest, disconnected: asyncio.Future[None], report: Report | None = None
+        self,
+        request: TranslationRequest,
+        disconnected: asyncio.Future[None],
+        report: Report | None = None,
+        served: Served | None = None,
     ) -> list[Answer]:
         """Return a list with an `Answer`, the translation of one text, for each text of a request.
 
@@ -233,6 +255,7 @@ class Service:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
             report: receives the progress of each line, in the event loop; None: no progress is reported.
+            served: the models to translate with; None: those that new requests are answered with.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -240,7 +263,7 @@ class Service:
         """
         if not request.is_document:
             self._check_limits(request)
-        planned_texts = self._plan_texts(request)
+        planned_texts = _plan_texts(request, served or self.served)
         self.metrics.characters.inc(sum(map(len, request.texts)))
         models = list(
             dict.fromkeys(
@@ -261,37 +284,6 @@ class Service:
             raise invalid_request(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
         if request.alternatives > settings.max_alternatives:
             raise invalid_request(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
-
-    def _plan_texts(self, request: TranslationRequest) -> list[PlannedText]:
-        target = self.routes.find(request.target)
-        spaced = not is_unspaced_language(target)
-        requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
-        plans = [_plan(text, request, spaced=spaced) for text in request.texts]
-        texts_by_script = _texts_by_script(plans) if requested_source is None else {}
-        planned_texts = []
-        for text, text_plan in zip(request.texts, plans, strict=True):
-            detected = None if requested_source else self._identify(text_plan, texts_by_script, target)
-            source = requested_source or (detected.language if detected else target)
-            planned_texts.append(PlannedText(text, text_plan, self.routes.model(source, target), source, detected))
-        return planned_texts
-
-    def _identify(self, text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str) -> DetectedLanguage:
-        """Return the detected language of a text, with its confidence.
-
-        A short text is judged together with the request's other texts of its script.
-
-        Args:
-            text_plan: the text, divided into sentences.
-            texts_by_script: the request's texts joined by script.
-            target: canonical code of the target language.
-
-        Raises:
-            RequestError: no served language that is translated into the target fits the text.
-        """
-        text = " ".join(text_plan.sentences)
-        if not is_long_enough(text):
-            text = texts_by_script[sentence_script(text)]
-        return self.routes.identify_source(text, target, self.detector)
 
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
@@ -355,6 +347,43 @@ class Service:
             ]
             job.documents = Documents(continues, request.before) if any(continues) else None
         return job.limit(timeout)
+
+
+def _plan_texts(request: TranslationRequest, served: Served) -> list[PlannedText]:
+    """Return a list with each text of a request, divided into sentences, with the served model that translates it."""
+    routes, target = served.routes, served.routes.find(request.target)
+    spaced = not is_unspaced_language(target)
+    requested_source = None if request.source.lower() == AUTO else routes.find(request.source)
+    plans = [_plan(text, request, spaced=spaced) for text in request.texts]
+    texts_by_script = _texts_by_script(plans) if requested_source is None else {}
+    planned_texts = []
+    for text, text_plan in zip(request.texts, plans, strict=True):
+        detected = None if requested_source else _identify(text_plan, texts_by_script, target, served)
+        source = requested_source or (detected.language if detected else target)
+        planned_texts.append(PlannedText(text, text_plan, routes.model(source, target), source, detected))
+    return planned_texts
+
+
+def _identify(
+    text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str, served: Served
+) -> DetectedLanguage:
+    """Return the detected language of a text, with its confidence.
+
+    A short text is judged together with the request's other texts of its script.
+
+    Args:
+        text_plan: the text, divided into sentences.
+        texts_by_script: the request's texts joined by script.
+        target: canonical code of the target language.
+        served: the models, one of which must translate the language into the target.
+
+    Raises:
+        RequestError: no served language that is translated into the target fits the text.
+    """
+    text = " ".join(text_plan.sentences)
+    if not is_long_enough(text):
+        text = texts_by_script[sentence_script(text)]
+    return served.routes.identify_source(text, target, served.detector)
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:

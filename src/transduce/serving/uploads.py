@@ -84,6 +84,7 @@ class DocumentTranslation:
         """
         self.finished = asyncio.Event()
         self._service = service
+        self._served = service.served  # the whole document is translated by the same model
         self._readers = readers
         self._source = order.source
         self._num_texts = 0
@@ -150,7 +151,7 @@ class DocumentTranslation:
 
         If the source language is detected, this is the most of all models into the target language.
         """
-        routes = self._service.routes
+        routes = self._served.routes
         target = routes.find(self.order.target)
         sources = routes.sources_of(target) if self._source == "auto" else [routes.find(self._source)]
         models = [routes.model(source, target) for source in sources]
@@ -206,8 +207,8 @@ class DocumentTranslation:
         """
         if self._source != "auto":
             return self._source
-        routes = self._service.routes
-        found = routes.identify_source(text, routes.find(self.order.target), self._service.detector).language
+        routes, detector = self._served
+        found = routes.identify_source(text, routes.find(self.order.target), detector).language
         if any(map(str.isalpha, without_protected(text))):
             self._source = found
         return found
@@ -223,7 +224,7 @@ class DocumentTranslation:
             if time.monotonic() >= self._deadline:
                 raise deadline_error()
             if self._service.engine.batcher.free_slots():
-                return await self._service.translate(request, self._canceled)
+                return await self._service.translate(request, self._canceled, served=self._served)
             await asyncio.sleep(_RETRY_SECONDS)
         raise ClientGoneError
 
@@ -292,7 +293,20 @@ class DocumentStore:
         translation = DocumentTranslation(order, self._service, self._readers)
         self._documents[translation.id] = translation
         translation.start()
+        self._delete_later(translation, self._settings.file_seconds)
         return translation
+
+    def _delete_later(self, translation: DocumentTranslation, seconds: float) -> None:
+        """Delete an uploaded document after some seconds, or later if it is being translated or was asked for then."""
+
+        def delete() -> None:
+            self._delete_old()
+            if translation.id in self._documents:
+                unused = time.monotonic() - translation.touched_at
+                left = self._settings.file_seconds - (unused if translation.finished.is_set() else 0)
+                self._delete_later(translation, max(left, _RETRY_SECONDS))
+
+        asyncio.get_running_loop().call_later(seconds, delete)
 
     def get(self, id: str, key: str) -> DocumentTranslation:
         """Return the `DocumentTranslation` of an uploaded document, if the client knows its secret key.

@@ -60,12 +60,15 @@ _LATER_NAME = (
     rf"(?:(?:(?<=[/\\])|(?<=[\"'“‘„«‹「『《〈])(?=[^\"'”’“»›」』》〉\s]{{1,200}}+[\"'”’“»›」』》〉]))(?=[{_NAME}-]{{0,20}}+{_LATER_LETTER})"
     rf"(?:{_LATER_LETTER}|[{_NAME}-]){{1,100}}+|(?<![^\s])[\uac00-\ud7a3][\uac00-\ud7a3\d_-]{{0,100}}+)"
 )
-# Letters of such scripts belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path with ASCII parts:
-# https://zh.wikipedia.org/wiki/北京, but not https://example.com/看看.
+# Letters of such scripts belong to a URL around `=`, after `/`, `_`, `(` and the like in a path with ASCII parts, and
+# if it goes on: https://zh.wikipedia.org/wiki/北京 and https://example.com/文档/a.pdf, but not https://example.com/看看.
 _LATER_PART = rf"{_LATER_WORD}{_URL_PART}*+"
+_LATER_PARTS = rf"(?:(?:(?<=[/=_(#:+-])|(?<=[?&])(?={_LATER_WORD}=)){_LATER_PART})*+"
+_NEXT_PART = rf"(?:/\w|\?\w{{1,100}}+=|\.(?:[a-z\d]{{2,5}}+|[A-Z\d]{{2,5}}+)(?![{_NAME}]))"
+_GOES_ON = rf"(?={_LATER_WORD}(?:[_-]|{_LATER_WORD})*+{_NEXT_PART})"
 _ADDRESS = (
     rf"(?:(?={_URL_PART})(?:(?!/){_URL_PART})*+(?:(?<==){_LATER_PART})*+"
-    rf"(?:/(?:{_URL_PART}++(?:(?<=[/=_(#:+-]){_LATER_PART})*+)?+)?+"
+    rf"(?:/(?:(?:{_URL_PART}++|{_GOES_ON}{_LATER_PART}){_LATER_PARTS})?+)?+"
     rf"|{_LATER_WORD}(?:-|{_LATER_WORD})*+(?:\.[\w-]++)++(?:[/?#:](?:{_URL_PART}|{_LATER_WORD})*+)?+)"
 )
 # No expression starts or ends within a word, or within digits of any script.
@@ -324,14 +327,11 @@ def _is_incomplete(text: str, end: int) -> bool:
     return re.match(_LETTER, text[end : end + 1]) is not None or _MULTIPLIED.match(text, end) is not None
 
 
-_RANGES = re.compile(_RANGE)
-
-
 def _is_short_number(number: str) -> bool:
     """Return whether the text of a number is one that a model translates well unprotected, such as 30 or 2,500."""
     return all(
         sum(map(str.isdecimal, part)) < _MANY_DIGITS and _DOTTED.fullmatch(part) is None
-        for part in _RANGES.split(number)
+        for part in re.split(_RANGE, number)
     )
 
 
