@@ -436,11 +436,12 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that are specific to masked language models, such as title and usage."""
+        mask = corpus.tokenizer.source.special_token_names[2]
         return CardTexts(
             "A masked language model",
             "fill-mask",
             describe_encoder(resolved, self.describe_size(corpus)),
-            'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
+            f'transduce fill-mask THIS_FOLDER "a text with a {mask} in it"',
         )
 
     def finish(
@@ -464,7 +465,9 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
+        folder = shell_word(placement.folder)
+        mask = corpus.tokenizer.source.special_token_names[2]
+        hint = f'Try: transduce fill-mask {folder}{common_options()} "a text with a {mask} in it"'
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 
