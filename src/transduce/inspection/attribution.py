@@ -538,10 +538,11 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
     def weigh_cross_attention(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, named | {"memory_mask": weighted(named["memory_mask"])}
 
+    weigh_memory = of_this_thread(weigh_cross_attention)
     with ExitStack() as stack:
         stack.callback(model.encoder_positions.register_forward_hook(of_this_thread(weigh_self_attention)).remove)
         for layer in model.decoder_layers:
-            stack.callback(layer.register_forward_pre_hook(of_this_thread(weigh_cross_attention), with_kwargs=True).remove)
+            stack.callback(layer.register_forward_pre_hook(weigh_memory, with_kwargs=True).remove)
         yield
 
 
