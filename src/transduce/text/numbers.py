@@ -539,7 +539,7 @@ class _Found:
     def missing_parts(self, number: _Number) -> list[str]:
         """Return a list of texts that the translation lacks of a source number: components, or the whole number.
 
-        The list is empty if the translation has the number.
+        The list is empty if the translation has the number, and for small numbers, which may be written as words.
         """
         if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []

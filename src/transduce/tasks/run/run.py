@@ -592,7 +592,8 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
     """Train a run to its end, with a forecast printed after the first steps.
 
     Returns:
-        How the run ended, and the seconds that are left of a time budget for the final evaluation (None: unlimited).
+        How the run ended, and the seconds for the final evaluation: what is left of a time budget, but at least a tenth
+        of the budget (None: unlimited).
     """
     trainer = _open_trainer(run, resolved, corpus)
     first = trainer.step
