@@ -342,7 +342,6 @@ class Run:
             files.follow(stored.data, settings.data, self.request.out)
         check_frozen(settings)
         for change in (*changes_between(stored, settings), *files.changes(settings.data)):
-            # Without a time budget, the plan of one has no effect.
             if settings.training.minutes is not None or not change.startswith("training.time_plan:"):
                 self.display.say(change)
         specified = self.request.settings.get("data", {})
