@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from threading import Lock, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -358,10 +358,9 @@ def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
     """
     attributes, edit = vars(module), (get_ident(), act)
     with _EDITED_PROJECT_LOCK:
-        edited = attributes.get("project")
-        if not isinstance(edited, _EditedProject):
-            project: Any = module.project
-            edited = attributes["project"] = _EditedProject(project, edited)
+        own, project = attributes.get("project"), cast(Any, module.project)
+        edited = own if isinstance(own, _EditedProject) else _EditedProject(project, own)
+        attributes["project"] = edited
         edited.edits = (*edited.edits, edit)
 
     def remove() -> None:
