@@ -146,10 +146,13 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
     for package in _PACKAGES:
         import_extra(package, "serve", "`transduce serve`")
     from transduce.serving.app import Application
+    from transduce.serving.libretranslate import check_suggestions_file
     from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
     from transduce.serving.service import Catalog, Service
 
     settings = serving_settings(options)
+    if settings.suggestions is not None:
+        check_suggestions_file(Path(settings.suggestions))
     if options.datastore is not None and len(options.models) > 1:
         raise TransduceError(f"--datastore belongs to one model, but {len(options.models)} are served: leave it out.")
     for argument in options.models:  # check the options before models are loaded
