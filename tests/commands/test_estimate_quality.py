@@ -151,6 +151,15 @@ def test_lines_that_are_too_long_to_score_are_counted(capsys: Capture, trained: 
     assert "1 line could not be scored, since the source or the translation is too long" in err
 
 
+def test_copied_lines_without_words_are_not_too_long(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
+    source, target = files
+    for side in files:
+        side.write_text("12345\n！！！\n", "utf-8")
+    for options in ([], ["--translation", target]):
+        _, err = review(capsys, trained, "--source", source, *options)
+        assert "scored" not in err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

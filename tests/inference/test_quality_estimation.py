@@ -73,6 +73,8 @@ def test_faulty_translations_have_quality_warnings(source: str, text: str, doubt
         ("٤٥ شخصا", "45 people"),
         ("他有3万元。", "He has 30,000 yuan."),  # another way of counting
         ("90年代", "the 1990s"),
+        ("（一）目的", "（一）The purpose"),  # list marks are copied
+        ("  二、范围", "  二、Scope"),
         (
             "他十二岁，有 2 只狗和 12 条鱼。",
             "He is twelve and has two dogs and twelve fish.",
@@ -104,6 +106,7 @@ def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
 
 
 def test_untranslated_letters_depend_on_the_script_of_the_target() -> None:
+    assert warnings_of("一、一个苹果", "一、一 apple", "zh-en") == ["untranslated (一)"]
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zho_Hans-jpn_Jpan") == []
     assert warnings_of("Привіт, світе", "Привет, мир", "uk-ru") == []
@@ -380,6 +383,12 @@ def test_missing_placeholders_get_a_warning(source: str, target: str, missing: s
         ("on 25 November 2024", "am 25.12.2024", "November"),
         ("27.2. war ich da", "I was there on February 26th", "27.2."),
         ("3万", "3,000", "3万"),
+        ("３．５亿", "3.5 million", "３．５亿"),
+        ("150 million", "一点五万", "150 million"),
+        ("132 yuan", "壹佰贰拾叁元", "132"),
+        ("2,050", "两千五", "2,050"),
+        ("40 % off", "打七折", "40"),
+        ("25 o'clock", "二点五十分", "25"),
         ("3 Millionen", "3 thousand", "3 Millionen"),
         ("25 mil personas", "25 million people", "25 mil"),
         ("22 Hunde", "10 dogs", "22"),
@@ -400,6 +409,18 @@ def test_wrong_values_are_missing_even_with_the_same_digits(source: str, target:
         ("am 88. Geburtstag", "zum achtundachtzigsten Geburtstag"),
         ("80 years", "quatre-vingts ans"),
         ("800,000 people", "八十万人"),
+        ("３．５亿", "350 million"),
+        ("１，２３４人", "1,234 people"),
+        ("150 million", "一点五亿"),
+        ("3.14", "三点一四"),
+        ("0.5%", "百分之零点五"),
+        ("0.3%", "千分之三"),
+        ("123 yuan", "壹佰贰拾叁元"),
+        ("25 yuan", "廿五元"),
+        ("120, 2,500 and 32,000", "一百二、两千五和三万二"),
+        ("a discount of 30 percent", "打七折"),
+        ("75折", "25% off"),
+        ("25% off", "打7.5折"),
         ("200 people", "이백 명"),
         ("40,000", "4万"),
         ("22 Uhr", "10:00 p.m."),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.scoring import MAX_TOKENS
+from transduce.inference.scoring import MAX_TOKENS, _batches
 from transduce.inference.translator import Translator
 
 
@@ -59,6 +59,16 @@ def test_batch_mates_change_nothing_and_order_is_kept(
         assert (one.source, one.target, one.tokens) == (two.source, two.target, two.tokens)
         assert one.score == pytest.approx(two.score, abs=1e-4)
     assert len(together[3].token_log_probabilities) == 1
+
+
+def test_batches_are_bounded_with_their_padding() -> None:
+    """A long source with a short target, and short sources with long targets, make much padding together."""
+    source, target = [[3] * 100, *([[3] * 50] * 39), [3] * 5000], [[3], *([[3] * 51] * 39), [3]]
+    batches = list(_batches(source, target))
+    assert sorted(number for batch in batches for number in batch) == list(range(41))
+    for batch in batches:
+        longest = [max(len(side[number]) for number in batch) for side in (source, target)]
+        assert len(batch) * sum(longest) <= 4096 or len(batch) == 1
 
 
 def test_a_length_penalty_divides(translator: Translator) -> None:

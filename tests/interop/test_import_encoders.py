@@ -192,6 +192,30 @@ def test_sentence_vectors_are_those_of_sentence_transformers(
     assert torch.cosine_similarity(rounded(TEXTS), expected).min() > 0.995
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"sentence_bert_config": {}, "tokenizer_config": {"model_max_length": 9}},
+        {"sentence_bert_config": {"max_seq_length": 9}, "tokenizer_config": {"model_max_length": 20}},
+        {"sentence_bert_config": {"processor_kwargs": {"model_max_length": 9}, "max_seq_length": 20}},
+        {"sentence_bert_config": {}, "sentence_roberta_config": {"max_seq_length": 9, "do_lower_case": False}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", [{"pooling_mode": "cls"}, {"pooling_mode": ["cls"], "pooling_mode_max_tokens": True}])
+def test_settings_of_sentence_transformers_6_and_of_its_old_files_are_read(
+    mode: dict[str, Any], files: dict[str, Any], make_folder: MakeFolder
+) -> None:
+    """Version 6 stores the maximum length with the tokenizer, and the pooling by name."""
+    folder = make_folder("RobertaModel")
+    own = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    files = {name: (own if name == "tokenizer_config" else {}) | content for name, content in files.items()}
+    make_sentence_transformer(folder, "", **files, **{"1_Pooling/config": mode | {"embedding_dimension": 16}})
+    embedder = transduce.load(folder, device="cpu", threads=1)
+    assert isinstance(embedder, transduce.Embedder)
+    assert (embedder.pooling, embedder.length, embedder.normalizes) == ("first", 9, True)
+
+
 def test_an_encoder_without_pooling_settings_embeds_by_mean_pooling(make_folder: MakeFolder) -> None:
     folder = make_folder("BertForMaskedLM")
     embedder = transduce.load(folder, task="embedding", device="cpu", threads=1)
@@ -208,9 +232,11 @@ def test_an_encoder_without_pooling_settings_embeds_by_mean_pooling(make_folder:
         ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "must consist of Transformer, Pooling.*Dense"),
         (
             {"1_Pooling/config": {"pooling_mode_lasttoken": True}},
-            "pooling must be one of mean_tokens.* but is lasttoken",
+            "pooling must be one of mean, cls, max, but is lasttoken",
         ),
-        ({"1_Pooling/config": {}}, "pooling must be one of"),
+        ({"1_Pooling/config": {"pooling_mode": ["mean", "cls"]}}, "pooling must be one of .* but is mean, cls"),
+        ({"1_Pooling/config": {}}, "pooling must be one of .* but is none"),
+        ({"sentence_bert_config": {"processor_kwargs": {"padding_side": "left"}}}, "`processor_kwargs` is {'padding_s"),
         ({"sentence_bert_config": {"do_lower_case": True}}, "`do_lower_case` is True, which changes texts"),
         ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "`default_prompt_name` is 'query'"),
     ],
@@ -349,7 +375,7 @@ def test_a_byt5_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["classification", "masked-language-model"])
 def test_training_starts_from_an_imported_roberta(
-    kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+    kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transduce.tasks.train import train
 
@@ -360,6 +386,10 @@ def test_training_starts_from_an_imported_roberta(
     settings = {"task.kind": kind, "task.context": 20, "training.steps": 2, "training.precision": "fp32"}
     files: dict[str, Any] = {"source": str(texts)} | ({"target": str(labels)} if kind == "classification" else {})
     train(out=tmp_path / "run", init_from=folder, settings=settings, device="cpu", threads=1, **files)
+    if kind != "classification":
+        card = (tmp_path / "run" / "README.md").read_text("utf-8")
+        assert 'transduce fill-mask THIS_FOLDER "a text with a <mask> in it"' in card
+        assert capsys.readouterr().err.endswith('"a text with a <mask> in it"\n')
     opened = transduce.load(tmp_path / "run", device="cpu", threads=1)
     if isinstance(opened, Classifier):
         assert opened.encode(["I like tea."])[0][:: len(opened.encode(["I like tea."])[0]) - 1] == [0, 2]

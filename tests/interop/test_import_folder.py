@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import transduce
@@ -339,6 +340,34 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(TransduceError, match=r"as pytorch_model\.bin, which is not opened because it could run code"):
         opened(tmp_path)
+
+
+def test_a_peft_adapter_is_refused_alone_and_beside_a_model(nllb: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "nllb"}', "utf-8")
+    shutil.copytree(nllb, tmp_path / "both")
+    shutil.copy(adapter / "adapter_config.json", tmp_path / "both")
+    for folder, message in (
+        (adapter, "holds only a PEFT adapter of nllb: merge both"),
+        (tmp_path / "both", r"holds a PEFT adapter beside the model, .* merge both .* adapter_config\.json away"),
+    ):
+        with pytest.raises(TransduceError, match=message):
+            opened(folder)
+        with pytest.raises(TransduceError, match=message):
+            import_model_folder(folder, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_weights_that_are_integers_are_refused(dtype: torch.dtype, nllb: Path, tmp_path: Path) -> None:
+    """Quantized weights without their scales would be other numbers."""
+    shutil.copytree(nllb, tmp_path / "quantized")
+    path, name = tmp_path / "quantized" / "model.safetensors", "model.encoder.layers.0.fc1.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: (tensors[name] * 50).to(dtype)}, path)
+    with pytest.raises(TransduceError, match=rf"but {name} is {str(dtype)[6:]}, as in a quantized model: take"):
+        import_model_folder(tmp_path / "quantized", tmp_path / "ours")
 
 
 def test_force_bos_token_to_be_generated_forces_the_start_token() -> None:

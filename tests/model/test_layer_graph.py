@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
 from transduce.kernels.select import (
+    decoded_model,
     has_kernels,
     make_inference_copy,
     quantize,
@@ -191,7 +192,8 @@ each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: chan
 def steps(model: Transformer) -> Tensor:
     """Return the logits of decoding steps along the targets."""
     state = start_fast(model, SOURCES)
-    return model.project(torch.cat([state.step(TARGETS[:, step : step + 1]) for step in range(4)], dim=1))
+    hidden = torch.cat([state.step(TARGETS[:, step : step + 1]) for step in range(4)], dim=1)
+    return model.project(hidden.to(model.output_weight.dtype))
 
 
 def agree(model: Transformer) -> None:
@@ -213,6 +215,64 @@ def test_a_component_that_is_not_listed_is_decoded_by_the_model(change: Callable
     assert choice.backend == "reference"
     assert "which the compiled decoder does not know" in choice.refused["compiled"]
     agree(model)
+
+
+def fused_step(model: Transformer) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    with torch.enable_grad():
+        model(SOURCES, TARGETS).square().mean().backward()
+    optimizer.step()
+
+
+def replaced_data(model: Transformer) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.5
+
+
+def numbers_in_numpy(model: Transformer) -> None:
+    weight = model.get_parameter("encoder_layers.0.feed_forward.inner.weight").detach()
+    if weight.dtype == torch.float32:  # NumPy has no bfloat16
+        weight.numpy()[:, :8] *= 9.0  # a block of columns alone
+    else:
+        weight.data[:, :8] *= 9.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        fused_step,
+        replaced_data,
+        numbers_in_numpy,
+        lambda model: decoder_layer(model).feed_forward.outer.weight.data.mul_(3.0),
+        lambda model: model.target_weight.data.mul_(2.0),
+        lambda model: decoder_layer(model).feed_forward.inner.bias.data.add_(1.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@needs_kernels
+@torch.no_grad()
+def test_changes_of_weights_that_pytorch_does_not_count_reach_the_kernels(
+    dtype: torch.dtype, change: Callable[[Transformer], None]
+) -> None:
+    model = build()
+    make_inference_copy(model, dtype)
+    before = steps(model).float()
+    change(model)
+    assert select_decoder(model).backend == "compiled"
+    expected, found = model(SOURCES, TARGETS).float(), steps(model).float()
+    far = float((before - expected).norm() / expected.norm())
+    assert float((found - expected).norm() / expected.norm()) < min(0.02, far / 4)
+
+
+@needs_kernels
+@torch.no_grad()
+def test_unchanged_weights_are_not_prepacked_again() -> None:
+    model = build()
+    model.get_parameter("encoder_layers.0.feed_forward.inner.bias")[3] = torch.nan  # which differs from itself
+    make_inference_copy(model, torch.float32)
+    first = decoded_model(model)
+    assert first is decoded_model(model)
+    assert first is not model
 
 
 @needs_kernels

@@ -570,7 +570,10 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
     lines = _reviewed(translations, estimate_quality(translator, translations, glossary=glossary), glossary)
     report = _report(lines, options.worst)
     write_lines(report.flagged if options.worst is None else report.worst, report, options.json)
-    unscored = sum(each.nats_per_token is None and bool(each.translation.strip()) for each in lines)
+    # Copied lines without words, such as 12345, have no tokens to score.
+    unscored = sum(
+        each.nats_per_token is None and each.translation.strip() not in ("", each.source.strip()) for each in lines
+    )
     if unscored:
         sys.stderr.write(
             localized(

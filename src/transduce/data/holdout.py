@@ -123,7 +123,8 @@ class HoldOut:
 def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
     """Merge the dev-set candidates of all parts of a corpus; return a list sorted by hash key.
 
-    Each source has one candidate, which has the source's first pair, and counts the failed pairs of all parts.
+    Each source text has one candidate, with the text's first pair in the corpus. `Candidate.failed` is summed over the
+    parts.
     """
     joined: dict[int, Candidate] = {}
     for candidate in (candidate for part in parts for candidate in part):

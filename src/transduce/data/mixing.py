@@ -217,7 +217,8 @@ class MixedPlan(BatchPlan):
             epoch_batches: the number of batches that count as an epoch.
             run_batches: the number of batches of the run; None: unknown, for shares that do not change.
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
-            spread_copies: True if copies of a pair in a window are put into batches of similar length, not into one.
+            spread_copies: True if copies of a pair in one window (pairs that are sorted by length together) are put
+                into different batches of similar length, not into one.
         """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")

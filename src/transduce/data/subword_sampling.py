@@ -268,7 +268,8 @@ class SampledPlan(Plan[Batch]):
             vocabularies: the source and the target vocabulary.
             samplers: the samplers of both sides.
             seed: the seed of all draws.
-            growth_rate: the rate by which `growth_limit` bounds lengths.
+            growth_rate: the BPE-dropout rate from which `growth_limit` computes a sentence's maximum length; a longer
+                result is discarded, and the sentence keeps its usual tokens.
             longest: the largest number of tokens of a sentence with its end symbol; None: not bounded.
         """
         self._plan, self._samplers, self._seed = plan, samplers, seed

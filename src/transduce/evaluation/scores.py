@@ -337,7 +337,7 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
 def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
     """Return how many hypotheses equal their reference, ignoring white space at the ends, and case if `lowercase`.
 
-    Pairs of two empty lines do not count.
+    Both are compared in Unicode's composed form (NFC). Pairs of two blank lines do not count.
     """
     fold = str.lower if lowercase else str
     pairs = zip(map(compose, hypotheses), map(compose, references), strict=True)

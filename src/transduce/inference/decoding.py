@@ -349,10 +349,10 @@ def _scorers(
 
 
 def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities around the given scorer if the search needs them; else the given scorer.
+    """Return a scorer of log-probabilities around a scorer of logits; the given scorer if logits suffice.
 
-    As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. A
-    `RepetitionPenalty` among the rules is adapted if it needs to convert the log-probabilities to logits.
+    The search of `generate` needs log-probabilities, and so does a `RepetitionPenalty` in a beam search. Without a
+    beam, this penalty changes logits, as in transformers; given log-probabilities, it is set to convert them back.
 
     Args:
         scorer: the scorer of logits.

@@ -14,6 +14,7 @@ from warnings import warn
 import msgspec
 
 from transduce.errors import WrongLanguageWarning
+from transduce.inference.segmentation import list_mark_length
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
@@ -388,11 +389,13 @@ def _untranslated(translation: Translation, target_script: str) -> str | None:
     """Return the letters of a translation that are in the source's script, if the target language has another one.
 
     The letters are joined to one text. The result is None without any, or if the source's script is Latin or unknown.
+    A list mark that was copied, such as （一）, does not count.
     """
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
         return None
-    letters = SCRIPTS[script].findall(translation.text)
+    mark = translation.source[: list_mark_length(translation.source)]
+    letters = SCRIPTS[script].findall(translation.text.removeprefix(mark))
     return "".join(letters) or None
 
 

@@ -1,6 +1,6 @@
 """Score given translations: compute the log-probability that a model assigns to each.
 
-Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
+Legend: B sentences of a batch, T target length with padding, N target tokens of all sentences, V vocabulary.
 """
 
 import itertools
@@ -186,16 +186,19 @@ def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[in
 
 
 def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of pairs, as lists of indices, with similar lengths and at most 4,096 tokens including padding."""
+    """Yield batches of pairs, as lists of indices, with similar lengths and at most 4,096 tokens including padding.
+
+    A longer pair is a batch of its own.
+    """
     batch: list[int] = []
-    longest = 0
+    source = target = 0  # the longest of the batch
     for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
-        length = max(longest, len(source_ids[number]) + len(target_ids[number]))
-        if batch and (len(batch) + 1) * length > _BATCH_TOKENS:
+        own_source, own_target = len(source_ids[number]), len(target_ids[number])
+        source, target = max(source, own_source), max(target, own_target)
+        if batch and (len(batch) + 1) * (source + target) > _BATCH_TOKENS:
             yield batch
-            batch, length = [], len(source_ids[number]) + len(target_ids[number])
+            batch, source, target = [], own_source, own_target
         batch.append(number)
-        longest = length
     if batch:
         yield batch
 

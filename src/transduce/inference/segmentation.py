@@ -209,7 +209,7 @@ class Segmenter:
         text, offsets = line
         protected = _local_spans(collector.protected, offsets)
         for start, end in self._cells(text):
-            if not text[:start].strip() and (mark := _list_mark(text[start:end])):
+            if not text[:start].strip() and (mark := list_mark_length(text[start:end])):
                 start += mark
                 if text[start - 1] in ".)":
                     collector.skip_wordless()
@@ -285,7 +285,7 @@ def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
     text, offsets = "", list[int]()
     for line in lines:
         words = line.text.strip()
-        if text and (not words or _list_mark(line.text)):
+        if text and (not words or list_mark_length(line.text)):
             yield _Line(text, offsets)
             text, offsets = "", []
         if not words:
@@ -313,7 +313,7 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
     paragraph: list[_Line] = []
     for line in lines:
         is_blank = not line.strip()
-        if paragraph and (is_blank or _list_mark(line)):
+        if paragraph and (is_blank or list_mark_length(line)):
             yield next(_paragraphs(iter(paragraph))).text
             paragraph = []
         if is_blank:
@@ -324,7 +324,7 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
         yield next(_paragraphs(iter(paragraph))).text
 
 
-def _list_mark(line: str) -> int:
+def list_mark_length(line: str) -> int:
     """Return the number of characters in a line's indentation and list mark; 0 without a mark.
 
     A mark with nothing after it does not count, nor does the ordinal number of a date, such as "5. Mai".

@@ -6,6 +6,7 @@ memory as the prepacked matrices, and shares all other float32 tensors.
 
 import copy
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -352,27 +353,80 @@ class InferenceCopy:
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
 
-        `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
-        noticed. All its components must be in `PREPACKABLE`.
+        `graph` is the model's layer graph, whose components are all in `PREPACKABLE`.
         """
-        weights = self._weights
-        if graph != self._graph or any(
-            holder.get(name) is not parameter or version_of(parameter) != version
-            for holder, name, parameter, version in weights
-        ):
+        if graph != self._graph or self._weights.have_changed():
             self._prepacked = prepack(_in_float32(model), self._make)
+            _mark_as_changed(self._prepacked)
             self.record_weights(model)
         return self._prepacked
 
     def record_weights(self, model: nn.Module) -> None:
-        """Record the layer graph, the parameters and the numbers of their in-place changes, to detect later changes."""
+        """Record the layer graph and the state of the parameters, to detect later changes."""
         self._graph = graph_of(model)
-        self._weights = [  # the copy must not keep the model alive
-            (holder._parameters, name, parameter, version_of(parameter))
+        self._weights = _RecordedWeights(model)
+
+
+_MAX_SAMPLE = 256
+_LARGE_BYTES, _LARGE_SAMPLE = 32 << 20, 64  # a large matrix may be mapped from a file, of which little should be read
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _RecordedWeights:
+    """The state of a model's parameters at one time, by which later changes of their numbers are detected.
+
+    PyTorch counts changes in place, but not all: fused optimizers, `.data` and NumPy's views change numbers without a
+    count. So a sample of the numbers is compared, too, which takes a small part of the time of a decoding step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Record the parameters of a model, and a sample of their numbers."""
+        self._parameters = [  # without the modules, so that the model is not kept alive
+            (holder._parameters, name, parameter, version_of(parameter), parameter.data_ptr())
             for holder in model.modules()
             for name, parameter in holder._parameters.items()
             if parameter is not None
         ]
+        self._numbers: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in {id(parameter): parameter for _, _, parameter, _, _ in self._parameters}.values():
+            dtype = _INTEGERS[parameter.itemsize]  # as integers, because NaN differs from NaN
+            numbers = parameter.detach().view(dtype).view(-1)[:: _sampling_step(parameter)]
+            self._numbers.setdefault(dtype, []).append(numbers)
+        self._sample = self._read_sample()
+
+    def _read_sample(self) -> list[Tensor]:
+        return [torch.cat(numbers) for numbers in self._numbers.values()]
+
+    def have_changed(self) -> bool:
+        """Return whether a module has another parameter under the same name, or a parameter has other numbers."""
+        return any(
+            holder.get(name) is not parameter or version_of(parameter) != version or parameter.data_ptr() != address
+            for holder, name, parameter, version, address in self._parameters
+        ) or not all(map(torch.equal, self._read_sample(), self._sample))
+
+
+def _sampling_step(weight: Tensor) -> int:
+    """Return the step between the sampled numbers of a weight; 1 samples all numbers of a small weight.
+
+    The step has no common divisor with the number of columns, so that the sample is not of few columns only.
+    """
+    count, columns = weight.numel(), weight.shape[-1] if weight.dim() else 1
+    most = _LARGE_SAMPLE if count * weight.itemsize >= _LARGE_BYTES else _MAX_SAMPLE
+    step = max(1, count // most)
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return step
+
+
+def _mark_as_changed(model: nn.Module) -> None:
+    """Increase the versions of a model's parameters, so that no kernel reads them from the file they were mapped from.
+
+    Only changes that PyTorch does not count leave the version of a changed parameter at 0.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_inference():
+                parameter.detach().as_strided((0,), (1,)).zero_()
 
 
 def version_of(tensor: Tensor) -> int:

@@ -92,7 +92,11 @@ def find_task_card(folder: Path) -> TaskCard | None:
 
 _MODULES = "modules.json"  # of sentence-transformers
 _MODULE_TYPES = re.compile(r"sentence_transformers\.(?:[\w.]+\.)?(Transformer|Pooling|Normalize)")
-_POOLINGS: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "max_tokens": "max"}
+_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "first", "max": "max"}
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{family}_config.json" for family in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
+)
+"""The files with the settings of the module Transformer, of which sentence-transformers reads the first that exists."""
 
 
 def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
@@ -117,35 +121,54 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
             f"this one has {unknown or ', '.join(kinds)}: it cannot be imported."
         )
     part = file_inside(folder, str(modules[1].get("path", "")))
-    pooling = read_json(part, "config.json", dict[str, Any])
-    modes = [key.removeprefix("pooling_mode_") for key, value in pooling.items() if value is True and "mode" in key]
+    modes = _pooling_modes(read_json(part, "config.json", dict[str, Any]))
     mode = _POOLINGS.get(modes[0]) if len(modes) == 1 else None
     if mode is None:
+        shown = ", ".join(modes or ["none"])
         raise TransduceError(
-            f"{part / 'config.json'}: pooling must be one of {', '.join(_POOLINGS)}, but is {', '.join(modes)}: the "
-            "model cannot be imported."
+            f"{part / 'config.json'}: pooling must be one of {', '.join(_POOLINGS)}, but is {shown}: the model cannot "
+            "be imported."
         )
-    for file, setting in _TEXT_CHANGING_SETTINGS:
-        if (value := _setting(folder, file, setting)) is not None:
+    name = next((each for each in _TRANSFORMER_FILES if _settings_of(folder, each)), _TRANSFORMER_FILES[0])
+    settings = _settings_of(folder, name)
+    options = settings.get("processor_kwargs") or settings.get("tokenizer_args")
+    arguments = dict(options) if isinstance(options, dict) else {}
+    limit = arguments.pop("model_max_length", None) or settings.get("max_seq_length")
+    prompt = "config_sentence_transformers.json", "default_prompt_name"
+    for file, setting, value in (
+        (name, "do_lower_case", settings.get("do_lower_case")),
+        (name, "processor_kwargs", arguments),
+        (name, "processing_kwargs", settings.get("processing_kwargs")),
+        (*prompt, _settings_of(folder, prompt[0]).get(prompt[1])),
+    ):
+        if value:
             raise TransduceError(
                 f"{folder / file}: `{setting}` is {value!r}, which changes texts before they are read and is not "
                 "supported: the model cannot be imported."
             )
-    limit = _setting(folder, "sentence_bert_config.json", "max_seq_length")
-    if isinstance(limit, int) and limit > 2:
-        length = min(length, limit)
+    if limit is None:
+        limit = _settings_of(folder, "tokenizer_config.json").get("model_max_length")
+    if isinstance(limit, int | float) and limit > 2:
+        length = int(min(length, limit))
     return TaskCard(kind="embedding", length=length, pooling=mode, normalizes="Normalize" in kinds)
 
 
-_TEXT_CHANGING_SETTINGS = (
-    ("sentence_bert_config.json", "do_lower_case"),
-    ("config_sentence_transformers.json", "default_prompt_name"),
-)
+def _pooling_modes(config: Mapping[str, Any]) -> list[str]:
+    """Return a list of the poolings, such as "mean", that a configuration of sentence-transformers names.
+
+    Since version 6 `pooling_mode` is a name or a list of names; before, there was a flag for each pooling.
+    """
+    named = config.get("pooling_mode")
+    if named is not None:
+        return [str(name) for name in (named if isinstance(named, list) else [named])]
+    prefix = "pooling_mode_"
+    flags = [key.removeprefix(prefix) for key, value in config.items() if value is True and key.startswith(prefix)]
+    return [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
 
 
-def _setting(folder: Path, file: str, setting: str) -> Any:
-    """Return a setting of a JSON file in a model folder; None if file or setting is missing, or its value is false."""
-    return (read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}).get(setting) or None
+def _settings_of(folder: Path, file: str) -> dict[str, Any]:
+    """Return the content of a JSON file in a model folder; an empty dict if there is no such file."""
+    return read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:

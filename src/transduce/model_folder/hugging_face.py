@@ -261,17 +261,27 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise an error if a folder holds only a PEFT adapter, and no whole model.
+    """Raise an error if a folder holds a PEFT adapter, alone or beside a Hugging Face model.
+
+    transformers applies an adapter beside a model, so that the model alone would give other results.
 
     Raises:
-        TransduceError: the folder holds an adapter and no model.
+        TransduceError: the folder holds an adapter, and no model of transduce.
     """
-    adapter = _optional_json(folder, "adapter_config.json") if not (folder / "config.json").is_file() else None
-    if adapter:
+    adapter = _optional_json(folder, "adapter_config.json")
+    if not adapter:
+        return
+    if not (folder / "config.json").is_file():
         base = adapter.get("base_model_name_or_path", "another model")
         raise TransduceError(
             f"{folder} holds only a PEFT adapter of {base}: merge both in PEFT "
             "(`merge_and_unload`, then `save_pretrained`), and name the folder that this writes."
+        )
+    if "transduce" not in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
+        raise TransduceError(
+            f"{folder} holds a PEFT adapter beside the model, which transformers applies: merge both in PEFT "
+            "(`merge_and_unload`, then `save_pretrained`), and name the folder that this writes; or move "
+            "adapter_config.json away to use the model without it."
         )
 
 

@@ -347,7 +347,8 @@ class OpenAIHandlers:
             with_tokens: the response has the log-probability of each token.
 
         Raises:
-            RequestError: a field is set that would change the result and is not supported.
+            RequestError: no model has the requested name, a field is set that would change the result and is not
+                supported, or several texts or log-probabilities are to be streamed.
         """
         name = self.completions.find(message.model)
         for field, harmless in _NO_EFFECT.items():

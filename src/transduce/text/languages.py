@@ -738,10 +738,10 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the code of the language whose frequent words a list of words in Latin letters has, or None.
+    """Return the code of another language than `expected` that words in Latin letters seem to be in, or None.
 
-    None means that the words may be in the expected language, or that there are no frequent words for that. Words that
-    are frequent in both languages do not count, and repeated words count once.
+    Frequent words of each language decide. None: the words may be in the expected language, or its frequent words are
+    unknown. Words that are frequent in both languages do not count, and repeated words count once.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from functools import cache
 from typing import NamedTuple
@@ -60,6 +60,8 @@ _SCALES = {
     12: "兆|조",
 }
 _UNSURE_SCALES = {3: "mil|bin|tis|(?<=\\d)k", 6: "mill|(?<=\\d)m", 9: "billion\\w*|bil[ih]\\w*", 12: "trillion\\w*"}
+# Signs of full-width numbers: ３．５, １，２３４. Between other digits, a full-width comma separates items of a list.
+_WIDE_SIGN = re.compile("(?<=\\d)．(?=\\d)|(?<=[０-９])，(?=[０-９]{3}(?![０-９]))")
 _SCALE = re.compile(
     rf"[ {_SPACES}-]?(?:"
     + "|".join(
@@ -250,7 +252,8 @@ def _are_groups(parts: Sequence[str]) -> bool:
 
 def _numbers(text: str) -> list[_Number]:
     """Return a list of the numbers, dates and times that a text writes in digits, in order."""
-    plain = text if text.isascii() else re.sub("[^\\W\\D]", lambda match: str(unicodedata.decimal(match[0])), text)
+    plain = text if text.isascii() else _WIDE_SIGN.sub(lambda match: ".,"[match[0] == "，"], text)
+    plain = plain if text.isascii() else re.sub("[^\\W\\D]", lambda match: str(unicodedata.decimal(match[0])), plain)
     plain, numbers, end = plain.replace("：", ":"), list[_Number](), -1
     for match in _WRITTEN.finditer(plain):
         kind = match.lastgroup if match.lastgroup in ("date", "clock", "day", "groups") else None
@@ -264,6 +267,8 @@ def _numbers(text: str) -> list[_Number]:
             name, _, power = (scale.lastgroup or "").partition("_")
             values = {value.scaleb(int(power)) for value in values} | (values if name == "unsure" else set())
             stop = scale.end()
+        if values and _DISCOUNT.match(plain, stop) is not None:
+            values |= _discounts(values)
         former = numbers[-1] if numbers and end == start and numbers[-1].is_scaled else None
         if former is not None:  # 3万5千 is one number
             numbers.pop()
@@ -338,7 +343,17 @@ _LINKS = ("and", "und", "en", "et", "y", "e")
 _HAN = {character: number for number, character in enumerate("零一二三四五六七八九")} | dict(
     zip("〇两兩十百千万萬億亿兆", (0, 2, 2, 10, 100, 1000, 10**4, 10**4, 10**8, 10**8, 10**12), strict=True)
 )
-_HAN_NUMERAL = re.compile(f"[{''.join(_HAN)}]{{1,{_LONGEST_NUMERAL}}}")
+_FORMAL_HAN = str.maketrans(  # of bank notes and bills, and of calendars
+    dict(zip("壹贰貳弐叁參参肆伍陆陸柒捌玖拾佰仟○", "一二二二三三三四五六六七八九十百千〇", strict=True))
+    | {"廿": "二十", "卅": "三十", "卌": "四十"}
+)
+# 千分之三 is 0.3 %, 一点五亿 is 150,000,000, and 七折 is 30 % off. 三点二十 is a time.
+_HAN_NUMERAL = re.compile(
+    rf"(?:(?P<parts>[千万萬])分之)?(?P<whole>[{''.join(_HAN)}]{{1,{_LONGEST_NUMERAL}}})"
+    rf"(?:[点點](?P<decimals>[〇零一二三四五六七八九]{{1,{_LONGEST_NUMERAL}}})(?P<scale>[万萬億亿兆]?)(?![十百千]))?"
+    r"(?P<discount>折(?!叠))?"
+)
+_DISCOUNT = re.compile(" ?折(?!叠)")
 _KOREAN = str.maketrans("영일이삼사오육칠팔구십백천만억", "零一二三四五六七八九十百千万億")
 _KOREAN_NUMERAL = re.compile("(?<![가-힣])[일이삼사오육칠팔구]?[십백천만억][일이삼사오육칠팔구십백천만억]*")
 _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
@@ -395,11 +410,31 @@ def _word_values(text: str) -> set[Decimal]:
             found, run = [*found, run], []
     values = {Decimal(_sum(each)) for each in found if each}
     korean = " ".join(_KOREAN_NUMERAL.findall(text)).translate(_KOREAN)
-    for numeral in _HAN_NUMERAL.findall(f"{text} {korean}"):
-        digits = [_HAN[character] for character in numeral]
-        # 一九九〇 is written digit by digit.
-        values.add(Decimal("".join(map(str, digits))) if max(digits) < 10 else Decimal(_sum_han(digits)))
+    for match in _HAN_NUMERAL.finditer(f"{text} {korean}".translate(_FORMAL_HAN)):
+        values |= _han_values(match)
     return values
+
+
+def _han_values(match: re.Match[str]) -> set[Decimal]:
+    """Return a set of the values (Decimal) that a match of `_HAN_NUMERAL` may have."""
+    digits = [_HAN[character] for character in match["whole"]]
+    # 一九九〇 is written digit by digit.
+    whole = Decimal("".join(map(str, digits))) if max(digits) < 10 else Decimal(_sum_han(digits))
+    values = {whole}
+    if digits[-1] < 10 and len(digits) > 1 and digits[-2] >= 100:  # 两千五 is 2,500, but in Japanese 2,005
+        values.add(whole + digits[-1] * (digits[-2] // 10 - 1))
+    if match["decimals"] is not None:
+        decimals = "".join(str(_HAN[character]) for character in match["decimals"])
+        values.add(Decimal(f"{whole}.{decimals}") * _HAN.get(match["scale"], 1))
+    if match["parts"] is not None:
+        values |= {value / (10 if match["parts"] == "千" else 100) for value in values}
+    return values | (_discounts(values) if match["discount"] else set())
+
+
+def _discounts(values: Iterable[Decimal]) -> set[Decimal]:
+    """Return a set of the percentages that stay and that are taken off, by the number before 折: 70 and 30 for 7."""
+    kept = {value * 10 if value < 10 else value for value in values if value < 100}
+    return kept | {100 - value for value in kept}
 
 
 # --- names of months ---
@@ -504,7 +539,7 @@ class _Found:
     def missing_parts(self, number: _Number) -> list[str]:
         """Return a list of texts that the translation lacks of a source number: components, or the whole number.
 
-        The list is empty if the translation has the number.
+        The list is empty if the translation has the number, and for small numbers, which may be written as words.
         """
         if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []

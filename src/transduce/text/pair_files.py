@@ -554,10 +554,10 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text with a language code from a dict by code, or else that of the closest other code.
+    """Return the text of a language from a dict of texts by language code, or None if no code is of this language.
 
-    Closest are other spellings, as zh-CN for zh, then the first text of the language, as de-DE for de; None without
-    any.
+    If the exact code is missing, the text is that of a code of the same script and region (zh-CN for zh), or else the
+    first of the language in any region (de-DE for de).
     """
     code = language.casefold().replace("_", "-")
     codes = [each for each in texts if short_code(each) == short_code(language)]

@@ -316,7 +316,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """The result of aligning the lines of two files: stretches with equal shifts, and the lines that do not match."""
+    """The result of aligning the lines of two files: stretches with equal shifts, and lines that look unrelated."""
 
     stretches: tuple[Stretch, ...]
     unlikely_lines: tuple[int, ...]

@@ -142,6 +142,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     rules, model_type = check_config(content, location), content["model_type"]
     reader = ConfigReader(content, location)
     settings = rules.settings(reader) | special_ids
+    _refuse_quantized(stored)
     stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
     # T5 ties its tables whatever the setting is, and an encoder may have no head for hidden tokens.
@@ -170,6 +171,18 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     _check_sinusoids(stored, config)
     functions = {name: partial(_read_parameter, stored, name, sources[name]) for name in outline}
     return ImportedModel(config, LazyTensors(functions, outline))
+
+
+def _refuse_quantized(stored: StoredTensors) -> None:
+    """Raise a TransduceError if a weight is stored as integers, whose scales and layout the import does not know."""
+    for name in (name for name in stored.names if name.endswith(("weight", "weight_packed"))):
+        dtype = stored.names[name]().dtype
+        if not dtype.is_floating_point:
+            raise TransduceError(
+                f"{stored.location}: weights must be floating-point numbers, but {name} is {str(dtype)[6:]}, as in a "
+                "quantized model: take the model's folder from before it was quantized, or open this one with "
+                "transformers, call `dequantize()`, and save it."
+            )
 
 
 def _read_parameter(stored: StoredTensors, name: str, source: StoredParameter) -> Tensor:

@@ -513,7 +513,8 @@ def build_attention(
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
     """Add to an ONNX graph the repetition of keys or values for the query heads that share them (grouped-query).
 
-    The name of the result, (B, H, L, width), is returned; x, (B, G, L, width), itself if no query heads share keys.
+    `x` names the keys or values of the G key/value heads, (B, G, L, width). Returned is the name of the result,
+    (B, H, L, width), or `x` if every query head has keys of its own.
     """
     if attention.num_key_value_heads == attention.num_heads:
         return x

@@ -86,8 +86,8 @@ def emit_sequence_embedding(k: KernelBuilder) -> None:
 def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
     """Emit one token's embedding times the scale, plus its position encoding, into a row of x.
 
-    `args` are (ids, row, D, table, file rows, scale, x) as in `emit_embedding`; `added` points to the position's
-    encoding.
+    `args` are (ids, row, D, table, file, scale, x) as in `emit_embedding`, where `file` points to the result of
+    `memory.file_rows` for the table. `added` points to the position's encoding.
     """
     ids, row, width, table, file, scale, x = args
     target = k.element_pointer(x, k.mul(row, width))

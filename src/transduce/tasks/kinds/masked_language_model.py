@@ -156,7 +156,10 @@ class MaskedLanguageObjective(Objective[Encoder]):
     """
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the summed loss of a batch; its `negative_log_likelihood` and token count cover masked tokens only."""
+        """Return the summed loss of a batch: that of masked tokens and, if the model learns it, of the next sentence.
+
+        Its `negative_log_likelihood` and token count cover masked tokens only.
+        """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
@@ -433,11 +436,12 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that are specific to masked language models, such as title and usage."""
+        mask = corpus.tokenizer.source.special_token_names[2]
         return CardTexts(
             "A masked language model",
             "fill-mask",
             describe_encoder(resolved, self.describe_size(corpus)),
-            'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
+            f'transduce fill-mask THIS_FOLDER "a text with a {mask} in it"',
         )
 
     def finish(
@@ -461,7 +465,9 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
+        folder = shell_word(placement.folder)
+        mask = corpus.tokenizer.source.special_token_names[2]
+        hint = f'Try: transduce fill-mask {folder}{common_options()} "a text with a {mask} in it"'
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 

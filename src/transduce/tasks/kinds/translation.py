@@ -508,8 +508,8 @@ class TranslationKind(SequenceToSequenceKind):
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
         """Return how many seconds a validation will take once translations are as long as the references.
 
-        Early in training, translations may be much too long, and `seconds`, the time that they took, is reduced. If
-        they are much too short, the time is at least `expected`.
+        `seconds` is how long a validation took. Early in training, translations may be much too long; then the part of
+        `seconds` that they took is reduced. If they are much too short, the result is at least `expected`.
         """
         if not isinstance(validation, DevSet):
             return seconds

@@ -342,7 +342,8 @@ class Run:
             files.follow(stored.data, settings.data, self.request.out)
         check_frozen(settings)
         for change in (*changes_between(stored, settings), *files.changes(settings.data)):
-            self.display.say(change)
+            if settings.training.minutes is not None or not change.startswith("training.time_plan:"):
+                self.display.say(change)
         specified = self.request.settings.get("data", {})
         if any(STANDARD_INPUT in specified.get(name, ()) for name in ("source", "dev_source")):
             self.display.say(
@@ -590,7 +591,8 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
     """Train a run to its end, with a forecast printed after the first steps.
 
     Returns:
-        How the run ended, and the seconds that are left of a time budget for the final evaluation (None: unlimited).
+        How the run ended, and the seconds for the final evaluation: what is left of a time budget, but at least a tenth
+        of the budget (None: unlimited).
     """
     trainer = _open_trainer(run, resolved, corpus)
     first = trainer.step

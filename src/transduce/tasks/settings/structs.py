@@ -446,7 +446,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self._directions("dev_source") if self.has_language_tokens else ()
 
     def _directions(self, side: str) -> tuple[tuple[str, str], ...]:
-        """Return a tuple with the language pair of each file in the field `side` of the corpora, or else of the run."""
+        """Return a tuple with the language pair of each file in the field `side`, such as `dev_source`.
+
+        Files and language pairs are those of all corpora or, in a run without `corpora`, those of the run itself.
+        """
         if self.corpora:
             return tuple(corpus.direction for corpus in self.corpora for _ in getattr(corpus, side))
         assert self.languages is not None  # else the settings are refused
