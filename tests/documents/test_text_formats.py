@@ -189,6 +189,33 @@ def test_files_in_other_encodings_keep_their_encoding() -> None:
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
 
 
+@pytest.mark.parametrize(
+    ("declared", "encoding", "text"),
+    [
+        ("gb2312", "gbk", "朱镕基"),
+        ("GB2312", "gb18030", "\U00020000"),
+        ("gbk", "gb18030", "\U00020000"),
+        ("big5", "cp950", "恒€"),
+        ("big5", "big5hkscs", "嘅咗"),
+        ("shift_jis", "cp932", "①髙"),
+        ("euc-kr", "cp949", "똠방각하"),
+    ],
+)
+def test_the_name_of_an_encoding_means_its_extension_too(declared: str, encoding: str, text: str) -> None:
+    html = f'<meta charset="{declared}"><p>{text}</p><p>a</p>'
+    with pytest.raises(UnicodeDecodeError):
+        html.encode(encoding).decode(declared)
+
+    def replaced(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        return [each.replace("<p>a", "<p>A") for each in texts]
+
+    for settings in (None, DocumentSettings(encoding=declared)):
+        result = translate_upload(html.encode(encoding), "a.html", replaced, settings).decode(encoding)
+        assert result == html.replace("<p>a", "<p>A")
+    with pytest.raises(TransduceError, match="should be text in"):
+        translate_upload(html.encode(encoding) + b"\x81", "a.html", replaced)
+
+
 @pytest.mark.parametrize("encoding", ["x-unknown", "undefined", "utf\x008"])
 def test_an_encoding_that_decodes_nothing_is_refused(encoding: str) -> None:
     with pytest.raises(TransduceError, match=r"The document.s encoding .* is unknown: save it as UTF-8"):
