@@ -33,14 +33,21 @@ def handle_sigterm(handler: Callable[..., object] | signal.Handlers) -> Iterator
 
 @contextmanager
 def handle_hangup(handler: Callable[..., object]) -> Iterator[None]:
-    """Call `handler` when SIGHUP arrives in the body of `with`; outside of the main thread, nothing is changed.
+    """Call `handler` when SIGHUP arrives in the body of `with`; if the terminal has been closed, exit instead.
 
-    Windows has no such signal.
+    Outside of the main thread, and on Windows, which has no such signal, nothing is changed.
     """
     if not hasattr(signal, "SIGHUP"):
         yield
         return
-    with _handle_signal(signal.SIGHUP, handler):
+    has_terminal = os.isatty(2)
+
+    def handle(number: int, frame: object) -> None:
+        if has_terminal and not os.isatty(2):
+            sys.exit(0)
+        handler(number, frame)
+
+    with _handle_signal(signal.SIGHUP, handle):
         yield
 
 

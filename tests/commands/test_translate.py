@@ -121,6 +121,10 @@ def test_a_killed_translation_resumes_to_the_same_output(
     assert output.read_bytes() == whole.read_bytes()
     assert main(arguments) == 0
     assert f"{output} exists already, so nothing was done: delete it to translate again." in capsys.readouterr().err
+    newer = output.stat().st_mtime + 1
+    os.utime(file, (newer, newer))
+    assert main(arguments) == 2
+    assert f"{output} is complete, but older than {file}: delete it, or leave --resume out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("finished", [0, 2])

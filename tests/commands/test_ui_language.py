@@ -332,6 +332,14 @@ def test_pages_and_terminals_name_kinds_of_models_alike() -> None:
     [
         ("56 points of 温度, x", "温度、x 的 56 个点"),
         ("forecast of 14 points", "14 个点的预测"),
+        ("training.steps: 600, which was not set", "training.steps：600，原来没有设置"),
+        ("training.minutes: not set, which was 4.0 before", "training.minutes：不再设置，原来是 4.0"),
+        (
+            "data.source: ['a', 'b', 'c', 'd'], which was ['a', 'b c', 'd'] before",
+            "data.source：['a', 'b', 'c', 'd']，原来是 ['a', 'b c', 'd']",
+        ),
+        ("accuracy 89.25 % (357 of 400 texts)", "准确率 89.25 %（对 357，共 400 段文本）"),
+        ("accuracy 99.00 % (99 of 100 words)", "准确率 99.00 %（对 99，共 100 个词）"),
         (
             "a.conll has no column `词`: its columns are numbers from 1 to 2.",
             "a.conll 没有列 `词`：它的列是从 1 到 2 的编号。",

@@ -45,9 +45,10 @@ def test_wrapped_lines_are_one_text_on_request() -> None:
     ("source", "text"),
     [
         ("玛丽今天晚上会\n骑自行车去图书馆。\n", "玛丽今天晚上会骑自行车去图书馆。"),
+        ("她说：\n“我去。”\n", "她说：“我去。”"),
         ("마리는 오늘 저녁에\n자전거를 타고 갑니다.\n", "마리는 오늘 저녁에 자전거를 타고 갑니다."),  # in words
     ],
-    ids=["Chinese", "Korean"],
+    ids=["Chinese", "quotation marks", "Korean"],
 )
 def test_wrapped_lines_are_joined_as_their_script_joins_words(source: str, text: str) -> None:
     seen: list[str] = []
@@ -187,6 +188,33 @@ def test_files_in_other_encodings_keep_their_encoding() -> None:
         translate_upload(latin, "a.txt", upper)
     with pytest.raises(TransduceError, match="which has no '中'"):
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding", "text"),
+    [
+        ("gb2312", "gbk", "朱镕基"),
+        ("GB2312", "gb18030", "\U00020000"),
+        ("gbk", "gb18030", "\U00020000"),
+        ("big5", "cp950", "恒€"),
+        ("big5", "big5hkscs", "嘅咗"),
+        ("shift_jis", "cp932", "①髙"),
+        ("euc-kr", "cp949", "똠방각하"),
+    ],
+)
+def test_the_name_of_an_encoding_means_its_extension_too(declared: str, encoding: str, text: str) -> None:
+    html = f'<meta charset="{declared}"><p>{text}</p><p>a</p>'
+    with pytest.raises(UnicodeDecodeError):
+        html.encode(encoding).decode(declared)
+
+    def replaced(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        return [each.replace("<p>a", "<p>A") for each in texts]
+
+    for settings in (None, DocumentSettings(encoding=declared)):
+        result = translate_upload(html.encode(encoding), "a.html", replaced, settings).decode(encoding)
+        assert result == html.replace("<p>a", "<p>A")
+    with pytest.raises(TransduceError, match="should be text in"):
+        translate_upload(html.encode(encoding) + b"\x81", "a.html", replaced)
 
 
 @pytest.mark.parametrize("encoding", ["x-unknown", "undefined", "utf\x008"])

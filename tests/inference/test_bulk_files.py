@@ -127,6 +127,23 @@ def test_output_not_recorded_as_finished_is_written_again(tmp_path: Path) -> Non
     assert path.read_bytes() == b"one\ntwo\nthree\nfour\nfive\n"
 
 
+def test_a_run_that_was_killed_in_its_first_portion_is_not_finished_by_an_earlier_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("of an earlier run\n")
+    begin(path).open()  # killed here
+    assert not begin(path, resume=True).is_finished
+    interrupted = begin(path, resume=True)
+    interrupted.open()
+    interrupted.__exit__(KeyboardInterrupt, None, None)
+    with begin(path, resume=True) as file:
+        assert not file.is_finished
+        file.open()
+        file.append(LINES[:1], "one\n")
+        file.finish()
+    assert path.read_text() == "one\n"
+    assert begin(path, resume=True).is_finished
+
+
 def test_an_interrupted_file_is_not_overwritten(tmp_path: Path) -> None:
     write_some(tmp_path / "out.txt")
     with pytest.raises(TransduceError, match=r"out\.txt\.partial has 4 lines of an interrupted .*: pass --resume"):

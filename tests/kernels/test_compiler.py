@@ -119,6 +119,19 @@ def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.Monk
     assert load_cached_code("name1") is None
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit of the size of files")
+def test_code_for_which_the_disk_is_too_full_leaves_nothing(folder: Path) -> None:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        cache_code("name", bytes(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
 def test_the_cache_folder_is_private_and_folders_of_other_users_are_ignored(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -182,7 +182,9 @@ GLOSSARY = {
 }
 
 
-def test_a_glossary_is_created_used_and_deleted(serve: Any, gated_model: Any, tmp_path: Any) -> None:
+def test_a_glossary_is_created_used_and_deleted(
+    serve: Any, gated_model: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "glossaries"
     with serve(gated_model(), glossary_folder=str(folder)) as live:
         assert live.ask("GET", "/v2/glossary-language-pairs").json == {
@@ -192,6 +194,12 @@ def test_a_glossary_is_created_used_and_deleted(serve: Any, gated_model: Any, tm
         assert created.status == 201
         assert created.json["entry_count"] == 2
         id = created.json["glossary_id"]
+        folder.rename(tmp_path / "moved")
+        refused = live.ask("POST", "/v2/glossaries", GLOSSARY)
+        assert (refused.status, refused.error.partition(":")[0]) == (507, "The server cannot store the glossary")
+        assert f"The server cannot store the glossary: {folder}: " in caplog.text
+        assert "Traceback" not in caplog.text
+        (tmp_path / "moved").rename(folder)
     with serve(gated_model(), glossary_folder=str(folder)) as live:  # it survives a restart
         assert live.ask("GET", "/v2/glossaries").json == {"glossaries": [created.json]}
         assert live.ask("GET", f"/v2/glossaries/{id}").json == created.json

@@ -1,14 +1,23 @@
 """Test LibreTranslate's API as its clients use it."""
 
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 
+from transduce.commands.main import build_parser
+from transduce.commands.serve import run
 from transduce.documents.formats import known_suffixes
+from transduce.errors import TransduceError
 from transduce.search.settings import SearchSettings
+from transduce.serving.libretranslate import _append_line
+from transduce.serving.messages import RequestError
 from transduce.serving.service import Catalog, with_alternatives
 from transduce.serving.uploads import DocumentStore
 
@@ -348,6 +357,42 @@ def test_suggestions_are_stored_where_that_is_wanted(serve: Any, gated_model: An
         assert own.ask("POST", "/suggest", suggestion | key | {"s": "x" * 20_000}).status == 400
     stored = {"q": "eins", "s": "one", "source": "de", "target": "en"}
     assert [json.loads(line) for line in path.read_text().splitlines()] == [stored, stored]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let the system refuse to write files of more bytes within the context, as on a full disk."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_a_suggestion_for_which_the_disk_is_too_full_leaves_the_file_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "suggestions.jsonl"
+    _append_line(path, b'{"q":1}')
+    with files_of_at_most(12), pytest.raises(RequestError) as refused:
+        _append_line(path, b'{"q":22222}')
+    assert refused.value.status == 507
+    assert f"The server cannot store more suggestions: {path}: " in caplog.text
+    assert path.read_bytes() == b'{"q":1}\n'
+    path.write_bytes(b'{"q":1}\n{"q')  # of a process that was killed
+    _append_line(path, b'{"q":2}')
+    assert path.read_bytes() == b'{"q":1}\n{"q\n{"q":2}\n'
+
+
+def test_a_file_of_suggestions_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "suggestions.jsonl"
+    options = build_parser("serve").parse(["models/a", "--suggestions", str(path)])
+    with pytest.raises(TransduceError, match=r"Suggestions cannot be stored in .*jsonl \(No such file"):
+        run(options)
 
 
 @pytest.mark.parametrize(

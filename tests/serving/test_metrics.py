@@ -20,11 +20,14 @@ def test_metrics_count_requests_sentences_and_tokens(serve: Any, gated_model: An
         live.translate(["eins zwei", "drei"])
         live.translate("eins", source="zz")
         live.ask("GET", "/secret/address")
+        live.ask("GET", "/v1/models/de-en")
+        live.ask("GET", "/v1/models/de-en/more")
         found = samples(live)
     assert found['transduce_requests_total{route="/translate",status="200"}'] == 1
     assert found['transduce_requests_total{route="/translate",status="400"}'] == 1
-    assert found['transduce_requests_total{route="other",status="404"}'] == 1
-    assert found["transduce_request_seconds_count"] == 3
+    assert found['transduce_requests_total{route="/v1/models/{id}",status="200"}'] == 1
+    assert found['transduce_requests_total{route="other",status="404"}'] == 2
+    assert found["transduce_request_seconds_count"] == 5
     assert found["transduce_batch_sentences_sum"] == 2
     assert found["transduce_decoding_steps_total"] == 3
     assert found["transduce_source_tokens_total"] == found["transduce_source_pieces_total"] == 5

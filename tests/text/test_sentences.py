@@ -161,6 +161,17 @@ def test_wrapped_chinese_is_joined_without_spaces(tmp_path: Path) -> None:
     assert "".join(document) == text
 
 
+@pytest.mark.parametrize("text", ["她说：|“我喜欢书。”|“好。”", "她在|“学校”|里——|不……|是吗", "他用|“Python”|写"])
+def test_quotation_marks_and_dashes_beside_chinese_have_no_spaces(text: str) -> None:
+    assert list(join_lines(text.split("|"))) == [text.replace("|", "")]
+
+
+def test_quotation_marks_beside_letters_have_spaces() -> None:
+    assert list(join_lines(["He said", "“I", "go”", "“to”", "学校", "ว่า", "“ไป”"])) == [
+        "He said “I go” “to”学校ว่า “ไป”"
+    ]
+
+
 def test_korean_has_spaces() -> None:
     assert list(join_lines(["나는 사과를", "좋아한다."])) == ["나는 사과를 좋아한다."]
 

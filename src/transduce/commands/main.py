@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from transduce.errors import (
     option_with_other_dashes,
     use_common_options,
 )
-from transduce.process_environment import handle_sigterm, stop_with_parent
+from transduce.process_environment import handle_hangup, handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -437,7 +438,12 @@ def _run(arguments: list[str], owns_process: bool) -> int:
             load_plugin(path)
     _, run = _functions_of(verb)
     # Training, experiments and the server handle SIGTERM in their own way.
-    with handle_sigterm(lambda *_: sys.exit(143)), use_common_options(("--plugin", path) for path in options.plugin):
+    with (
+        handle_sigterm(lambda *_: sys.exit(143)),
+        # A server loads its models later anyway; the handler is for services that are told to reload as they start.
+        handle_hangup(lambda *_: None) if verb == "serve" else nullcontext(),
+        use_common_options(("--plugin", path) for path in options.plugin),
+    ):
         if owns_process and verb not in _WITHOUT_TORCH:
             _import_torch()
         return run(options)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,42 +128,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the models' translations over HTTP until a signal arrives, then return 0."""
-    requested = _EarlyReloads()
-    with handle_hangup(requested.add):  # first of all: without a handler, the signal ends the process
-        _serve(options, requested)
+    early_reloads: list[int] = []
+    with handle_hangup(lambda number, _: early_reloads.append(number)):  # otherwise the signal ends the process
+        _serve(options, early_reloads)
     return 0
 
 
-class _EarlyReloads:
-    """The signals to load the models again that arrive before the server has started."""
-
-    def __init__(self) -> None:
-        self._has_terminal = os.isatty(2)
-        self.are_requested = False
-
-    def add(self, number: int, frame: object) -> None:  # noqa: ARG002
-        """Record a signal, as its handler; if the terminal of this process has been closed, leave instead."""
-        if self._has_terminal and not os.isatty(2):
-            raise SystemExit(0)
-        self.are_requested = True
-
-
-def _serve(options: argparse.Namespace, reloads: _EarlyReloads) -> None:
+def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
     """Load the models and serve them until a signal arrives.
 
     Args:
         options: the options of the command.
-        reloads: the signals that arrive before the server has started; the models are then loaded again.
+        early_reloads: the signals to load the models again that arrived before the server has started.
     """
     from transduce.serving.models import parse_model
 
     for package in _PACKAGES:
         import_extra(package, "serve", "`transduce serve`")
     from transduce.serving.app import Application
+    from transduce.serving.libretranslate import check_suggestions_file
     from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
     from transduce.serving.service import Catalog, Service
 
     settings = serving_settings(options)
+    if settings.suggestions is not None:
+        check_suggestions_file(Path(settings.suggestions))
     if options.datastore is not None and len(options.models) > 1:
         raise TransduceError(f"--datastore belongs to one model, but {len(options.models)} are served: leave it out.")
     for argument in options.models:  # check the options before models are loaded
@@ -195,7 +183,7 @@ def _serve(options: argparse.Namespace, reloads: _EarlyReloads) -> None:
             sys.stderr.write(localized(f"Serving {names} on {address} (Ctrl-C ends it).\n"))
             sys.stderr.flush()
             set_ui_language("en")  # programs read the answers and the log
-            if reloads.are_requested:
+            if early_reloads:
                 server.handle_reload()
 
         def load_again() -> Catalog:

@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     context = _check_context(options, folders[0])
     line_portions = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
-        write_to_file(options, folders, job, line_portions, notes)
+        write_to_file(options, folders, job, line_portions, notes, file)
         return 0
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
@@ -356,7 +356,12 @@ def _translate_portions(
 
 
 def write_to_file(
-    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]", notes: LineNotes
+    options: argparse.Namespace,
+    folders: list[str],
+    job: "Job",
+    portions: "Iterable[Portion]",
+    notes: LineNotes,
+    source: str | None,
 ) -> None:
     """Translate groups of input lines into the file --output, so that an interrupted translation can be resumed.
 
@@ -368,12 +373,17 @@ def write_to_file(
         job: what applies to each line.
         portions: the groups of lines; with --resume, those that were translated earlier are skipped.
         notes: has the end of the input's first line as soon as that line is read; the output's lines end alike.
+        source: path of the input; None: standard input.
+
+    Raises:
+        TransduceError: the file is complete, but older than the input.
     """
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
         if file.is_finished:
+            _refuse_older_than(source, file.path)
             sys.stderr.write(
                 localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
             )
@@ -383,6 +393,22 @@ def write_to_file(
             except (KeyboardInterrupt, SystemExit):
                 sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
                 raise
+
+
+def _refuse_older_than(source: str | None, output: Path) -> None:
+    """Raise an error if a complete output is older than its input, and so is no translation of the present input.
+
+    Args:
+        source: path of the input; None: standard input, whose age is not known.
+        output: the output.
+
+    Raises:
+        TransduceError: the input has changed since the output was written.
+    """
+    if source is not None and Path(source).is_file() and Path(source).stat().st_mtime > output.stat().st_mtime:
+        raise TransduceError(
+            f"{output} is complete, but older than {source}: delete it, or leave --resume out, to translate again."
+        )
 
 
 def _describe_interruption(file: "ResumableFile") -> str:

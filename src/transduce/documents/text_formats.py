@@ -14,7 +14,8 @@ from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.markup_tokens import NUMBERED
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
-from transduce.text.languages import SOFT_HYPHEN, base_code, canonical, is_unspaced_or_punctuation, short_code
+from transduce.text.languages import SOFT_HYPHEN, base_code, canonical, short_code
+from transduce.text.word_spans import joins_without_space
 from transduce.ui_language import columns_of, wrap
 
 # --- lines ---
@@ -47,7 +48,7 @@ def line_joint(before: str, after: str) -> str:
     """Return the text that joins two lines: a space, or "" after a soft hyphen or in scripts without spaces."""
     if before.endswith(SOFT_HYPHEN):
         return ""
-    return "" if is_unspaced_or_punctuation(before[-1:]) and is_unspaced_or_punctuation(after[:1]) else " "
+    return "" if joins_without_space(before, after) else " "
 
 
 def join_wrapped(lines: Sequence[str]) -> str:

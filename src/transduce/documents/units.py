@@ -365,6 +365,15 @@ _MARKS = (
 )
 
 
+_EXTENSIONS = {
+    **dict.fromkeys(("gb2312", "gbk", "cp936"), ("gbk", "gb18030")),
+    **dict.fromkeys(("big5", "cp950"), ("cp950", "big5hkscs")),
+    **dict.fromkeys(("shift_jis", "shift_jisx0213", "shift_jis_2004"), ("cp932",)),
+    "euc_kr": ("cp949",),
+}
+"""The encodings that browsers and programs mean by the names of older, smaller ones: a dict from the smaller one."""
+
+
 class Edit(NamedTuple):
     """A change of a text file that replaces the characters `start` to `end` when the texts in them are translated."""
 
@@ -402,7 +411,7 @@ class TextFile:
             )
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
-            self.text = content[len(self.mark) :].decode(self.encoding)
+            self.text, self.encoding = _decoded(content[len(self.mark) :], self.encoding)
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
@@ -454,6 +463,23 @@ class TextFile:
             raise TransduceError(
                 f"The document is in {self.encoding}, which has no {text[error.start]!r}: convert it to UTF-8 first."
             ) from None
+
+
+def _decoded(content: bytes, encoding: str) -> tuple[str, str]:
+    """Return bytes as text, and their encoding: the specified one, or an extension that the bytes need.
+
+    Raises:
+        UnicodeDecodeError: the bytes are text in neither.
+        LookupError: the encoding is unknown.
+    """
+    try:
+        return content.decode(encoding), encoding
+    except UnicodeDecodeError:
+        for extension in _EXTENSIONS.get(codecs.lookup(encoding).name, ()):
+            text = content.decode(extension, "replace")
+            if text.encode(extension, "replace") == content:  # writing it again keeps every byte
+                return text, extension
+        raise
 
 
 _CODE_STYLE = re.compile(

@@ -299,7 +299,8 @@ class ResumableFile:
         self.line_end = "\n"
         """The end of each line that is written; it is also hashed after each input line in the digest of the input."""
         self.progress = Progress(options_sha256=self.options_sha256)
-        self.is_finished = resume and path.is_file() and not self.side.exists()
+        # FILE.partial alone is of a run that was killed in its first portion; FILE is then of an earlier one.
+        self.is_finished = resume and path.is_file() and not self.side.exists() and not self.partial.exists()
         if self.side.exists():
             self.progress = self._read(resume)
             if not self.partial.exists():
@@ -314,8 +315,11 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock; after an error before the first finished line, delete the empty partial file."""
-        if kind is not None and self._is_open and self.progress.lines == 0:
+        """Release the lock; after an error before the first finished line, delete the empty partial file.
+
+        It stays beside the file of an earlier run, which would otherwise count as finished when this run is resumed.
+        """
+        if kind is not None and self._is_open and self.progress.lines == 0 and not self.path.exists():
             self.partial.unlink(missing_ok=True)
         self._lock.close()
 

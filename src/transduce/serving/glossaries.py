@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import re
 import time
 import uuid
@@ -20,6 +21,7 @@ MAX_TERMS = 5000
 _MAX_NAME_CHARACTERS = 1024
 _MAX_TERM_CHARACTERS = 1024
 _MAX_ALL_GLOSSARIES = 10_000
+_LOG = logging.getLogger("transduce.serving")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -39,6 +41,18 @@ class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
     """The terms: pairs of a source text and its translation."""
     owner: str = ""
     """Digest of the API key of the client that created the glossary; empty if the server has no keys."""
+
+
+def storage_error(action: str, path: Path, error: OSError) -> RequestError:
+    """Log why the server cannot write a file, and return the `RequestError` (status 507) for the client.
+
+    Args:
+        action: what the server cannot do, such as "store the glossary".
+        path: the file or folder.
+        error: the reason, which only the log shows.
+    """
+    _LOG.error("The server cannot %s: %s: %s", action, path, error.strerror or error)
+    return RequestError(507, f"The server cannot {action}: ask its operator, whose log has the reason.")
 
 
 class GlossaryStore:
@@ -96,7 +110,7 @@ class GlossaryStore:
             owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: the name is empty or too long, or there are too many glossaries.
+            RequestError: the name is empty or too long, there are too many glossaries, or the folder cannot be written.
         """
         if not name.strip() or len(name) > _MAX_NAME_CHARACTERS:
             raise invalid_request(f"`name` must have 1 to {_MAX_NAME_CHARACTERS} characters, but has {len(name)}")
@@ -112,7 +126,10 @@ class GlossaryStore:
             owner=owner,
         )
         if self._folder is not None:
-            write_file(self._folder / f"{stored.id}.json", msgspec.json.encode(stored) + b"\n")
+            try:
+                write_file(self._folder / f"{stored.id}.json", msgspec.json.encode(stored) + b"\n")
+            except OSError as error:
+                raise storage_error("store the glossary", self._folder, error) from None
         self._glossaries[stored.id] = stored
         return stored
 
@@ -124,11 +141,14 @@ class GlossaryStore:
             owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: status 404, the client has no such glossary.
+            RequestError: the client has no such glossary (status 404), or its file cannot be deleted.
         """
         self.get(id, owner)
         if self._folder is not None:
-            (self._folder / f"{id}.json").unlink(missing_ok=True)
+            try:
+                (self._folder / f"{id}.json").unlink(missing_ok=True)
+            except OSError as error:
+                raise storage_error("delete the glossary", self._folder, error) from None
         del self._glossaries[id]
         self._for_search.pop(id, None)
 

@@ -1,6 +1,10 @@
 """LibreTranslate's API: translation of texts and documents, detection, suggestions, languages and settings."""
 
 import asyncio
+import contextlib
+import errno
+import io
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +19,7 @@ from transduce.documents.formats import known_suffixes
 from transduce.errors import TransduceError
 from transduce.inference.glossary_search import as_glossary
 from transduce.inference.quality_estimation import QualityWarning
+from transduce.serving.glossaries import storage_error
 from transduce.serving.languages import Routes, language_name
 from transduce.serving.messages import (
     DetectedLanguage,
@@ -219,21 +224,53 @@ class LibreTranslateHandlers:
         return json_response(SuggestResponse())
 
 
+def check_suggestions_file(path: Path) -> None:
+    """Check that suggestions can be appended to a file, which is created if it does not exist.
+
+    Raises:
+        TransduceError: it cannot be written.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise TransduceError(
+            f"Suggestions cannot be stored in {path} ({error.strerror}): name another file by --suggestions."
+        ) from None
+
+
 def _append_line(path: Path, line: bytes) -> None:
     """Append a line, without its line feed, and a line feed to a file that may have at most 64 MiB.
 
+    A line that cannot be written as a whole leaves nothing in the file, and one that an earlier process began is ended.
+
     Raises:
-        RequestError: status 507, the file is full or cannot be written.
+        RequestError: status 507, the file is full or cannot be written; the log says why.
     """
     try:
-        with path.open("ab") as file:
-            is_full = file.tell() + len(line) > _MAX_SUGGESTIONS_BYTES
-            if not is_full:
-                file.write(line + b"\n")
+        with path.open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size + len(line) > _MAX_SUGGESTIONS_BYTES:
+                raise OSError(errno.EFBIG, f"it has {_MAX_SUGGESTIONS_BYTES >> 20} MiB already")
+            file.seek(max(0, size - 1))
+            start = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            _write_whole(file, start + line + b"\n", size)
+    except OSError as error:
+        raise storage_error("store more suggestions", path, error) from None
+
+
+def _write_whole(file: io.FileIO, content: bytes, size: int) -> None:
+    """Append bytes to a file of `size` bytes, or leave it as it is.
+
+    Raises:
+        OSError: the bytes cannot be written, or not all of them.
+    """
+    try:
+        if file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:
-        is_full = True
-    if is_full:
-        raise RequestError(507, "The server cannot store more suggestions.")
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:

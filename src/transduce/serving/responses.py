@@ -87,6 +87,7 @@ _PREFLIGHT = {
 
 
 # A request may name the whole URL, as for a proxy (RFC 9112, 3.2.2).
+_FIELD = re.compile(r"\\\{\w+\\\}")  # of a path's pattern that `re.escape` has escaped
 _ORIGIN = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
 
 
@@ -111,7 +112,8 @@ class ResponseMiddleware:
         Args:
             app: the application that answers all requests, with an error response where necessary.
             metrics: the metrics that count the requests.
-            paths: paths with a metric label of their own; the others share the label "other".
+            paths: paths with a metric label of their own, which may have fields such as `{id}`; the others share the
+                label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
             refuse: function that returns the error to answer every request with at present, as during shutdown, or
                 None to answer normally.
@@ -120,6 +122,7 @@ class ResponseMiddleware:
         self.app = app
         self.metrics = metrics
         self.paths = frozenset(paths)
+        self._patterns = [(re.compile(_FIELD.sub("[^/]+", re.escape(path))), path) for path in paths if "{" in path]
         self.send_seconds = send_seconds
         self.refuse = refuse
         self.root_path = root_path
@@ -147,10 +150,17 @@ class ResponseMiddleware:
             _LOG.exception("A request failed")
             raise
         finally:
-            # Clients can request any path; a label for each would let the metrics grow without bound.
-            route = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.requests.labels(route, exchange.status).inc()
+            self.metrics.requests.labels(self._label(scope["path"]), exchange.status).inc()
             self.metrics.request_seconds.observe(time.monotonic() - started_at)
+
+    def _label(self, path: str) -> str:
+        """Return the metrics' label of a request's path: the path, or its pattern such as `/v2/document/{id}`.
+
+        Clients can request any path; a label for each would let the metrics grow without bound, so others share one.
+        """
+        if path in self.paths:
+            return path
+        return next((label for pattern, label in self._patterns if pattern.fullmatch(path)), "other")
 
     def _select_app(self, scope: Scope) -> ASGIApp:
         refusal = self.refuse()

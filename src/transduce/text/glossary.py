@@ -254,7 +254,8 @@ class Glossary:
         ]
 
 
-_OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001]|->|→")  # in files that were not written for this format
+# In files that were not written for this format.
+_OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001\uff1a]|: |->|→")
 
 
 def read_glossary(path: Path) -> Glossary:

@@ -342,7 +342,8 @@ class Run:
             files.follow(stored.data, settings.data, self.request.out)
         check_frozen(settings)
         for change in (*changes_between(stored, settings), *files.changes(settings.data)):
-            self.display.say(change)
+            if settings.training.minutes is not None or not change.startswith("training.time_plan:"):
+                self.display.say(change)
         specified = self.request.settings.get("data", {})
         if any(STANDARD_INPUT in specified.get(name, ()) for name in ("source", "dev_source")):
             self.display.say(

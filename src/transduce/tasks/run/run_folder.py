@@ -278,10 +278,17 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
     """Return a list with a line of text for each setting that differs between two runs; empty if none differs."""
     old, new = (dict(dotted_settings(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
-        f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
+        _change(name, new.get(name), old.get(name))
         for name in dict.fromkeys((*old, *new))
         if old.get(name) != new.get(name)
     ]
+
+
+def _change(name: str, new: object, old: object) -> str:
+    """Return a line of text with the value of a setting and the one that it had before; None: not set."""
+    if old is None:
+        return f"{name}: {new}, which was not set"
+    return f"{name}: not set, which was {old} before" if new is None else f"{name}: {new}, which was {old} before"
 
 
 def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: Callable[[str], None]) -> None:
@@ -306,7 +313,7 @@ def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: 
                 f"{_shown(new[name])}: a trained model cannot change it. Write {_shown(old[name])} again, or start "
                 "another run with another --out."
             )
-        say(f"{name}: {_shown(new[name])}, which was {_shown(old[name])}")
+        say(_change(name, new[name], old[name]))
 
 
 def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:

@@ -75,7 +75,12 @@ def cache_code(key: str, code: bytes) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(_CHECKSUM(code).digest() + code)
+            try:
+                file.write(_CHECKSUM(code).digest() + code)
+                file.flush()
+            except OSError:
+                os.unlink(file.name)  # it would fill the rest of the disk
+                raise
         os.replace(file.name, path)
         _drop_oldest(path.parent)
     except OSError:
