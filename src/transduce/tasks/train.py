@@ -25,7 +25,7 @@ from transduce.tasks.synthetic_data import (
     train_with_monolingual,
     train_with_teacher,
 )
-from transduce.tasks.text_files import StoredTextFiles, refuse_other_objects, write_objects
+from transduce.tasks.text_files import StoredTextFiles, objects_file, refuse_other_objects, write_objects
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 
@@ -387,7 +387,7 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
     for name, pairs in objects.items():
         if pairs is None:
             continue
-        path = folder / f"{name}-objects.jsonl"
+        path = objects_file(folder, name)
         argument = "`pairs`" if name == "source" else "`dev_pairs`"
         if stored is None:
             languages = write_objects(pairs, data, path, argument)
