@@ -339,13 +339,14 @@ def _mix(mix: Mapping[str, float]) -> list[str]:
 
 
 def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    for callback in callbacks if isinstance(callbacks, Sequence) else (callbacks,):
+    checked = tuple(as_list(callbacks, "callbacks"))
+    for callback in checked:
         if not isinstance(callback, Callback):
             raise TransduceError(
                 f"`callbacks` must be a list of objects of classes derived from transduce.Callback, but one is "
-                f"{callback!r}."
+                f"{shown_value(callback)}."
             )
-    return tuple(callbacks)
+    return checked
 
 
 @contextmanager
