@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, shown_names, writing_remedy
+from transduce.errors import TransduceError, shown_names, shown_value, writing_remedy
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -386,7 +386,7 @@ def save(
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
     if not isinstance(tokenizer, Tokenizer):
-        raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {tokenizer!r}.")
+        raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {shown_value(tokenizer)}.")
     check_tokenizer(tokenizer, model.config, "`save`")
     _check_languages(languages)
     _check_folder(folder)

@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.argument_checks import Files, as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
@@ -320,7 +320,8 @@ def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
     """Return one item of the argument `corpora` as a dict of settings; raise an error if it is not a mapping."""
     if not isinstance(corpus, Mapping):
         raise TransduceError(
-            f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is {corpus!r}."
+            f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is "
+            f"{shown_value(corpus)}."
         )
     return dict(corpus)
 
@@ -332,7 +333,7 @@ def _mix(mix: Mapping[str, float]) -> list[str]:
     """
     if not isinstance(mix, Mapping):
         raise TransduceError(
-            f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {mix!r}."
+            f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {shown_value(mix)}."
         )
     return [f"{folder}:{share}" for folder, share in mix.items()]
 
