@@ -1,6 +1,8 @@
 """Test attribution: the sums that each method promises, hand-made cases, and words that a trained model needs."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -226,6 +228,45 @@ def test_the_model_is_unchanged_afterwards(translator: Translator, target: str) 
         assert torch.equal(parameter, values)
         assert parameter.grad is None
     assert translator(SENTENCE).text == target
+
+
+def test_weights_are_trained_again_after_attributions_in_several_threads(translator: Translator) -> None:
+    model = translator.model
+    first, second = _frozen(model), _frozen(model)
+    with ThreadPoolExecutor(1) as pool:
+        first.__enter__()
+        pool.submit(second.__enter__).result()
+        first.__exit__(None, None, None)  # while the other thread still needs the weights without gradients
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        pool.submit(second.__exit__, None, None, None).result()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_threads_that_look_inside_and_translate_do_not_disturb_one_another(translator: Translator) -> None:
+    """All threads share the model, and are switched as often as possible."""
+    heads_off = transduce.Intervention(heads_off=(transduce.Head("memory", 0, 0), transduce.Head("encoder", 1, 2)))
+    views: list[Callable[[str], Any]] = [
+        lambda text: [ord(letter) for letter in translator(text, beam_size=1).text],
+        lambda text: [ord(each) for each in transduce.intervene(translator, text, heads_off).after.translation],
+        lambda text: transduce.attention_maps(translator, text).memory,
+        lambda text: transduce.logit_lens(translator, text).probabilities,
+        lambda text: transduce.ablate(translator, text).heads[0].values,
+        *(
+            lambda text, method=method: attribute(translator, text, method=method).words
+            for method in ("value", "gradient", "integrated", "rollout")
+        ),
+    ]
+    texts = [SENTENCE, "他买了苹果", "我们明天去学校"]
+    tasks = [(view, text) for text in texts for view in views]
+    expected = [view(text) for view, text in tasks]
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda task: task[0](task[1]), tasks))
+    finally:
+        sys.setswitchinterval(0.005)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
 
 
 def test_unknown_methods_empty_texts_and_wrong_models_are_refused(translator: Translator) -> None:

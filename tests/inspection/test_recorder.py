@@ -1,5 +1,7 @@
 """Test the recorder of activations: equal outputs, values that the model's own modules give, edits, and refusals."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -168,6 +170,41 @@ def test_calls_of_different_batches_are_not_joined() -> None:
     assert [len(call) for call in recording.calls("decoder.0.residual")] == [1, 2]
     with pytest.raises(TransduceError, match="recorded in 2 calls for batches of several sizes"):
         recording["decoder.0.residual"]
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=60.0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_calls_of_other_threads_are_neither_recorded_nor_edited(variant: str) -> None:
+    model = build(**VARIANTS[variant])
+    before = compute(model)
+    edits = {point.name: torch.zeros_like for point in hook_points(model) if point.can_edit}
+    with record_activations(model, edit=edits) as recording:
+        assert torch.equal(in_another_thread(lambda: compute(model)), before)
+        assert not recording
+        assert not torch.equal(compute(model), before)
+        assert set(recording) == {point.name for point in hook_points(model)}
+
+
+def test_recordings_of_two_threads_that_end_in_another_order_leave_the_model_as_it_was() -> None:
+    model = build()
+    before = compute(model)
+    first, second = record_activations(model, "logits"), record_activations(model, "logits")
+    one = first.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.__enter__).result()
+        compute(model)
+        assert len(one.calls("logits")) == 1
+        first.__exit__(None, None, None)  # before the second one
+        pool.submit(compute, model).result()
+        assert len(other.calls("logits")) == 1
+        pool.submit(second.__exit__, None, None, None).result()
+    assert "project" not in vars(model)
+    assert torch.equal(compute(model), before)
+    assert len(one.calls("logits")) == len(other.calls("logits")) == 1
 
 
 def test_unknown_points_and_wrong_edits_are_refused() -> None:

@@ -4,9 +4,11 @@ import bz2
 import csv
 import gzip
 import io
+import json
 import lzma
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,7 +17,7 @@ from transduce.text import CorpusFiles, LineNotes, Pair, language_of, read_lines
 from transduce.text.corpus import Format, PairReader, find_layout
 from transduce.text.filters import FilterSettings, PairFilter
 from transduce.text.languages import is_in_large_script
-from transduce.text.pair_files import Columns, read_table
+from transduce.text.pair_files import Columns, read_objects, read_table
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 
@@ -224,6 +226,43 @@ def test_malformed_lines_of_pair_files_are_refused_with_their_number(write_bytes
         match=r'a\.jsonl:1: .*keys "zh" and "en" or "source" and "target" .*"zh", "de": .*by `data\.languages`',
     ):
         read("a.jsonl", '{"zh": "a", "de": "b"}')
+
+
+@pytest.mark.parametrize("keys", [("src", "tgt"), ("input", "output"), ("text", "label")])
+def test_usual_keys_of_json_lines_are_read(keys: tuple[str, str], write_bytes: Write) -> None:
+    path = write_bytes("a.jsonl", json.dumps({keys[0]: "a", keys[1]: "A", "id": 7}).encode())
+    assert [pair[:2] for pair in read_pairs(CorpusFiles(source=(path,)))] == [("a", "A")]
+
+
+def test_numbers_of_classes_are_labels(write_bytes: Write) -> None:
+    path = write_bytes("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b", "label": 12}\n')
+    assert [pair[:2] for pair in read_pairs(CorpusFiles(source=(path,)))] == [("a", "0"), ("b", "12")]
+    for columns in (Columns(), Columns(names=("text", "label"))):
+        assert [row[:2] for row in read_table(path, "jsonl", columns)] == [("a", "0"), ("b", "12")]
+
+
+@pytest.mark.parametrize("label", [-1, True, 1.5, None])
+def test_other_labels_than_texts_and_numbers_of_classes_are_refused(label: object, write_bytes: Write) -> None:
+    """A text without a label has -1 in `datasets`."""
+    path = write_bytes("a.jsonl", json.dumps({"text": "a", "label": label}).encode())
+    with pytest.raises(TransduceError, match=r'under "label" stands .* instead of a text'):
+        list(read_pairs(CorpusFiles(source=(path,), strict=True)))
+    with pytest.raises(TransduceError, match="row 1: a pair is two texts"):
+        list(read_table(path, "jsonl", Columns()))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "datasets"])
+def test_classes_of_datasets_have_their_names(kind: Literal["parquet", "arrow", "datasets"], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install 'transduce[data]'")
+    dataset = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
+    dataset = dataset.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    dataset.save_to_disk(tmp_path / "folder")
+    dataset.to_parquet(tmp_path / "a.parquet")
+    path = {"datasets": tmp_path / "folder", "parquet": tmp_path / "a.parquet"}.get(kind)
+    path = path or next((tmp_path / "folder").glob("*.arrow"))
+    expected = [("a", "yes"), ("b", "no")]
+    assert [row[:2] for row in read_table(str(path), kind, Columns())] == expected
+    assert [row[:2] for row in read_objects(dataset, Columns(), "pairs")] == expected
 
 
 def test_lines_without_two_columns_are_skipped_and_counted(write_bytes: Write) -> None:

@@ -6,7 +6,9 @@ Shapes: S source tokens and T target tokens, both with the end symbol; H heads; 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import Lock
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -21,7 +23,7 @@ from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import Weights, group_words, shaded_table
 from transduce.inspection.reading import Reader, Reading, as_array, read
-from transduce.inspection.recorder import Recording, hook_points, record_activations
+from transduce.inspection.recorder import Recording, hook_points, of_this_thread, record_activations
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.masks import AttentionMask, BiasedMask
 from transduce.model.recurrent import Recurrent
@@ -206,16 +208,30 @@ def _check_reader(reader: object, method: Method) -> None:
         )
 
 
+_FROZEN: WeakKeyDictionary[nn.Module, tuple[list[bool], list[object]]] = WeakKeyDictionary()
+_FROZEN_LOCK = Lock()
+
+
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Disable the gradients of a model's weights within a `with` block, and restore the weights' settings after it."""
-    needed = [parameter.requires_grad for parameter in model.parameters()]
-    model.requires_grad_(requires_grad=False)
+    """Disable the gradients of a model's weights within a `with` block, and restore the weights' settings after it.
+
+    If several threads are in such a block, the last one that leaves it restores the settings.
+    """
+    holder = object()
+    with _FROZEN_LOCK:
+        needed, holders = _FROZEN.setdefault(model, ([each.requires_grad for each in model.parameters()], []))
+        holders.append(holder)
+        model.requires_grad_(requires_grad=False)
     try:
         yield
     finally:
-        for parameter, need in zip(model.parameters(), needed, strict=True):
-            parameter.requires_grad_(need)
+        with _FROZEN_LOCK:
+            holders.remove(holder)
+            if not holders:
+                del _FROZEN[model]
+                for parameter, need in zip(model.parameters(), needed, strict=True):
+                    parameter.requires_grad_(need)
 
 
 class _Subject:
@@ -522,10 +538,11 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
     def weigh_cross_attention(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, named | {"memory_mask": weighted(named["memory_mask"])}
 
+    weigh_memory = of_this_thread(weigh_cross_attention)
     with ExitStack() as stack:
-        stack.callback(model.encoder_positions.register_forward_hook(weigh_self_attention).remove)
+        stack.callback(model.encoder_positions.register_forward_hook(of_this_thread(weigh_self_attention)).remove)
         for layer in model.decoder_layers:
-            stack.callback(layer.register_forward_pre_hook(weigh_cross_attention, with_kwargs=True).remove)
+            stack.callback(layer.register_forward_pre_hook(weigh_memory, with_kwargs=True).remove)
         yield
 
 

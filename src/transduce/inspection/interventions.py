@@ -88,7 +88,7 @@ def intervene(
 ) -> Comparison:
     """Translate a sentence without and with an intervention, and return both translations as a `Comparison`.
 
-    While heads are off, other threads must not use the model: callers that share the model must hold a lock.
+    Other threads may use the model at the same time: their translations stay as they are.
 
     Args:
         translator: a translator with a Transformer.

@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from threading import Lock, get_ident
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -160,7 +161,8 @@ def record_activations(
     """Record, and optionally edit, the activations of a model within a `with` block.
 
     The model's outputs stay what its reference path computes, unless edits change them. Activations are recorded after
-    they were edited, with their gradients if the caller computes any. Concurrent use of the model is recorded, too.
+    they were edited, with their gradients if the caller computes any. What other threads compute with the model at the
+    same time is neither recorded nor edited.
 
     Args:
         model: any model of the package, such as `translator.model`.
@@ -228,13 +230,26 @@ def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Ed
 # --- hooks of PyTorch ---
 
 
+def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook of PyTorch that calls `hook` in the calling thread only, and changes nothing in others.
+
+    Threads share a model and its hooks, so that one thread's hooks would edit what another computes.
+    """
+    owner = get_ident()
+
+    def call(*args: Any) -> Any:
+        return hook(*args) if get_ident() == owner else None
+
+    return call
+
+
 def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
     """Apply `act` to a module's first argument in every call, by a hook; return the function that removes the hook."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (act(args[0]), *args[1:])
 
-    return module.register_forward_pre_hook(hook).remove
+    return module.register_forward_pre_hook(of_this_thread(hook)).remove
 
 
 def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
@@ -243,7 +258,7 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
     def hook(_: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return (act(output[0]), *output[1:]) if isinstance(output, tuple) else act(output)
 
-    return module.register_forward_hook(hook).remove
+    return module.register_forward_hook(of_this_thread(hook)).remove
 
 
 def _at_heads(num_heads: int) -> _Register:
@@ -280,7 +295,7 @@ def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
             edited[..., rows] = changed.transpose(-2, -3).flatten(-2)
             return edited
 
-        return module.register_forward_hook(hook).remove
+        return module.register_forward_hook(of_this_thread(hook)).remove
 
     return register
 
@@ -304,8 +319,8 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
         act(received[-1])
 
     hooks = [
-        module.register_forward_pre_hook(ask, with_kwargs=True),
-        module.register_forward_hook(take, with_kwargs=True),
+        module.register_forward_pre_hook(of_this_thread(ask), with_kwargs=True),
+        module.register_forward_hook(of_this_thread(take), with_kwargs=True),
     ]
 
     def remove() -> None:
@@ -315,25 +330,48 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
     return remove
 
 
+_EDITED_PROJECT_LOCK = Lock()
+
+
+class _EditedProject:
+    """A model's method `project` with edits of the logits, each of one thread."""
+
+    def __init__(self, project: Callable[[Tensor], Tensor], replaced: object) -> None:
+        self.project = project
+        self.replaced = replaced
+        """The model's own attribute `project` before, to be set again; None: it had none."""
+        self.edits: tuple[tuple[int, Edit], ...] = ()
+        """Pairs of a thread's identifier and an edit, in the order in which they were added."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self.project(hidden)
+        for owner, act in self.edits:
+            if owner == get_ident():
+                logits = act(logits.clone())  # search changes logits in place
+        return logits
+
+
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
     """Apply `act` to the logits of a model by wrapping its method `project`; return the function that undoes this.
 
     Models with a wrapped method are computed on the reference path, so that no kernel bypasses `act`.
     """
-    attributes, project = vars(module), module.project
-    before = attributes.get("project")
-
-    def wrapped(hidden: Tensor) -> Tensor:
-        logits: Tensor = project(hidden)  # type: ignore[operator]
-        return act(logits.clone())  # search changes logits in place
-
-    attributes["project"] = wrapped
+    attributes, edit = vars(module), (get_ident(), act)
+    with _EDITED_PROJECT_LOCK:
+        own, project = attributes.get("project"), cast(Any, module.project)
+        edited = own if isinstance(own, _EditedProject) else _EditedProject(project, own)
+        attributes["project"] = edited
+        edited.edits = (*edited.edits, edit)
 
     def remove() -> None:
-        if before is None:
-            del attributes["project"]
-        else:
-            attributes["project"] = before
+        with _EDITED_PROJECT_LOCK:
+            edited.edits = tuple(each for each in edited.edits if each is not edit)
+            if edited.edits or attributes.get("project") is not edited:
+                return
+            if edited.replaced is None:
+                del attributes["project"]
+            else:
+                attributes["project"] = edited.replaced
 
     return remove
 

@@ -353,7 +353,8 @@ class InferenceCopy:
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
 
-        `graph` is the model's layer graph, whose components are all in `PREPACKABLE`.
+        `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
+        noticed. All its components must be in `PREPACKABLE`.
         """
         if graph != self._graph or self._weights.have_changed():
             self._prepacked = prepack(_in_float32(model), self._make)

@@ -552,6 +552,10 @@ def _wrong_columns(where: str, count: int) -> TransduceError:
 # --- JSON lines ---
 
 
+USUAL_COLUMNS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("text", "label"))
+"""Usual names, in pairs, of the columns or keys of source and target, without those of languages."""
+
+
 class _Keys(NamedTuple):
     """The keys of JSON objects that hold the texts, weight and document of a pair, and the keys to ignore."""
 
@@ -584,9 +588,9 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
         _note_unused(record, ("translation", *keys.more), where, notes)
         record = nested
     # The specified keys come first, as "source" may also hold a pair's origin.
-    key_pairs = [*([keys.languages] if keys.languages else []), ("source", "target")]
+    key_pairs = [*([keys.languages] if keys.languages else []), *USUAL_COLUMNS]
     for source_key, target_key in key_pairs:
-        source, target = record.get(source_key), record.get(target_key)
+        source, target = record.get(source_key), as_label(target_key, record.get(target_key))
         if isinstance(source, str) and isinstance(target, str):
             _note_unused(record, (source_key, target_key, *keys.more), where, notes)
             weight = 1.0 if keys.weight is None else parse_weight(_field(whole, keys.weight, where), keys.weight, where)
@@ -600,11 +604,21 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
                 f'{where}: under "{key}" stands {msgspec.json.encode(record[key]).decode():.40} instead of a text: '
                 "fix it, or leave the line out."
             )
-    names = " or ".join(f'"{source}" and "{target}"' for source, target in key_pairs)
+    expected = [*([keys.languages] if keys.languages else []), USUAL_COLUMNS[0]]
+    names = " or ".join(f'"{source}" and "{target}"' for source, target in expected)
     raise TransduceError(
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
-        "language codes, pass the two by `data.languages`, else rename them."
+        "language codes, pass the two by `data.languages`, else name the two by `data.columns`."
     )
+
+
+def as_label(key: str, value: object) -> object:
+    """Return a value of a table or JSON object, as text if it is the number of a class, from 0, under the key `label`.
+
+    Datasets mark texts without a label by -1, which stays a number.
+    """
+    is_class = key == "label" and isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return str(value) if is_class else value
 
 
 def _field(record: dict[str, object], name: str, where: str) -> object:

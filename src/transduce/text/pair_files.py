@@ -15,7 +15,9 @@ import msgspec
 
 from transduce.errors import TransduceError, import_extra, near_name, not_utf8, shown_names, with_half_width_hint
 from transduce.text.corpus import (
+    USUAL_COLUMNS,
     Format,
+    as_label,
     column_language,
     find_layout,
     format_of,
@@ -41,8 +43,6 @@ _FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
     ".feather": "arrow",
     ".tmx": "tmx",
 }
-# Usual names of the two columns, without those of languages.
-_USUAL_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("text", "label"))
 _ROWS = 10_000  # read at a time
 _BLANK_LINE = object()
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -162,6 +162,8 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
         names = list(map(str, pairs.columns))
         rows = (dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))
         yield from _pairs_of_rows([rows], columns, name)
+    elif hasattr(pairs, "features") and hasattr(pairs, "load_from_disk"):  # a Dataset of datasets
+        yield from _pairs_of_rows(_batches_of_dataset(pairs), columns, name)
     else:
         yield from _pairs_of_rows([pairs], columns, name)
 
@@ -197,16 +199,17 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
                 if keys is None:
                     keys = find_columns(list(row), columns, where)
                     columns.report(keys)
-                values: Sequence[Any] = [row.get(key) for key in keys]
+                values: Sequence[Any] = [row.get(keys[0]), as_label(keys[1], row.get(keys[1]))]
             else:
                 columns.check_more((), where)
+                row = row.tolist() if hasattr(row, "tolist") else row  # a row of an array of NumPy
                 values = row if isinstance(row, Sequence) and not isinstance(row, str) else ()
             if len(values) != 2 or not all(isinstance(value, str) for value in values):
                 raise TransduceError(
                     f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
                     "remove it."
                 )
-            yield PairRow(values[0], values[1], more, number)
+            yield PairRow(str(values[0]), str(values[1]), more, number)  # without NumPy's subclass of `str`
     if not number:
         raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
 
@@ -236,7 +239,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
             )
         return columns.names
     names = [name for name in names if name not in (columns.weight, columns.document)]
-    for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
+    for pair in (*([columns.languages] if columns.languages else []), *USUAL_COLUMNS):
         if pair[0] in names and pair[1] in names:
             return pair
     if columns.languages:
@@ -293,7 +296,7 @@ def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
     None is returned for names such as src and tgt, names of no language, and two names of the same language.
     """
     codes = [name if column_language(name) == name.casefold() else column_language(name) for name in names]
-    is_usual = any(name.casefold() in usual for name in names for usual in _USUAL_NAMES)
+    is_usual = any(name.casefold() in usual for name in names for usual in USUAL_COLUMNS)
     return None if is_usual or codes[0] is None or codes[1] is None or codes[0] == codes[1] else (codes[0], codes[1])
 
 
@@ -445,8 +448,9 @@ def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
                 yield [read_record(line, f"{path}:{number}") if line.strip() else _BLANK_LINE]
         elif format == "parquet":
             with import_extra("pyarrow.parquet", "data", path).ParquetFile(path) as file:
+                classes = _class_names(file.schema_arrow.metadata)
                 for batch in file.iter_batches(batch_size=_ROWS):
-                    yield batch.to_pylist()
+                    yield [_with_class_names(row, classes) for row in batch.to_pylist()]
         else:
             yield from _read_arrow(path)
     except TransduceError:  # a ValueError
@@ -462,8 +466,37 @@ def _read_arrow(path: str) -> Iterator[list[Any]]:
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        classes = _class_names(reader.schema.metadata)
         for batch in batches:
-            yield batch.to_pylist()
+            yield [_with_class_names(row, classes) for row in batch.to_pylist()]
+
+
+def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
+    """Return the names of classes by column, which `datasets` stores in a table's metadata; empty if there are none."""
+    try:
+        stored = msgspec.json.decode((metadata or {}).get(b"huggingface", b"{}"))
+        features = stored["info"]["features"]
+        return {name: list(each["names"]) for name, each in features.items() if each.get("_type") == "ClassLabel"}
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return a row of a table in which the numbers of classes are replaced by their names; other numbers stay."""
+
+    def named(name: str, value: Any) -> Any:
+        names = classes.get(name, ())
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+    return {name: named(name, value) for name, value in row.items()} if classes else row
+
+
+def _batches_of_dataset(dataset: Any) -> Iterator[list[Any]]:
+    """Yield lists of rows of a `datasets.Dataset`, in which the classes have their names."""
+    classes = {name: each.names for name, each in dataset.features.items() if hasattr(each, "names")}
+    for start in range(0, len(dataset), _ROWS):
+        numbers = range(start, min(start + _ROWS, len(dataset)))
+        yield [_with_class_names(dataset[number], classes) for number in numbers]
 
 
 def _read_datasets(path: str) -> Iterator[list[Any]]:
@@ -475,8 +508,7 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
             else f"{path} holds no dataset: write it again."
         )
     dataset = import_extra("datasets", "data", path).load_from_disk(path)
-    for start in range(0, len(dataset), _ROWS):
-        yield [dataset[number] for number in range(start, min(start + _ROWS, len(dataset)))]
+    yield from _batches_of_dataset(dataset)
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
