@@ -247,7 +247,7 @@ def test_arguments_override_search_settings_as_in_a_translator(generator: Genera
         found = generator("abc", search=greedy, seed=3)
     assert found == generator("abc", search=sampled)
     with pytest.warns(IdleSettingWarning, match="`beam_size`"):
-        assert "".join(generator.stream("abc", greedy, seed=3)) == found.text
+        assert "".join(generator.stream("abc", greedy, seed=3)) == found.continuations[0].text
     longer = SearchSettings(min_length=20, max_length=30, sampling=SamplingSettings())
     with pytest.warns(IdleSettingWarning, match=r"`min_length` \(20 in the search settings\) is 9"):
         found = generator("abc", search=longer, max_length=10, one_line=True)
