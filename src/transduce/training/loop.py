@@ -548,7 +548,9 @@ class Trainer:
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
-        return self.loss(batch)
+        loss = self.loss(batch)
+        # A process without rows must take part in the gradient, with the row of another process.
+        return loss.uncounted() if getattr(batch, "is_stand_in", False) else loss
 
     def _report_skipped_step(self, skipped: SkippedStep) -> None:
         """Print why a training step was skipped, and write a record of its batch and the cause to a file.
