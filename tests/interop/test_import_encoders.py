@@ -314,6 +314,7 @@ def test_models_with_heads_that_no_task_uses_are_refused_as_classifiers(
     [
         *("BertForSequenceClassification", "BertForMaskedLM", "DistilBertForSequenceClassification"),
         *("DistilBertForMaskedLM", "DistilBertForTokenClassification"),
+        *("RobertaForSequenceClassification", "RobertaForMaskedLM", "RobertaForTokenClassification"),
     ],
 )
 def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
@@ -336,11 +337,15 @@ def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
 def test_imported_encoders_are_exported_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
-    with pytest.raises(TransduceError, match=r"`model\.position_offset` = 2: export it to onnx instead\.$"):
-        transduce.export(folder, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
     assert "tokens between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
     assert (tmp_path / "out" / "task.json").is_file()
+
+
+def test_an_imported_encoder_without_a_class_for_export_is_refused(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder("ElectraForSequenceClassification")
+    with pytest.raises(TransduceError, match=r"`model\.pooler_activation` = gelu: export it to onnx instead\.$"):
+        transduce.export(folder, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
 
 
 @pytest.mark.parametrize(
