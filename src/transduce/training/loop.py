@@ -55,7 +55,7 @@ from transduce.training.loss_spikes import (
     SkippedStep,
     find_origin,
 )
-from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
+from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
 from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
 
@@ -157,14 +157,10 @@ def make_optimizer(
     parameters.
 
     Raises:
-        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
-            between them.
+        TransduceError: there are several processes, and buffers of the model would differ between them, or would not
+            be stored.
     """
-    if processes.count > 1 and RunningStatistics(model).accepted:
-        raise TransduceError(
-            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
-            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
-        )
+    refuse_buffers_of_one_process(model, processes.count, sharded=settings.sharded)
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss
