@@ -49,7 +49,7 @@ _CODE = re.compile(
 )
 _LONGEST_PHRASE = 20  # words of a text without a field or a mark
 _MOST_FORMS = 8  # of one text with conditional parts
-_NOT_NAMES = {"join", "len", "format", "replace", "str", "repr", "map", "sorted", "int", "min", "max"}
+_NOT_NAMES = {"join", "len", "format", "replace", "str", "repr", "map", "sorted", "int", "min", "max", "shown_value"}
 
 
 def main() -> int:

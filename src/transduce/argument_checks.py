@@ -6,7 +6,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 
 T = TypeVar("T")
 
@@ -15,25 +15,41 @@ Files = str | Path | Sequence[str | Path]
 
 
 def as_texts(value: str | Iterable[str]) -> list[str]:
-    """Return one text or several as a list of texts.
+    """Return one text or several as a list of texts; columns of Arrow tables are texts, too.
 
     Raises:
-        TransduceError: the argument is neither a text nor an iterable of texts.
+        TransduceError: the argument is neither a text nor an iterable of texts, or it is a table.
     """
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
-        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {value!r}.")
-    if isinstance(value, Mapping | set | frozenset):
-        form = "a list of its values" if isinstance(value, Mapping) else "a sorted list"
+        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {shown_value(value)}.")
+    if isinstance(value, Mapping | set | frozenset) or is_table(value):
+        form = "one of its columns"
+        if not is_table(value):
+            form = "a list of its values" if isinstance(value, Mapping) else "a sorted list"
         raise TransduceError(f"Pass a text (a `str`) or a list of texts, not a `{type(value).__name__}`: pass {form}.")
-    texts = list(value)
+    texts = list(value.to_pylist() if hasattr(value, "to_pylist") else value)  # an Arrow array has scalars of its own
     for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
+        if isinstance(text, str):
+            continue
+        if isinstance(getattr(text, "text", None), str):
             raise TransduceError(
-                f"Each text must be a `str`, but text number {number} is {text!r}: leave it out, or pass an empty text."
+                f"Each text must be a `str`, but text number {number} is a `{type(text).__name__}`: pass its `text`."
             )
+        raise TransduceError(
+            f"Each text must be a `str`, but text number {number} is {shown_value(text)}: leave it out, or pass an "
+            "empty text."
+        )
     return texts
+
+
+def is_table(value: object) -> bool:
+    """Return whether an object is a table with named columns, of pandas, polars, Arrow or datasets.
+
+    A loop over such a table may give the columns' names instead of the rows.
+    """
+    return hasattr(value, "columns") or hasattr(value, "column_names")
 
 
 def as_text(value: str) -> str:
@@ -43,7 +59,7 @@ def as_text(value: str) -> str:
         TransduceError: the argument is not a `str`.
     """
     if not isinstance(value, str):
-        raise TransduceError(f"Pass one text (a `str`), not {value!r}.")
+        raise TransduceError(f"Pass one text (a `str`), not {shown_value(value)}.")
     return value
 
 
@@ -68,8 +84,11 @@ def as_list(value: Iterable[T], name: str) -> list[T]:
     Raises:
         TransduceError: the argument is a text, a mapping, or no iterable.
     """
-    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
-        raise TransduceError(f"`{name}` must be a list, but is {value!r}: write [{value!r}] if it has one item.")
+    is_other = isinstance(value, str | bytes | bytearray | Mapping) or is_table(value)
+    if is_other or not isinstance(value, Iterable):
+        raise TransduceError(
+            f"`{name}` must be a list, but is {shown_value(value)}: write [{shown_value(value)}] if it has one item."
+        )
     return list(value)
 
 
@@ -105,7 +124,7 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
         TransduceError: the value is not an integer or is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TransduceError(f"`{name}` must be a whole number, but is {value!r}.")
+        raise TransduceError(f"`{name}` must be a whole number, but is {shown_value(value)}.")
     if value < minimum or (maximum is not None and value > maximum):
         bound = f"at least {minimum:,}" if value < minimum else f"at most {maximum:,}"
         raise TransduceError(f"`{name}` must be {bound}, but is {value:,}.")
@@ -134,7 +153,7 @@ def as_path(value: str | Path, description: str) -> Path:
         TransduceError: the argument is not a path or is empty, which would mean the current folder.
     """
     if not isinstance(value, str | Path):
-        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, but is {value!r}.")
+        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, but is {shown_value(value)}.")
     if value == "":
         raise TransduceError(f"{description} is an empty text: pass `.` for the current folder.")
     return Path(value)
@@ -148,6 +167,8 @@ def as_paths(value: Files, description: str) -> list[Path]:
     """
     if isinstance(value, str | Path):
         return [as_path(value, description)]
-    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
-        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, or a list of them, but is {value!r}.")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray) or is_table(value):
+        raise TransduceError(
+            f"{description} must be a path, a `str` or a `Path`, or a list of them, but is {shown_value(value)}."
+        )
     return [as_path(each, description) for each in value]

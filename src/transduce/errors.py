@@ -44,6 +44,15 @@ def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
     return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
 
 
+_MAX_SHOWN_VALUE = 80
+
+
+def shown_value(value: object) -> str:
+    """Return a value as one line of code for a message, such as `'text'` or `[1, 2]`, cut to 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MAX_SHOWN_VALUE else f"{text[:_MAX_SHOWN_VALUE]}…"
+
+
 # --- full-width characters ---
 
 _HALF_WIDTH = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | str.maketrans("　“”‘’", " \"\"''")

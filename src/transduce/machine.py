@@ -150,7 +150,9 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     )
 
 
-def _find_device(device: str) -> str:
+def _find_device(device: str | torch.device) -> str:
+    if isinstance(device, torch.device):
+        device = str(device)
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not isinstance(device, str) or not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):

@@ -45,9 +45,10 @@ def test_wrapped_lines_are_one_text_on_request() -> None:
     ("source", "text"),
     [
         ("玛丽今天晚上会\n骑自行车去图书馆。\n", "玛丽今天晚上会骑自行车去图书馆。"),
+        ("她说：\n“我去。”\n", "她说：“我去。”"),
         ("마리는 오늘 저녁에\n자전거를 타고 갑니다.\n", "마리는 오늘 저녁에 자전거를 타고 갑니다."),  # in words
     ],
-    ids=["Chinese", "Korean"],
+    ids=["Chinese", "quotation marks", "Korean"],
 )
 def test_wrapped_lines_are_joined_as_their_script_joins_words(source: str, text: str) -> None:
     seen: list[str] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import transduce
 from transduce.errors import TransduceError
@@ -41,11 +42,88 @@ def test_a_single_string_is_not_split_into_characters(translator: Translator) ->
     [
         ({"text": SOURCE}, "not a `dict`: pass a list of its values"),
         ({SOURCE}, "not a `set`: pass a sorted list"),
+        ([b"a"], r"text number 1 is b'a': leave it out, or pass an empty text"),
+        ([list(range(1000))], r"text number 1 is \[0, 1, .{60,80}…: leave it out"),
     ],
 )
 def test_dicts_and_sets_of_texts_are_refused(translator: Translator, texts: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator(texts)
+
+
+TAKES_TEXTS: dict[str, Callable[[Translator, Any], object]] = {
+    "call": lambda translator, texts: translator(texts),
+    "translate": lambda translator, texts: translator.translate(texts, translator.search),
+    "phrases": lambda translator, texts: translator(SOURCE, phrases=texts),
+    "score": lambda translator, texts: translator.score(texts, texts),
+    "evaluate": lambda translator, texts: transduce.evaluate(translator, texts, texts),
+    "scores": lambda _, texts: transduce.score(texts, texts, target_language="en"),
+    "compare": lambda _, texts: transduce.compare(texts, texts, texts, target_language="en"),
+    "align": lambda translator, texts: transduce.align(translator, texts, texts),
+    "markup": transduce.translate_markup,
+    "pipeline": lambda translator, texts: TranslationPipeline(translator)(texts),
+    "datastore": lambda translator, texts: transduce.build_datastore(translator, texts, texts),
+    "probe": lambda translator, texts: transduce.probe(translator, texts, ["a"]),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_TEXTS)
+def test_tables_are_refused_whose_items_are_names_of_columns(name: str, translator: Translator) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(TransduceError, match=r"not a `DataFrame`: pass one of its columns\.$"):
+        TAKES_TEXTS[name](translator, pandas.DataFrame({"zh": [SOURCE] * 20}))
+
+
+def test_columns_of_tables_are_texts(translator: Translator) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    expected = translator([SOURCE, "我"])
+    for column in (pandas.Series([SOURCE, "我"], index=[7, 3]), pyarrow.array([SOURCE, "我"])):
+        assert translator(column) == expected
+
+
+def test_one_document_is_not_split_into_characters(translator: Translator) -> None:
+    anything: Any = f"<p>{SOURCE}</p>"
+    assert transduce.translate_markup(translator, anything) == [f"<p>{translator(SOURCE).text}</p>"]
+
+
+def test_translations_in_place_of_texts_are_refused_with_the_remedy(translator: Translator) -> None:
+    anything: Any = translator([SOURCE])
+    with pytest.raises(TransduceError, match="text number 1 is a `Translation`: pass its `text`"):
+        transduce.score(anything, ["tea"], target_language="en")
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("ab", r"A glossary has terms, but one is 'a': write Term\('source', \('translation',\)\)"),
+        ([("a", "b")], r"A glossary has terms, but one is \('a', 'b'\)"),
+        (None, "A glossary has terms, but one is None"),
+        ([transduce.Term("鱼", "fish")], r"A term has a text and a tuple of translations, but one is \('鱼', 'fish'\)"),
+        ([transduce.Term("鱼", (3,))], r"A term has a text and a tuple of translations, but one is \('鱼', \(3,\)\)"),
+    ],
+)
+def test_glossaries_have_terms_with_tuples_of_translations(terms: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        transduce.Glossary(terms)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampling": {"seed": 1}}, r"`sampling` must be a `SamplingSettings` or None, but is {'seed': 1}: write"),
+        ({"generate": True}, "`generate` must be a `GenerateSettings` or None, but is True"),
+        ({"forbidden": ("a", 3)}, r"`forbidden` must be a tuple of texts, but is \('a', 3\)"),
+        ({"batch_invariant": "no"}, "`batch_invariant` must be True or False, but is 'no'"),
+    ],
+)
+def test_search_settings_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        SearchSettings(**options)
+
+
+def test_a_device_of_pytorch_is_accepted(trained: Path) -> None:
+    anything: Any = torch.device("cpu")
+    assert load(trained, device=anything).device == anything
 
 
 def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> None:
@@ -59,6 +137,7 @@ def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> No
         ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),
         ({"phrases": [["tea"]] * 3}, "there are 2 sentences, but 3 of these"),
         ({"phrases": ["tea", "tea"]}, "Phrases are a list of texts, but `tea` is one text"),
+        ({"indices": [0, "1"]}, "`indices` must be a whole number, but is '1'"),
         ({"indices": [7]}, "Pass one index for each sentence: there are 2 sentences, but 1 of these"),
         ({"search": None}, "`search` must be a `SearchSettings`, but is None"),
         ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),

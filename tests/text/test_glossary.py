@@ -103,6 +103,8 @@ def test_a_file_is_read_with_its_locations(tmp_path: Path) -> None:
         ("Hund,dog\nKatze,cat\nGmbH\n", r"has no tabs, .* but most of them have `,`: write `term`, a tab"),
         ("汤姆，Thomas\n", r"has no tabs, .* but most of them have `，`"),
         ("Hund -> dog\n", r"has no tabs, .* but most of them have `->`"),
+        ("汤姆：Thomas\n", r"has no tabs, .* but most of them have `：`"),
+        ("Hund: dog\n", r"has no tabs, .* but most of them have `: `"),
         ("\n\n", "A glossary needs terms, but .*terms.tsv has none"),
     ],
 )

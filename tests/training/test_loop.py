@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -98,7 +98,7 @@ class Setup:
     def loss(self, batch: Pair) -> Loss:
         number = len(self.losses)
         self.before_loss(number)
-        source, target = batch
+        source, target = batch[:2]
         inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         hidden = self.model.hidden(source, inputs)
         loss = projected_cross_entropy(hidden, self.model.output_weight, target, pad_id=0)
@@ -124,6 +124,48 @@ def crash_at(number: int) -> Callable[[int], None]:
             raise PowerCutError
 
     return crash
+
+
+# --- batches of processes without rows ---
+
+
+class StandIn(NamedTuple):
+    """A pair that counts nothing, as in a process without rows."""
+
+    source: Tensor
+    target: Tensor
+    is_stand_in: bool = True
+
+
+class HalfIdleBatches(RandomBatches):
+    """A plan whose every second batch is a stand-in with pairs of its own."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(6)
+        self.offset = offset
+
+    def batch(self, epoch: int, position: int) -> Any:
+        real = super().batch(epoch, position)
+        return StandIn(*super().batch(epoch + self.offset, position)) if position % 2 else real
+
+
+def test_the_loss_of_a_stand_in_counts_nothing(tmp_path: Path, make_settings: Make) -> None:
+    found = []
+    for offset in (50, 90):
+        folder = tmp_path / str(offset)
+        folder.mkdir()
+        setup = Setup(folder, make_settings(steps=4, accumulate=2, report_every=1))
+        before = setup.weights()
+        setup.trainer.batches = HalfIdleBatches(offset)
+        setup.trainer.run()
+        reports = [event for event in events(folder) if event["event"] == "train"]
+        real = [math.prod(RandomBatches().batch(*divmod(2 * step, 6))[1].shape) for step in range(4)]
+        means = [loss / tokens for loss, tokens in zip(setup.losses[::2], real, strict=True)]
+        assert [event["loss"] for event in reports] == pytest.approx(means, rel=1e-5)
+        assert not torch.equal(setup.weights(), before)
+        found.append((setup.weights(), setup.losses[1::2]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] != found[1][1]
 
 
 # --- resuming ---

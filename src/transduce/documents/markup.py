@@ -16,6 +16,7 @@ from unicodedata import east_asian_width
 
 import msgspec
 
+from transduce.argument_checks import as_texts
 from transduce.documents.icu_messages import MESSAGE_BRANCHES
 from transduce.documents.markup_blocks import (
     STAND_IN,
@@ -618,7 +619,7 @@ def translate_markup(
     texts = text_settings or translator.text
     settings = with_source_language(settings or MarkupSettings(), translator.source_language)
     spaced = not is_unspaced_language(translator.target_language)
-    plans = [markup_plan(document, settings, spaced=spaced) for document in documents]
+    plans = [markup_plan(document, settings, spaced=spaced) for document in as_texts(documents)]
     translations = translator.translate(
         [sentence for each in plans for sentence in each.sentences],
         search or translator.search,

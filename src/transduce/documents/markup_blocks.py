@@ -25,7 +25,7 @@ from transduce.documents.markup_tokens import (
     unescape,
 )
 from transduce.text.languages import is_sign, is_unspaced_character, is_unspaced_or_punctuation
-from transduce.text.word_spans import Span
+from transduce.text.word_spans import Span, joins_without_space
 
 STAND_IN = "\ufffc"
 """The character that stands for a protected element in a text (Unicode's object replacement character)."""
@@ -277,7 +277,7 @@ class _Builder:
         Before a closing mark, a space that only precedes a tag without words is left out, too (`word <img/>,`).
         """
         last = self._characters[-1] if self._characters else ""
-        is_wrap = "\n" in self._space and last and all(map(is_unspaced_or_punctuation, (last, character)))
+        is_wrap = "\n" in self._space and last and joins_without_space(last, character)
         is_before_mark = character in _CLOSING_MARKS and any(node.space_before for node in self._trailing)
         is_before_mark = is_before_mark and not any(node.space_after for node in self._trailing)
         if self._space and last and not is_wrap and not is_before_mark:

@@ -7,7 +7,7 @@ from typing import Any, overload
 import msgspec
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, shown_names, shown_value
 from transduce.evaluation.label_scores import AccuracyReport, score_labels
 from transduce.evaluation.scores import ScoreReport, check_line_counts, choose_tokenizer, score
 from transduce.inference.batching import Documents
@@ -76,7 +76,9 @@ def evaluate(
             )
         return evaluate_labels(translator, sources, references)
     if not isinstance(translator, Translator):
-        raise TransduceError(f"`evaluate` needs a `Translator`, but got {translator!r}: open one with transduce.load.")
+        raise TransduceError(
+            f"`evaluate` needs a `Translator`, but got {shown_value(translator)}: open one with transduce.load."
+        )
     sources, references = as_texts(sources), as_texts(references)
     check_line_counts({"sources": sources, "references": references})
     search, language = checked_search(search or translator.search), translator.target_language

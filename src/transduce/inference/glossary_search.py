@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from transduce.argument_checks import as_path, as_phrases
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.inference.batching import Part
 from transduce.inference.decoding import check_phrases, min_tokens, tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
@@ -63,7 +63,7 @@ def as_glossary(given: GlossaryLike) -> Glossary | None:
         return read_glossary(as_path(given, "A glossary"))
     if not isinstance(given, Mapping):
         raise TransduceError(
-            f"A glossary must map terms to their translations, or be a file of them, not {given!r}: write "
+            f"A glossary must map terms to their translations, or be a file of them, not {shown_value(given)}: write "
             '{"term": "translation"}.'
         )
     return Glossary(_mapped_terms(given))
@@ -72,7 +72,7 @@ def as_glossary(given: GlossaryLike) -> Glossary | None:
 def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
     for source, targets in given.items():
         if not isinstance(source, str) or not isinstance(targets, str | Iterable):
-            raise TransduceError(f"A glossary maps texts to texts, but {source!r} is mapped to {targets!r}.")
+            raise TransduceError(f"A glossary maps texts to texts, but {source!r} is mapped to {shown_value(targets)}.")
         yield Term(source, (targets,) if isinstance(targets, str) else tuple(as_phrases(targets)))
 
 

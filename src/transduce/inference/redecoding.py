@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_phrases, one_per_sentence
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.inference.batching import Part
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
@@ -209,11 +209,13 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
         TransduceError: an item is not a translation.
     """
     if isinstance(translations, Translation) or not isinstance(translations, Iterable):
-        raise TransduceError(f"Pass a list of translations, not {translations!r}.")
+        raise TransduceError(f"Pass a list of translations, not {shown_value(translations)}.")
     checked = list(translations)
     for each in checked:
         if not isinstance(each, Translation):
-            raise TransduceError(f"Pass the `Translation`s that a translator returned, not {each!r}: translate first.")
+            raise TransduceError(
+                f"Pass the `Translation`s that a translator returned, not {shown_value(each)}: translate first."
+            )
     return checked
 
 

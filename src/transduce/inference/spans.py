@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.inference.scoring import Score
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.search.settings import SearchSettings
@@ -441,7 +441,9 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
         elif pair is not None and len(pair) == 2 and all(isinstance(text, str) for text in pair):
             translations.append(Translation.of(*pair))
         else:
-            raise TransduceError(f"Pass a `Translation`, or a source and a text, not {each!r}: write (source, text).")
+            raise TransduceError(
+                f"Pass a `Translation`, or a source and a text, not {shown_value(each)}: write (source, text)."
+            )
     return translations
 
 

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from typing_extensions import Unpack
 
-from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
+from transduce.argument_checks import as_integer, as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import (
@@ -349,6 +349,7 @@ class Translator:
             None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
         )
         seeds = None if indices is None else one_per_sentence("index", len(sentences), indices)
+        seeds = None if seeds is None else [as_integer(each, "indices", minimum=0) for each in seeds]
         spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
         if spans is not None:
             each_with_text = zip(spans, sentences, strict=True)
@@ -694,7 +695,7 @@ class Translator:
 
         The settings decide how texts are divided; None: the translator's defaults.
         """
-        (segmented,) = self._segment([text], text_settings or self.text, None)
+        (segmented,) = self._segment([as_text(text)], text_settings or self.text, None)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))

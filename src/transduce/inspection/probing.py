@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.forecaster import Forecaster
 from transduce.inference.generator import Generator
@@ -123,6 +124,7 @@ def probe(
     """
     if isinstance(reader, Forecaster):
         raise TransduceError("Probing reads labels of words and texts, but a forecaster reads numbers.")
+    texts, labels = as_texts(texts), as_list(labels, "labels")
     if len(texts) != len(labels) or len(texts) < _MIN_TEXTS:
         raise TransduceError(
             f"Probing needs at least {_MIN_TEXTS} texts with labels, but there are {len(texts)} texts and "

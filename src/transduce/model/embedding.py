@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
@@ -28,7 +28,7 @@ def check_ids(ids: Tensor, name: str) -> None:
     """
     rule = f"`{name}` must be a tensor of token ids, of the type torch.int64 and with the axes (batch, positions)"
     if not isinstance(ids, Tensor):
-        raise TransduceError(f"{rule}, but is {ids!r}.")
+        raise TransduceError(f"{rule}, but is {shown_value(ids)}.")
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         raise TransduceError(f"{rule}, but it has the type {ids.dtype} and the shape {tuple(ids.shape)}.")
 
@@ -120,7 +120,7 @@ class VocabularyModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            raise TransduceError(f"A model is built from a `ModelConfig`, not from {config!r}.")
+            raise TransduceError(f"A model is built from a `ModelConfig`, not from {shown_value(config)}.")
         if self._kind not in (None, config.kind):
             raise TransduceError(
                 f"A model of the class {type(self).__name__} has the kind {self._kind}, but `kind` of its "

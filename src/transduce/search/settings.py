@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.errors import IdleSettingWarning, TransduceError
+from transduce.errors import IdleSettingWarning, TransduceError, shown_value
 from transduce.search.rules import GenerateSettings
 
 _MAX_LENGTH_FACTOR = 1_000
@@ -47,7 +47,9 @@ def _check_numbers(settings: msgspec.Struct) -> None:
             continue
         fits = isinstance(value, Integral) if is_whole else isinstance(value, Real)
         if isinstance(value, bool) or not fits:
-            raise TransduceError(f"`{name}` must be a {'whole ' if is_whole else ''}number, but is {value!r}.")
+            raise TransduceError(
+                f"`{name}` must be a {'whole ' if is_whole else ''}number, but is {shown_value(value)}."
+            )
         if not isinstance(value, int | float):
             msgspec.structs.force_setattr(settings, name, int(value) if is_whole else float(value))
 
@@ -231,6 +233,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
         if isinstance(self.forbidden, str):
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
+        _check_types(self)
 
     @property
     def penalizes_repetition(self) -> bool:
@@ -244,6 +247,24 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return max(int(source_tokens * self.max_length_factor) + self.max_length_extra, self.min_length + 1)
 
 
+def _check_types(search: SearchSettings) -> None:
+    """Check the settings that are no numbers.
+
+    Raises:
+        TransduceError: a setting has another type.
+    """
+    if not all(isinstance(text, str) for text in search.forbidden):
+        raise TransduceError(f"`forbidden` must be a tuple of texts, but is {shown_value(search.forbidden)}.")
+    if not isinstance(search.batch_invariant, bool):
+        raise TransduceError(f"`batch_invariant` must be True or False, but is {shown_value(search.batch_invariant)}.")
+    for name, kind in (("sampling", SamplingSettings), ("generate", GenerateSettings)):
+        value = getattr(search, name)
+        if value is not None and not isinstance(value, kind):
+            raise TransduceError(
+                f"`{name}` must be a `{kind.__name__}` or None, but is {shown_value(value)}: write {kind.__name__}()."
+            )
+
+
 def checked_search(search: object) -> SearchSettings:
     """Return the argument unchanged if it is a `SearchSettings`; otherwise raise an error.
 
@@ -252,7 +273,7 @@ def checked_search(search: object) -> SearchSettings:
     """
     if not isinstance(search, SearchSettings):
         raise TransduceError(
-            f"`search` must be a `SearchSettings`, but is {search!r}: write SearchSettings(beam_size=4)."
+            f"`search` must be a `SearchSettings`, but is {shown_value(search)}: write SearchSettings(beam_size=4)."
         )
     return search
 

@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.argument_checks import Files, as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
@@ -25,7 +25,7 @@ from transduce.tasks.synthetic_data import (
     train_with_monolingual,
     train_with_teacher,
 )
-from transduce.tasks.text_files import StoredTextFiles, refuse_other_objects, write_objects
+from transduce.tasks.text_files import StoredTextFiles, objects_file, refuse_other_objects, write_objects
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 
@@ -320,7 +320,8 @@ def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
     """Return one item of the argument `corpora` as a dict of settings; raise an error if it is not a mapping."""
     if not isinstance(corpus, Mapping):
         raise TransduceError(
-            f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is {corpus!r}."
+            f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is "
+            f"{shown_value(corpus)}."
         )
     return dict(corpus)
 
@@ -332,19 +333,20 @@ def _mix(mix: Mapping[str, float]) -> list[str]:
     """
     if not isinstance(mix, Mapping):
         raise TransduceError(
-            f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {mix!r}."
+            f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {shown_value(mix)}."
         )
     return [f"{folder}:{share}" for folder, share in mix.items()]
 
 
 def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    for callback in callbacks if isinstance(callbacks, Sequence) else (callbacks,):
+    checked = tuple(as_list(callbacks, "callbacks"))
+    for callback in checked:
         if not isinstance(callback, Callback):
             raise TransduceError(
                 f"`callbacks` must be a list of objects of classes derived from transduce.Callback, but one is "
-                f"{callback!r}."
+                f"{shown_value(callback)}."
             )
-    return tuple(callbacks)
+    return checked
 
 
 @contextmanager
@@ -386,7 +388,7 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
     for name, pairs in objects.items():
         if pairs is None:
             continue
-        path = folder / f"{name}-objects.jsonl"
+        path = objects_file(folder, name)
         argument = "`pairs`" if name == "source" else "`dev_pairs`"
         if stored is None:
             languages = write_objects(pairs, data, path, argument)

@@ -108,10 +108,15 @@ _SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # .xlsx and .ods, an
 
 MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
 """A pattern of HTML entities and tags, for counting texts that contain them by mistake."""
+# Continuation bytes of UTF-8 as Latin-1 or Windows-1252 shows them.
+_CONTINUATION = "[\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 DAMAGED = re.compile(
     "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
+    rf"|(?:[ã-é]{_CONTINUATION}{{2}}){{2}}|锟斤拷|[锛銆鈥][\u4e00-\u9fff\u3040-\u30ff\ue000-\uf8ff]"
 )
-"""A pattern of replacement characters, and of UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again."""
+"""A pattern of replacement characters (in GBK, their bytes are 锟斤拷), and of UTF-8 that was decoded as Latin-1,
+Windows-1252 or, with full-width punctuation or quotation marks, as GBK, and encoded again.
+"""
 INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_value
 from transduce.text.files import compose, count_noun, read_lines
 from transduce.text.languages import is_word_character, short_code, unspaced_characters
 
@@ -130,6 +130,19 @@ class Term(msgspec.Struct, frozen=True):
         return f"`{self.source}` as {' or '.join(f'`{target}`' for target in self.targets)}"
 
 
+def _check_term(term: Term) -> None:
+    """Raise a `TransduceError` if an argument is no term, or a term whose translations are one text, not a tuple."""
+    if not isinstance(term, Term):
+        raise TransduceError(
+            f"A glossary has terms, but one is {shown_value(term)}: write Term('source', ('translation',))."
+        )
+    if isinstance(term.targets, str) or not all(isinstance(text, str) for text in (term.source, *term.targets)):
+        raise TransduceError(
+            f"A term has a text and a tuple of translations, but one is {shown_value((term.source, term.targets))}: "
+            "write Term('source', ('translation',))."
+        )
+
+
 def _other_capitals(term: Term) -> Iterator[str]:
     """Yield a term's translations that are in lower case and begin with i, in Turkish and in Dutch capitalization."""
     for target in term.targets:
@@ -149,7 +162,8 @@ class Glossary:
         self._terms: dict[str, Term] = {}
         self.repeated: list[str] = []
         """The sources of terms whose entries differ in their translations, which then count as alternatives."""
-        for term in terms:
+        for term in terms if isinstance(terms, Iterable) else (terms,):
+            _check_term(term)
             source, targets = normalize_for_comparison(term.source), tuple(map(normalize_for_comparison, term.targets))
             if not source or not targets or not all(targets):
                 where = f"{term.location}: " if term.location else ""
@@ -240,7 +254,8 @@ class Glossary:
         ]
 
 
-_OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001]|->|→")  # in files that were not written for this format
+# In files that were not written for this format.
+_OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001\uff1a]|: |->|→")
 
 
 def read_glossary(path: Path) -> Glossary:

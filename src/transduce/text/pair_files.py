@@ -202,13 +202,14 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
                 values: Sequence[Any] = [row.get(keys[0]), as_label(keys[1], row.get(keys[1]))]
             else:
                 columns.check_more((), where)
+                row = row.tolist() if hasattr(row, "tolist") else row  # a row of an array of NumPy
                 values = row if isinstance(row, Sequence) and not isinstance(row, str) else ()
             if len(values) != 2 or not all(isinstance(value, str) for value in values):
                 raise TransduceError(
                     f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
                     "remove it."
                 )
-            yield PairRow(values[0], values[1], more, number)
+            yield PairRow(str(values[0]), str(values[1]), more, number)  # without NumPy's subclass of `str`
     if not number:
         raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
 

@@ -16,12 +16,11 @@ from transduce.text.languages import (
     CJK,
     GREEK,
     is_unspaced_character,
-    is_unspaced_or_punctuation,
     is_word_character,
     main_script,
     short_code,
 )
-from transduce.text.word_spans import Span
+from transduce.text.word_spans import Span, joins_without_space
 
 # --- punctuation ---
 # Thai, Lao and Tibetan have no unambiguous marks.
@@ -186,8 +185,9 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a list of all pairs of consecutive lines of which neither is empty, without spaces at line ends."""
-    return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    """Return a list of the pairs of consecutive lines of a paragraph, stripped; U+3000 at a line's start begins one."""
+    followed = ((line, after) for line, after in pairwise(lines) if line.strip() and after.strip())
+    return [(line.rstrip(), after.strip()) for line, after in followed if not after.startswith("\u3000")]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
@@ -248,8 +248,7 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
 
 def line_separator(before: str, after: str) -> str:
     """Return the text in place of a line end: a space, or "" after a dash or within text without word spaces."""
-    is_unspaced_text = is_unspaced_or_punctuation(before[-1]) and is_unspaced_or_punctuation(after[0])
-    return "" if is_unspaced_text or before.endswith(("-", "—")) else " "
+    return "" if joins_without_space(before, after) or before.endswith(("-", "—")) else " "
 
 
 def _ends_early(line: str, after: str, width: int) -> bool:

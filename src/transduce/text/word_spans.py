@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.text.files import compose, is_composed, is_mark
-from transduce.text.languages import is_unspaced_character
+from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
 from transduce.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _END, _UNKNOWN = "</s>", "<unk>"
+_EAST_ASIAN = "\u2e80"  # the first such character; Thai and Burmese have spaces beside quotation marks
 _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 
 
@@ -128,6 +129,23 @@ def split_words(text: str) -> list[Span]:
         if start < match.end():
             spans.append(Span(start, match.end()))
     return spans
+
+
+_SHARED_MARKS = tuple("“”‘’…—·")  # of scripts with and without spaces
+
+
+def joins_without_space(before: str, after: str) -> bool:
+    """Return whether no space replaces a line break between two texts, because their script has no spaces.
+
+    Quotation marks and dashes that all scripts have belong to the Chinese or Japanese beside them.
+    """
+    if before.endswith(_SHARED_MARKS) and after.startswith(_SHARED_MARKS):
+        marks = "".join(_SHARED_MARKS)
+        before, after = before.rstrip(marks), after.lstrip(marks)
+    last, first = before[-1:], after[:1]
+    if is_unspaced_or_punctuation(last):
+        return is_unspaced_or_punctuation(first) or (last >= _EAST_ASIAN and first in _SHARED_MARKS)
+    return last in _SHARED_MARKS and first >= _EAST_ASIAN and is_unspaced_or_punctuation(first)
 
 
 def locate_words(words: Sequence[str], text: str) -> list[Span]:

@@ -20,7 +20,7 @@ from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES
 from transduce.text.files import count_noun
-from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
+from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart, is_true
 from transduce.training.checkpoint import (
     Best,
     BestModelTracker,
@@ -337,6 +337,7 @@ class Trainer:
             limit: the time for everything in seconds. If steps are too slow for it, some micro-batches are timed
                 instead, without validation, whose duration is then NaN.
         """
+        self.callbacks = ()  # which would receive the checkpoint of a run that does not exist
         self.model.train()
         times, events, validated = list[float](), list[ValidationEvent](), list[float]()
         weights: Mapping[str, Tensor] = {}
@@ -439,17 +440,29 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._stop_signaled:
                 raise AbandonedError
-            if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
-                return reason
-            if not last and self.plan.is_due(self.step, self.settings.save_every):
+            reason = self._stop_reason(log, interruption)
+            if reason is None and not last and self.plan.is_due(self.step, self.settings.save_every):
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
+                reason = self._stop_reason(log, interruption)
+            if reason is not None:
+                return reason
         return "finished"
+
+    def _stop_reason(self, log: Log, interruption: Interruption) -> str | None:
+        """Return why the run stops after the current step; None: it goes on.
+
+        If a callback stops it before its first validation, the model is validated, because there would be none without.
+        """
+        reason, best = self._best_model.stop_reason() or self._shared_stop(), self._best_model.best
+        if reason is not None and best.step is None and not best.validations_since:
+            self._validate(log, interruption)
+        return reason
 
     def _notify(self, name: str, event: Any) -> None:
         """Call the method `name` of each callback in the first process; store the first callback that stops the run."""
         for callback in self.callbacks if self.processes.is_first else ():
-            if getattr(callback, name)(event) is True:
+            if is_true(getattr(callback, name)(event)):
                 self._stopped_by = self._stopped_by or f"stopped by {type(callback).__name__}"
 
     def _shared_stop(self) -> str | None:
@@ -532,7 +545,9 @@ class Trainer:
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
-        return self.loss(batch)
+        loss = self.loss(batch)
+        # A process without rows must take part in the gradient, with the row of another process.
+        return loss.uncounted() if getattr(batch, "is_stand_in", False) else loss
 
     def _report_skipped_step(self, skipped: SkippedStep) -> None:
         """Print why a training step was skipped, and write a record of its batch and the cause to a file.

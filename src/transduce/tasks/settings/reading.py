@@ -13,7 +13,7 @@ import msgspec
 
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
-from transduce.errors import TransduceError, decode_utf8, near_name, toml_error, with_half_width_hint
+from transduce.errors import TransduceError, decode_utf8, near_name, shown_value, toml_error, with_half_width_hint
 from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
@@ -232,7 +232,7 @@ def put_arguments(
         TransduceError: an argument is no path, list or mapping where one is expected.
     """
     if settings is not None and not isinstance(settings, Mapping):
-        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
+        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {shown_value(settings)}.")
     put_options(content, {name: None if value is None else _argument(name, value) for name, value in arguments.items()})
     for name, value in (settings or {}).items():
         if value is not None:
