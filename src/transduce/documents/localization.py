@@ -11,7 +11,7 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
 from transduce.documents.markup_tokens import Kind, Token, code_kind, is_untranslated
-from transduce.documents.text_formats import Line, Message, lines_of
+from transduce.documents.text_formats import Line, Message, lines_of, plural_rule
 from transduce.documents.units import (
     Document,
     DocumentSettings,
@@ -23,7 +23,6 @@ from transduce.documents.units import (
     has_letters,
 )
 from transduce.errors import TransduceError
-from transduce.text.languages import short_code
 
 # --- gettext catalogs ---
 
@@ -33,26 +32,6 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CHARSET = re.compile(rb"Content-Type:[^\"]*?charset=([\w.:-]+)", re.IGNORECASE)
 _PLURALS = re.compile(r"nplurals\s*=\s*(\d+)(?:\s*;\s*plural\s*=([^;\n]*))?")
-# The plural forms of languages in a catalog's header, by the numbers of CLDR's rules.
-_EAST_SLAVIC = "n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2"
-_PLURAL_FORMS = {
-    "ja|zh|yue|ko|vi|th|id|ms|lo|my|km": (1, "0"),
-    "fr|fa|hi|bn|gu|kn|am|zu|hy|pt_BR": (2, "n > 1"),
-    "af|bg|ca|da|de|el|en|es|et|eu|fi|gl|he|hu|it|ka|kk|ky|ml|mn|mr|nb|ne|nl|nn|no|pa|pt|sq|sv|sw|ta|te|tr|ur|uz|az": (
-        2,
-        "n != 1",
-    ),
-    "be|ru|uk|sr|hr|bs": (3, _EAST_SLAVIC),
-    "pl": (3, _EAST_SLAVIC.replace("n%10==1 && n%100!=11", "n==1")),
-    "cs|sk": (3, "n==1 ? 0 : n>=2 && n<=4 ? 1 : 2"),
-    "lt": (3, "n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2"),
-    "lv": (3, "n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2"),
-    "ro": (3, "n==1 ? 0 : n==0 || (n%100>0 && n%100<20) ? 1 : 2"),
-    "sl": (4, "n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3"),
-    "ga": (5, "n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4"),
-    "ar": (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5"),
-}
-_PLURAL_FORMS_OF = {code: forms for codes, forms in _PLURAL_FORMS.items() for code in codes.split("|")}
 _PO_WIDTH = 77
 
 
@@ -150,7 +129,7 @@ def _filled_header(file: TextFile, header: _Entry | None, language: str | None) 
     if header is None:
         return "", []
     start, end, text = *header.translations[0][:2], header.translations[0].text
-    forms = _PLURAL_FORMS_OF.get((language or "").replace("-", "_")) or _PLURAL_FORMS_OF.get(short_code(language or ""))
+    forms = plural_rule(language or "")
     blanks = {"charset=CHARSET": "charset=UTF-8"}
     if language is not None:
         blanks[_NO_LANGUAGE] = _NO_LANGUAGE.replace("\\", language.replace("-", "_") + "\\")
