@@ -444,3 +444,25 @@ def test_a_template_gets_the_header_of_the_target_language(tmp_path: Path) -> No
         path = tmp_path / "a.po"
         path.write_text(result, "utf-8")
         subprocess.run(["msgfmt", "--check", "-o", os.devnull, str(path)], check=True)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_plural_forms_that_the_target_language_lacks_are_removed(tmp_path: Path, newline: str) -> None:
+    template = f'{TEMPLATE}# a note\n\nmsgid "b"\nmsgstr ""\n'.replace("\n", newline)
+    result = translated(template, "a.pot", target_language="zh")
+    assert "nplurals=1; plural=(0)" in result
+    entry = 'msgid "a file"\nmsgid_plural "many files"\nmsgstr[0] "many files!"\n# a note\n\nmsgid "b"\nmsgstr "b!"\n'
+    assert result.endswith(entry.replace("\n", newline))
+    if shutil.which("msgfmt") is not None:
+        path = tmp_path / "a.po"
+        path.write_bytes(result.encode())
+        subprocess.run(["msgfmt", "--check", "-o", os.devnull, str(path)], check=True)
+
+
+def test_only_empty_plural_forms_behind_the_others_are_removed() -> None:
+    header = 'msgid ""\nmsgstr "Plural-Forms: nplurals=1; plural=0;\\n"\n\nmsgid "a"\nmsgid_plural "b"\n'
+    done, wrong = 'msgstr[0] "x"\n', 'msgstr[1] "y"\nmsgstr[0] ""\n'
+    assert translated(f'{header}{done}msgstr[1]  ""\n', "a.po") == f"{header}{done}"
+    assert translated(header + wrong, "a.po") == header + wrong.replace('""', '"b!"')
+    behind = 'msgstr[1] ""\nmsgstr[0] ""\n'
+    assert translated(header + behind, "a.po") == header + behind.replace('""', '"b!"')

@@ -161,6 +161,16 @@ def test_wrapped_chinese_is_joined_without_spaces(tmp_path: Path) -> None:
     assert "".join(document) == text
 
 
+def test_indented_paragraphs_of_wrapped_chinese_need_no_empty_lines(tmp_path: Path) -> None:
+    sentences = ["天地玄黄宇宙洪荒日月盈昃辰宿列张。", "寒来暑往秋收冬藏，闰余成岁律吕调阳。", "云腾致雨露结为霜。"]
+    text = f"　　{''.join(sentences)}"
+    lines = [text[start : start + 30] for start in range(0, len(text), 30)] * 20
+    assert is_hard_wrapped(lines)
+    (tmp_path / "zh").write_text("\n".join(lines), "utf-8", newline="\n")
+    (document,) = read_documents(tmp_path / "zh")
+    assert document == sentences * 20
+
+
 @pytest.mark.parametrize("text", ["她说：|“我喜欢书。”|“好。”", "她在|“学校”|里——|不……|是吗", "他用|“Python”|写"])
 def test_quotation_marks_and_dashes_beside_chinese_have_no_spaces(text: str) -> None:
     assert list(join_lines(text.split("|"))) == [text.replace("|", "")]

@@ -15,6 +15,8 @@ from transduce.text.languages import detect_other_language, is_written_in, main_
         ("我不知道他在哪里。", "en", "Chinese"),
         ("私は学校へ行きます。", "de", "Japanese"),
         ("これはわたしのほんです。", "zh", "Japanese"),
+        ("「你好」はこんにちはという意味です。", "zh", "Japanese"),
+        ("君の名前は何ですか", "zh", "Japanese"),
         ("Я не знаю, где он живёт.", "en", "Cyrillic letters"),
         ("나는 오늘 학교에 갔다.", "zh", "Korean"),
         ("I don’t know what you are talking about.", "de", "English"),
@@ -51,6 +53,9 @@ def test_text_clearly_in_another_language_is_detected(text: str, language: str, 
         ("Microsoft Office", "zh"),
         ("树", "en"),  # one character
         ("の", "zh"),  # in brand names
+        ("日语的“ありがとう”是谢谢的意思。", "zh"),  # with a Japanese word
+        ("这是一个用日语写的句子：「ありがとう」", "zh-CN"),
+        ("他說「さようなら」，你聽得懂嗎？", "zh-TW"),
         ("OK", "zh"),  # single words and names in Latin letters occur in all languages
         ("Hello", "ru"),
         ("Guten Tag", "en"),  # the same script, and too few words to decide

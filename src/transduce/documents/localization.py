@@ -11,7 +11,7 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
 from transduce.documents.markup_tokens import Kind, Token, code_kind, is_untranslated
-from transduce.documents.text_formats import Line, Message, lines_of
+from transduce.documents.text_formats import Line, Message, lines_of, plural_rule
 from transduce.documents.units import (
     Document,
     DocumentSettings,
@@ -23,7 +23,6 @@ from transduce.documents.units import (
     has_letters,
 )
 from transduce.errors import TransduceError
-from transduce.text.languages import short_code
 
 # --- gettext catalogs ---
 
@@ -33,26 +32,6 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CHARSET = re.compile(rb"Content-Type:[^\"]*?charset=([\w.:-]+)", re.IGNORECASE)
 _PLURALS = re.compile(r"nplurals\s*=\s*(\d+)(?:\s*;\s*plural\s*=([^;\n]*))?")
-# The plural forms of languages in a catalog's header, by the numbers of CLDR's rules.
-_EAST_SLAVIC = "n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2"
-_PLURAL_FORMS = {
-    "ja|zh|yue|ko|vi|th|id|ms|lo|my|km": (1, "0"),
-    "fr|fa|hi|bn|gu|kn|am|zu|hy|pt_BR": (2, "n > 1"),
-    "af|bg|ca|da|de|el|en|es|et|eu|fi|gl|he|hu|it|ka|kk|ky|ml|mn|mr|nb|ne|nl|nn|no|pa|pt|sq|sv|sw|ta|te|tr|ur|uz|az": (
-        2,
-        "n != 1",
-    ),
-    "be|ru|uk|sr|hr|bs": (3, _EAST_SLAVIC),
-    "pl": (3, _EAST_SLAVIC.replace("n%10==1 && n%100!=11", "n==1")),
-    "cs|sk": (3, "n==1 ? 0 : n>=2 && n<=4 ? 1 : 2"),
-    "lt": (3, "n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2"),
-    "lv": (3, "n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2"),
-    "ro": (3, "n==1 ? 0 : n==0 || (n%100>0 && n%100<20) ? 1 : 2"),
-    "sl": (4, "n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3"),
-    "ga": (5, "n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4"),
-    "ar": (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5"),
-}
-_PLURAL_FORMS_OF = {code: forms for codes, forms in _PLURAL_FORMS.items() for code in codes.split("|")}
 _PO_WIDTH = 77
 
 
@@ -82,6 +61,8 @@ class _Entry:
     """A dict from the number of a plural form (0 without plural forms) to its translation (`msgstr`), which may be
     empty.
     """
+    surplus: list[_String] = field(default_factory=list)
+    """A list of empty translations with numbers that the target language has no plural forms for; they are removed."""
 
     @property
     def is_fuzzy(self) -> bool:
@@ -114,9 +95,13 @@ def read_po(source: Source) -> Document:
     ]
     if counted is not None and plurals <= _MAX_PLURALS:
         for entry in chosen:
-            _add_forms(entry, plurals, file.newline)
+            _fit_forms(entry, plurals, file.newline)
     open_strings = [_open_strings(entry, plurals, singular or 0, source.settings) for entry in chosen]
-    edits += [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
+    edits += [
+        _edit_entry(file, entry, strings, source.settings)
+        for entry, strings in zip(chosen, open_strings, strict=True)
+        if strings or entry.surplus
+    ]
     kept = sum(
         entry.is_fuzzy and len(strings) < len(entry.translations)
         for entry, strings in zip(chosen, open_strings, strict=True)
@@ -144,7 +129,7 @@ def _filled_header(file: TextFile, header: _Entry | None, language: str | None) 
     if header is None:
         return "", []
     start, end, text = *header.translations[0][:2], header.translations[0].text
-    forms = _PLURAL_FORMS_OF.get((language or "").replace("-", "_")) or _PLURAL_FORMS_OF.get(short_code(language or ""))
+    forms = plural_rule(language or "")
     blanks = {"charset=CHARSET": "charset=UTF-8"}
     if language is not None:
         blanks[_NO_LANGUAGE] = _NO_LANGUAGE.replace("\\", language.replace("-", "_") + "\\")
@@ -174,10 +159,19 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
     return form if form < plurals else None
 
 
-def _add_forms(entry: _Entry, plurals: int, newline: str) -> None:
-    """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one."""
+def _fit_forms(entry: _Entry, plurals: int, newline: str) -> None:
+    """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one.
+
+    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`: gettext's
+    programs refuse a catalog with them.
+    """
     if len(entry.ids) < 2:
         return
+    used = {number: string for number, string in entry.translations.items() if number < plurals or string.text}
+    end = max((string.end for string in used.values()), default=0)
+    surplus = [string for number, string in entry.translations.items() if number not in used]
+    if used and all(string.start > end for string in surplus):
+        entry.translations, entry.surplus = used, surplus
     end = max(string.end for string in entry.translations.values())
     for number in range(max(entry.translations) + 1, plurals):
         entry.translations[number] = _String(end, end, "", f"{newline}msgstr[{number}] ")
@@ -280,7 +274,7 @@ def _quoted(text: str, newline: str) -> str:
 
 
 def _open_strings(entry: _Entry, plurals: int, singular: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
-    """Return a list of (string, source text) for the strings of a catalog entry that get a new translation.
+    """Return a list of (string, source text) for the strings of a catalog entry that get a new translation, in order.
 
     Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
 
@@ -293,7 +287,7 @@ def _open_strings(entry: _Entry, plurals: int, singular: int, settings: Document
     is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
     return [
         (string, entry.ids[0 if number == singular and plurals > 1 else -1].text)
-        for number, string in sorted(entry.translations.items())
+        for number, string in sorted(entry.translations.items(), key=lambda each: (each[1].start, each[0]))
         if is_open or not string.text
     ]
 
@@ -312,9 +306,12 @@ def _edit_entry(
         open_strings: the strings to write, each with its source text, which is a unit of the edit.
         settings: the setting `mark_fuzzy`.
     """
-    end = max(string.end for string in entry.translations.values())
+    end = max(string.end for string in (*entry.translations.values(), *entry.surplus))
     start = min(entry.start, *(line.start for line in entry.notes)) if entry.notes else entry.start
     is_new = len(open_strings) == len(entry.translations)
+    ends = [string.end for string in (*entry.ids, *entry.translations.values(), *entry.surplus)]
+    # The line break and the keyword before a surplus string are removed with it.
+    removed = [(max(each for each in ends if each < string.start), string.end) for string in sorted(entry.surplus)]
 
     def render(translations: Sequence[str]) -> str:
         written, position = "", start
@@ -333,6 +330,8 @@ def _edit_entry(
                 file.text[position : string.start] + string.before + _quoted(before + translation + after, file.newline)
             )
             position = string.end
+        for first, last in removed:
+            written, position = written + file.text[position:first], last
         return written + file.text[position:end]
 
     messages = [Message(text.strip("\n")) for _, text in open_strings]

@@ -338,7 +338,7 @@ def _is_prose(path: Path, value: str) -> bool:
     return not is_metadata and not _SKIPPED_KEYS.fullmatch(key) and not _IDENTIFIER.fullmatch(value.strip())
 
 
-# --- plural forms of ICU messages ---
+# --- plural forms of ICU messages and catalogs ---
 
 
 PLURAL_FORMS = ("zero", "one", "two", "few", "many")
@@ -358,6 +358,31 @@ _LANGUAGES_OF_PLURAL_FORMS = {
     PLURAL_FORMS: ("ar", "cy"),
 }
 _FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
+# The plural forms of languages in the header of a gettext catalog, by the numbers of CLDR's rules.
+_EAST_SLAVIC = "n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2"
+_PLURAL_FORMS = {
+    "ja|zh|yue|ko|vi|th|id|ms|lo|my|km": (1, "0"),
+    "fr|fa|hi|bn|gu|kn|am|zu|hy|pt_BR": (2, "n > 1"),
+    "af|bg|ca|da|de|el|en|es|et|eu|fi|gl|he|hu|it|ka|kk|ky|ml|mn|mr|nb|ne|nl|nn|no|pa|pt|sq|sv|sw|ta|te|tr|ur|uz|az": (
+        2,
+        "n != 1",
+    ),
+    "be|ru|uk|sr|hr|bs": (3, _EAST_SLAVIC),
+    "pl": (3, _EAST_SLAVIC.replace("n%10==1 && n%100!=11", "n==1")),
+    "cs|sk": (3, "n==1 ? 0 : n>=2 && n<=4 ? 1 : 2"),
+    "lt": (3, "n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2"),
+    "lv": (3, "n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2"),
+    "ro": (3, "n==1 ? 0 : n==0 || (n%100>0 && n%100<20) ? 1 : 2"),
+    "sl": (4, "n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3"),
+    "ga": (5, "n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4"),
+    "ar": (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5"),
+}
+_PLURAL_FORMS_OF = {code: forms for codes, forms in _PLURAL_FORMS.items() for code in codes.split("|")}
+
+
+def plural_rule(language: str) -> tuple[int, str] | None:
+    """Return a language's number of plural forms and gettext's expression for them, as (1, "0"); None if unknown."""
+    return _PLURAL_FORMS_OF.get(language.replace("-", "_")) or _PLURAL_FORMS_OF.get(short_code(language))
 
 
 def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:

@@ -352,21 +352,20 @@ def _ngrams(text: str) -> Iterator[str]:
 # Detection of texts that are clearly not in the language that a model reads, by script, frequent words and n-grams.
 # Only clear evidence counts: no letter of the expected script, or at least four words (six characters of a script
 # without spaces) of which nearly all letters are in another script, or several frequent words of another language and
-# hardly any of the expected one, or character n-grams that are far more likely in another language (among those of
-# `common_profiles`).
+# hardly any of the expected one, or character n-grams that are far more likely in another language.
 
 
 MIN_WORDS, MIN_CHARACTERS = 4, 6
-# Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
-_MAX_EXPECTED_SHARE = 0.1
-_MIN_KANA_SHARE = 0.2
+_MAX_EXPECTED_SHARE = 0.1  # of a text's letters in the expected script; a Chinese character counts as three
+# Japanese has kana, at least three for each of these characters, which only Chinese has: ありがとう是谢谢的意思。
+_MIN_KANA_SHARE, _MIN_KANA = 0.2, 3
+_CHINESE_ONLY = re.compile("[你您她很吗嗎呢吧哪怎么麼这這们們说谢还没沒给让时问间发样东车长开关门见觉语读写话词译个爱]")
 _MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
 _MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
 # Minimum log-likelihood ratio (nats) of the n-grams under another language's profile and the expected one's. Chosen on
 # the development sets of `benchmarks/language_detection.py`.
 _MIN_LOG_RATIO = 4.0
-_SHORT_WORD = 2  # characters
-_MIN_LATIN_WORDS = 2  # without any letter of the expected script
+_SHORT_WORD, _MIN_LATIN_WORDS = 2, 2  # in characters; in words, without any letter of the expected script
 
 _NAMES = (
     "ar=Arabic bg=Bulgarian bn=Bengali ca=Catalan cs=Czech da=Danish de=German el=Greek en=English es=Spanish "
@@ -669,7 +668,8 @@ def detect_other_language(text: str, language: str) -> str | None:
     if main_script == "Latin":
         other = _other_latin(words, code)
         return _other_profile(words, code) if other is None else _NAME_OF[other]
-    if is_chinese and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
+    kana, letters = _kana(text), counts[main_script] / _LETTERS_PER_CJK_CHARACTER
+    if is_chinese and kana >= max(_MIN_KANA_SHARE * letters, _MIN_KANA * len(_CHINESE_ONLY.findall(text))):
         return "Japanese"
     return None
 

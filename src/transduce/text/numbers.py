@@ -75,18 +75,23 @@ _SCALE = re.compile(
 # Metric units behind a number, as powers of ten of the meter, gram and liter. Areas and speeds are left out.
 _UNITS = {
     "length": {
-        -3: "mm|毫米|мм|mill?im[eèé]t\\w*",
-        -2: "cm|厘米|公分|см|[cz]ent[ií]m[eèé]t\\w*",
-        0: "m|米|м|m[eèé]t(?:er|re|ro)\\w*|метр\\w*",
-        3: "km|公里|千米|км|(?:k|qu|ch)il[oóô]m[eèé]t\\w*",
+        -3: "mm|毫米|公釐|ミリ(?:メートル)?(?!リ|グ)|밀리미터|мм|mill?im[eèé]t\\w*",
+        -2: "cm|厘米|公分|センチ(?:メートル)?|센티(?:미터)?|см|[cz]ent[ií]m[eèé]t\\w*",
+        0: "m|米|公尺|メートル|미터|м|m[eèé]t(?:er|re|ro)\\w*|метр\\w*",
+        3: "km|公里|千米|キロメートル|킬로미터|км|(?:k|qu|ch)il[oóô]m[eèé]t\\w*",
     },
     "mass": {
-        -3: "mg|毫克|мг|mill?igram\\w*",
-        0: "g|克(?!拉)|г|gram\\w*",
-        3: "kg|公斤|千克|кг|kilos?|(?:k|qu|ch)ilogram\\w*",
-        6: "t|吨|т|tonn?e[ns]?",
+        -3: "mg|毫克|ミリグラム|밀리그램|мг|mill?igram\\w*",
+        0: "g|公?克(?!拉)|グラム|그램|г|gram\\w*",
+        3: "kg|公斤|千克|キログラム|킬로그램|кг|kilos?|(?:k|qu|ch)ilogram\\w*",
+        6: "t|公?[吨噸]|トン|톤|т|tonn?e[ns]?",
     },
-    "volume": {-3: "ml|毫升|мл|mill?ilit\\w*", -2: "cl", -1: "dl", 0: "l|升|л|lit(?:er|re|ro)\\w*"},
+    "volume": {
+        -3: "ml|毫升|ミリリットル|밀리리터|мл|mill?ilit\\w*",
+        -2: "cl",
+        -1: "dl",
+        0: "l|公?升|リットル|리터|л|lit(?:er|re|ro)\\w*",
+    },
 }
 _UNIT = re.compile(
     rf"[ {_SPACES}-]?(?:"
@@ -269,6 +274,8 @@ def _numbers(text: str) -> list[_Number]:
             stop = scale.end()
         if values and _DISCOUNT.match(plain, stop) is not None:
             values |= _discounts(values)
+        if (era := _ERAS.get(plain[max(0, start - 3) : start].strip()[-2:])) is not None:
+            values |= {value + era for value in values}
         former = numbers[-1] if numbers and end == start and numbers[-1].is_scaled else None
         if former is not None:  # 3万5千 is one number
             numbers.pop()
@@ -350,10 +357,13 @@ _FORMAL_HAN = str.maketrans(  # of bank notes and bills, and of calendars
 # 千分之三 is 0.3 %, 一点五亿 is 150,000,000, and 七折 is 30 % off. 三点二十 is a time.
 _HAN_NUMERAL = re.compile(
     rf"(?:(?P<parts>[千万萬])分之)?(?P<whole>[{''.join(_HAN)}]{{1,{_LONGEST_NUMERAL}}})"
-    rf"(?:[点點](?P<decimals>[〇零一二三四五六七八九]{{1,{_LONGEST_NUMERAL}}})(?P<scale>[万萬億亿兆]?)(?![十百千]))?"
-    r"(?P<discount>折(?!叠))?"
+    rf"(?:[点點・](?P<decimals>[〇零一二三四五六七八九]{{1,{_LONGEST_NUMERAL}}})(?P<scale>[万萬億亿兆]?)(?![十百千]))?"
+    r"(?P<discount>折(?!叠)|割)?"
 )
-_DISCOUNT = re.compile(" ?折(?!叠)")
+_DISCOUNT = re.compile(" ?(?:折(?!叠)|割)")
+# Years of Japan and Taiwan: 令和6年 is 2024, and 元年 is the first one.
+_ERAS = {"明治": 1867, "大正": 1911, "昭和": 1925, "平成": 1988, "令和": 2018, "民國": 1911, "民国": 1911}
+_ERA_YEAR = re.compile(f"({'|'.join(_ERAS)}) ?(元|\\d{{1,3}}|[〇零一二三四五六七八九十百]{{1,5}})")
 _KOREAN = str.maketrans("영일이삼사오육칠팔구십백천만억", "零一二三四五六七八九十百千万億")
 _KOREAN_NUMERAL = re.compile("(?<![가-힣])[일이삼사오육칠팔구]?[십백천만억][일이삼사오육칠팔구십백천만억]*")
 _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
@@ -412,6 +422,10 @@ def _word_values(text: str) -> set[Decimal]:
     korean = " ".join(_KOREAN_NUMERAL.findall(text)).translate(_KOREAN)
     for match in _HAN_NUMERAL.finditer(f"{text} {korean}".translate(_FORMAL_HAN)):
         values |= _han_values(match)
+    for era, year in _ERA_YEAR.findall(text):
+        numeral = None if year.isdecimal() else _HAN_NUMERAL.fullmatch(year)
+        years = {Decimal(1 if year == "元" else year)} if numeral is None else _han_values(numeral)
+        values |= {_ERAS[era] + number for number in years}
     return values
 
 

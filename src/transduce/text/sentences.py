@@ -185,8 +185,9 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a list of all pairs of consecutive lines of which neither is empty, without spaces at line ends."""
-    return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    """Return a list of the pairs of consecutive lines of a paragraph, stripped; U+3000 at a line's start begins one."""
+    followed = ((line, after) for line, after in pairwise(lines) if line.strip() and after.strip())
+    return [(line.rstrip(), after.strip()) for line, after in followed if not after.startswith("\u3000")]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
