@@ -227,7 +227,7 @@ class Batcher:
 
         It is if these `jobs` fill a batch, or if as many requests as may be decoded at once are decoded or wait.
         """
-        tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
+        tokens = sum(job.total_tokens * job.search.num_hypotheses for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
@@ -248,7 +248,7 @@ class Batcher:
             return [JobSentence(job, number) for number in range(len(job.sentences))]
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
-        max_tokens = self.batch_tokens // num_hypotheses(job)
+        max_tokens = self.batch_tokens // job.search.num_hypotheses
         max_sentences = self._sentences_per_worker(1 + len(candidates))
         chosen, running, longest = [head], self._running | {job}, head.tokens
         for sentence in candidates:
@@ -317,7 +317,7 @@ class Batcher:
                     break
                 fitting = self._fitting_sentences(job, [*batch.sentences, *chosen], free_texts)
                 chosen += fitting
-                free_texts -= len(fitting) * num_hypotheses(job)
+                free_texts -= len(fitting) * job.search.num_hypotheses
                 if len(fitting) < len(job.waiting):
                     break
             self._start_sentences(chosen)
@@ -338,7 +338,7 @@ class Batcher:
             others: the sentences that the batch has already, which count toward the maximum of tokens in a batch.
             free_texts: the number of hypotheses by which the batch may grow.
         """
-        width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
+        width, longest = job.search.num_hypotheses, max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []
         for number in job.waiting:
             sentence = JobSentence(job, number)
@@ -434,11 +434,6 @@ def _largest_work(sentences: Sequence[JobSentence]) -> int:
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
     return max(map(estimate_work, steps.values()), default=0)
-
-
-def num_hypotheses(job: Job) -> int:
-    """Return the number of hypotheses that search keeps for each sentence of a job: beam size, or number of samples."""
-    return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
 def busy_error() -> RequestError:
