@@ -138,7 +138,7 @@ def test_an_interrupted_translation_says_what_is_finished(
     finished: int,
 ) -> None:
     file, output = write_lines("in.zh", lines), tmp_path / "out.en"
-    translate, calls = bulk_files.translate_portion, []
+    translate, calls = bulk_files._translate_lines, []
 
     def interrupted(*arguments: Any) -> str:
         calls.append(arguments)
@@ -146,7 +146,7 @@ def test_an_interrupted_translation_says_what_is_finished(
             raise KeyboardInterrupt
         return translate(*arguments)
 
-    monkeypatch.setattr(bulk_files, "translate_portion", interrupted)
+    monkeypatch.setattr(bulk_files, "_translate_lines", interrupted)
     monkeypatch.setattr(bulk_files, "PORTION_LINES", 4)
     arguments = ["translate", str(trained), str(file), "--output", str(output), *QUICK]
     assert main(arguments) == 130
@@ -158,7 +158,7 @@ def test_an_interrupted_translation_says_what_is_finished(
     assert said.endswith(f"Finished: 8 lines, in {output}.partial. Continue with the same command and --resume.\n")
     assert main(arguments) == 2
     assert f"{output}.partial has 8 lines of an interrupted translation: pass --resume" in capsys.readouterr().err
-    monkeypatch.setattr(bulk_files, "translate_portion", translate)
+    monkeypatch.setattr(bulk_files, "_translate_lines", translate)
     assert main([*arguments, "--resume"]) == 0
     assert output.read_text("utf-8") == run(capsys, trained, file, *QUICK)
 

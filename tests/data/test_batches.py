@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.data import Batch, BatchPlan, EncodedSentences, prepare
-from transduce.data.batches import Lengths, PairRange
+from transduce.data.batches import Lengths, PairRange, own_rows
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -184,11 +184,17 @@ def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None
     assert empty > 0 or processes < 7
 
 
-def test_a_share_of_a_batch_with_too_few_rows_has_no_target_tokens() -> None:
+def test_a_process_without_a_row_gets_that_of_another_as_a_stand_in() -> None:
     corpus = SyntheticCorpus(5, longest=3)
-    share = BatchPlan(corpus, batch_tokens=1, seed=1, rank_and_count=(3, 4))
-    batch = share.batch(0, 0)
-    assert batch.target_tokens == 0
-    assert len(batch.indices) == 0
-    assert (batch.target == corpus.target_pad_id).all()
-    assert batch.source.shape[0] == 1
+    first, idle = (BatchPlan(corpus, batch_tokens=1, seed=1, rank_and_count=(rank, 4)).batch(0, 0) for rank in (0, 3))
+    assert (first.is_stand_in, idle.is_stand_in) == (False, True)
+    assert (idle.target_tokens, len(idle.indices)) == (0, 0)
+    np.testing.assert_array_equal(idle.source, first.source[:1])
+    np.testing.assert_array_equal(idle.target, first.target[:1])
+
+
+def test_own_rows_are_every_nth_row_and_a_stand_in_is_the_first_row_of_all() -> None:
+    rows = np.array([7, 3, 9, 4, 1])
+    assert [own_rows(rows, (rank, 2)).rows.tolist() for rank in range(2)] == [[7, 9, 1], [3, 4]]
+    assert [own_rows(rows, (rank, 7)).is_stand_in for rank in range(7)] == [False] * 5 + [True] * 2
+    assert own_rows(rows, (6, 7)).rows.tolist() == [7]

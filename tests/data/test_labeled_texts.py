@@ -56,7 +56,9 @@ def test_processes_share_a_batch() -> None:
     for rank, part in enumerate(parts):
         assert part.indices.tolist() == whole.indices[rank::3].tolist()
     idle = plan((9, 10)).batch(1, 3)
-    assert (idle.target_tokens, idle.target.shape, len(idle.source)) == (0, (0, 1), 1)
+    assert (idle.is_stand_in, idle.target_tokens, len(idle.indices)) == (True, 0, 0)
+    assert (idle.source.tolist(), idle.target.tolist()) == (whole.source[:1].tolist(), whole.target[:1].tolist())
+    assert not any(part.is_stand_in for part in parts)
 
 
 def test_the_dev_set_is_read_once_by_length_and_the_largest_batch_is_tried() -> None:
@@ -64,4 +66,4 @@ def test_the_dev_set_is_read_once_by_length_and_the_largest_batch_is_tried() -> 
     assert sum(len(batch.indices) for batch in batches) == TEXTS
     widths = [batch.source.shape[1] for batch in batches]
     assert widths == sorted(widths)
-    assert plan().largest_batches().source.shape == (8, 12)
+    assert [batch.source.shape for batch in plan().largest_batches()] == [(8, 12)]

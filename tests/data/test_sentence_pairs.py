@@ -138,7 +138,10 @@ def test_processes_share_the_rows_of_a_batch() -> None:
         rows = [row[row != 0].tolist() for row in part.source]
         assert rows == [row[row != 0].tolist() for row in whole.source[rank::3]]
     idle = plan((7, 8), batch_tokens=3 * 33).batch(0, 0)
-    assert (idle.target_tokens, len(idle.follows), len(idle.indices)) == (0, 0, 0)
+    first = plan((0, 8), batch_tokens=3 * 33).batch(0, 0)
+    assert (first.is_stand_in, idle.is_stand_in, idle.target_tokens, len(idle.indices)) == (False, True, 0, 0)
+    assert len(first.indices) == len(idle.follows) == 1
+    assert (idle.source.tolist(), idle.target.tolist()) == (first.source.tolist(), first.target.tolist())
 
 
 def text_of(lengths: list[int]) -> SentenceStore:

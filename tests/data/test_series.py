@@ -306,6 +306,9 @@ def test_processes_share_a_batch_out() -> None:
         assert all(len(share.past) >= 1 for share in shares)
     assert [len(part.batch(0, 2).indices) for part in parts] == [1, 1]
     assert len(whole) == 3
+    idle = SeriesPlan(series, scale, rows=3, seed=3, rank_and_count=(3, 4)).batch(0, 1)
+    assert (whole.batch(0, 1).is_stand_in, idle.is_stand_in, len(idle.indices)) == (False, True, 0)
+    assert idle.future.tolist() == whole.batch(0, 1).future[:1].tolist()
 
 
 @pytest.mark.parametrize(

@@ -550,7 +550,7 @@ def check_replays_use_current_inputs_and_settings() -> None:
         )  # other elements are dropped
         for module in model.modules():
             if isinstance(module, Dropout):
-                module.set(0.0)
+                module.p = 0.0
         plain = [objective.loss(batch).total for _ in range(3)]
         torch.testing.assert_close(plain[0], plain[2])
         assert len(recorded) == 2

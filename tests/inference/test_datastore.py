@@ -14,6 +14,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inference.datastore import Datastore, build_datastore
+from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.load import open_translator
 from transduce.inference.retrieval import (
     DatastoreCard,
@@ -157,8 +158,30 @@ def test_a_datastore_works_with_sampling_phrases_and_streams(
     assert all("beer" in each.text for each in translator_with_datastore(sentences_about_tea[:3], phrases=["beer"]))
     (streamed,) = ["".join(translator_with_datastore.stream(sentences_about_tea[0], SearchSettings(beam_size=1)))]
     assert streamed == translator_with_datastore(sentences_about_tea[0], beam_size=1).text
-    with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
-        translator_with_datastore.translate(sentences_about_tea, SearchSettings(batch_invariant=True))
+
+
+def test_no_kind_of_search_ignores_a_datastore(
+    translator_with_datastore: Translator, sentences_about_tea: list[str]
+) -> None:
+    translator, invariant = translator_with_datastore, SearchSettings(batch_invariant=True)
+    sentence, source = sentences_about_tea[0], translator.tokenizer.source
+    ids = [source.with_special_tokens(source.encode(sentence))]
+    for search_text in (
+        lambda: translator.translate([sentence], invariant),
+        lambda: list(translator.stream(sentence, invariant)),
+        lambda: translator.search_ids(ids, invariant),
+    ):
+        with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
+            search_text()
+    batch = SentenceBatch(ids, [[]], [()], [0])
+    with pytest.raises(TransduceError, match="belongs to one model, but there are 2"):
+        start_search(
+            [translator.model] * 2,
+            translator.tokenizer.target,
+            batch,
+            SearchSettings(),
+            datastore=translator.datastore,
+        )
 
 
 def test_files_that_are_no_datastore_of_the_model_are_refused(

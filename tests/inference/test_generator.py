@@ -1,10 +1,12 @@
 """Test text generation: the KV cache against recomputation, sampling, beams, streams, lines."""
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
 
-from transduce.errors import TransduceError
+from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.generator import ContinuousGeneration, Generation, Generator
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernels.select import decoded_model, make_inference_copy
@@ -169,8 +171,6 @@ def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) 
     found = generator("abc", max_length=30, seed=3)
     assert "".join(generator.stream("abc", max_length=30, seed=3)) == found.continuations[0].text
     assert "".join(generator.stream("abc", max_length=30, seed=4)) != found.continuations[0].text
-    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
-        next(generator.stream("abc", GREEDY, seed=3))
 
 
 def test_one_line_ends_a_text_at_its_line_feed(generator: Generator) -> None:
@@ -240,9 +240,20 @@ def test_search_settings_for_translation_are_refused_by_a_generator(
         next(generator.stream("abc", search))
 
 
-def test_a_seed_without_sampling_is_refused(generator: Generator) -> None:
-    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
-        generator("abc", search=GREEDY, seed=3)
+def test_arguments_override_search_settings_as_in_a_translator(generator: Generator) -> None:
+    greedy = SearchSettings(beam_size=1, max_length=50)
+    sampled = msgspec.structs.replace(greedy, sampling=SamplingSettings(seed=3))
+    with pytest.warns(IdleSettingWarning, match=r"`beam_size` \(1 in the search settings\) has no effect"):
+        found = generator("abc", search=greedy, seed=3)
+    assert found == generator("abc", search=sampled)
+    with pytest.warns(IdleSettingWarning, match="`beam_size`"):
+        assert "".join(generator.stream("abc", greedy, seed=3)) == found.continuations[0].text
+    longer = SearchSettings(min_length=20, max_length=30, sampling=SamplingSettings())
+    with pytest.warns(IdleSettingWarning, match=r"`min_length` \(20 in the search settings\) is 9"):
+        found = generator("abc", search=longer, max_length=10, one_line=True)
+    assert len(found.continuations[0].tokens) <= 10
+    with pytest.raises(TransduceError, match="with `temperature` 0 search is greedy"):
+        generator("abc", temperature=0, seed=3)
 
 
 def test_repr_of_a_generator_and_its_continuations_is_one_line(
@@ -265,6 +276,20 @@ def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Gener
     newest = torch.tensor([[config.eos_id]])
     for _ in range(3):
         torch.testing.assert_close(found.step(newest), expected.step(newest))
+
+
+def test_stored_beams_do_not_count_toward_a_batch_of_samples(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, sizes = generator._begin, list[int]()
+
+    def recording(prompts: Any, *arguments: Any, **options: Any) -> Any:
+        sizes.append(len(prompts))
+        return begin(prompts, *arguments, **options)
+
+    monkeypatch.setattr(generator, "_begin", recording)
+    generator(["a"] * 64, search=SearchSettings(beam_size=4, max_length=2, sampling=SamplingSettings()))
+    assert sizes == [64]
 
 
 def test_sampling_options_of_a_call_sample(generator: Generator) -> None:

@@ -8,7 +8,7 @@ import pytest
 from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher
-from transduce.serving.jobs import Job
+from transduce.serving.jobs import FunctionJob, Job
 from transduce.serving.messages import RequestError
 
 
@@ -94,6 +94,18 @@ def test_jobs_with_different_settings_or_models_are_not_batched_together(model: 
         batch = batcher.take()
         assert batch is not None
         assert batch.jobs == [each]
+
+
+@pytest.mark.parametrize("function_is_first", [True, False])
+def test_a_function_is_alone_in_its_batch(model: Any, function_is_first: bool) -> None:
+    function = FunctionJob(model, sentence(5), model.search, seconds=60.0, work=lambda _: "result")
+    jobs = [function, job(model, 5, 4)] if function_is_first else [job(model, 5, 4), function]
+    batcher = make()
+    for each in jobs:
+        batcher.submit(each)
+    batcher.close()
+    batches = [batcher.take(), batcher.take()]
+    assert [batch.jobs for batch in batches if batch is not None] == [[each] for each in jobs]
 
 
 def test_answers_are_in_the_order_of_the_request(model: Any) -> None:

@@ -122,3 +122,27 @@ def test_answers_are_the_same_from_several_workers(serve: Any, translator: Trans
         asks = [live.in_background(lambda text=text: live.translate(text)) for text in sentences]
         found = [ask.reply().json["translatedText"] for ask in asks]
     assert found == [each.text for each in translator.translate(sentences, model.search)]
+
+
+@pytest.mark.parametrize("failing", ["decode", "finish"])
+def test_a_worker_survives_a_batch_without_a_result_for_each_sentence(
+    failing: str, serve: Any, gated_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(gated_model(), workers=1, overtaking=False) as live:
+        with monkeypatch.context() as patch:
+            if failing == "decode":
+                patch.setattr(Job, "decode", lambda *_: [])
+            else:
+                finish = Batcher.finish
+
+                def fail(self: Batcher, batch: Any, results: Any) -> None:
+                    if not isinstance(results, Exception):
+                        raise ValueError("unexpected")
+                    finish(self, batch, results)
+
+                patch.setattr(Batcher, "finish", fail)
+            failed = live.translate("eins")
+            assert (failed.status, failed.error.partition(";")[0]) == (500, "The model failed on this text")
+        assert live.translate("eins").json == {"translatedText": "EINS"}
+        assert live.ask("GET", "/health").status == 200
+        assert live.service.engine.batcher.running == 0

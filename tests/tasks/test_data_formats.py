@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
@@ -166,6 +167,12 @@ def make_frame(_: Path, pairs: Pairs) -> dict[str, Any]:
     return {"pairs": pandas.DataFrame(pairs, columns=["zh", "en"])}
 
 
+def make_frame_of_columns(_: Path, pairs: Pairs) -> dict[str, Any]:
+    pandas: Any = importlib.import_module("pandas")
+    frame = pandas.DataFrame(pairs, columns=["question", "answer"]).assign(number=7)
+    return {"pairs": frame, "columns": ("question", "answer"), "languages": ("zh", "en")}
+
+
 def make_iterable(_: Path, pairs: Pairs) -> dict[str, Any]:
     def each() -> Iterator[tuple[str, str]]:
         yield from pairs
@@ -196,6 +203,14 @@ FORMS: dict[str, Callable[[Path, Pairs], dict[str, Any]]] = {
     "Dataset": make_dataset,
     "pandas": make_frame,
     "Arrow table": lambda _, pairs: {"pairs": table(pairs)},
+    "columns of pandas": make_frame_of_columns,
+    "chosen keys": lambda _, pairs: {
+        "pairs": [{"id": "7", "q": source, "a": target} for source, target in pairs],
+        "columns": ("q", "a"),
+        "languages": ("zh", "en"),
+    },
+    "array": lambda _, pairs: {"pairs": np.array(pairs), "languages": ("zh", "en")},
+    "two arrays": lambda _, pairs: {"pairs": zip(*np.array(pairs).T, strict=True), "languages": ("zh", "en")},
 }
 NEEDED = {
     "zst": "zstandard",
@@ -205,6 +220,7 @@ NEEDED = {
     "datasets": "datasets",
     "Dataset": "datasets",
     "pandas": "pandas",
+    "columns of pandas": "pandas",
 }
 
 
@@ -234,6 +250,19 @@ def test_a_run_on_objects_resumes_without_them(pairs: Pairs, settings: dict[str,
     assert train(out=tmp_path / "parts", settings=settings, resume=True, device="cpu", threads=1, **data) is not None
     assert (tmp_path / "whole" / "corpus" / "source.ids").read_bytes()
     assert len(whole) == 3
+
+
+def test_a_run_on_chosen_columns_of_objects_resumes(pairs: Pairs, settings: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"q": source, "a": target, "n": "1"} for source, target in pairs]
+    data: dict[str, Any] = {"columns": ("q", "a"), "languages": ("zh", "en")}
+    objects: dict[str, Any] = {"pairs": rows, "dev_pairs": rows[:20]}
+    plain: dict[str, Any] = {"pairs": pairs, "dev_pairs": pairs[:20], "languages": ("zh", "en")}
+    expected = trained(tmp_path / "plain", settings, **plain)
+    assert trained(tmp_path / "m", settings, **data, **objects) == expected
+    for more in ({}, objects, data | objects):
+        assert train(out=tmp_path / "m", resume=True, device="cpu", threads=1, **more) is not None
+    with pytest.raises(TransduceError, match=r"`pairs`, row 2: the pairs differ"):
+        train(out=tmp_path / "m", resume=True, device="cpu", threads=1, pairs=[rows[0], rows[0]])
 
 
 def test_a_run_on_objects_does_not_resume_with_others(pairs: Pairs, settings: dict[str, Any], tmp_path: Path) -> None:

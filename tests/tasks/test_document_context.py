@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,6 +142,33 @@ def test_files_keep_the_context_across_portions_and_workers(trained: Path, tmp_p
         out = tmp_path / f"{size}.de"
         assert main(["translate", str(trained), path, "--output", str(out), *computing]) == 0
         assert out.read_text("utf-8").splitlines() == expected
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_several_alternatives_keep_the_context_across_portions(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    folder, options = trained, ["--n-best", "2"]
+    if stored:
+        folder, options = tmp_path / "model", []
+        shutil.copytree(trained, folder)
+        settings = folder / "settings.toml"
+        text = settings.read_text("utf-8")
+        assert "\nn_best = 1\n" in text
+        settings.write_text(text.replace("\nn_best = 1\n", "\nn_best = 2\n"), "utf-8")
+    texts = documents(8, 4)
+    path, _ = write_documents(tmp_path, "test", texts)
+    monkeypatch.setattr("transduce.inference.bulk_files.portion_size", lambda _: 4)
+    out = tmp_path / "out.de"
+    computing = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+    assert main(["translate", str(folder), path, "--output", str(out), *options, *computing]) == 0
+    best = {int(fields[0]): fields[1] for fields in _fields_of_alternatives(out)}
+    assert [best[3 * number + 1].split()[0] for number in range(8)] == [each[1][1].split()[0] for each in texts]
+
+
+def _fields_of_alternatives(path: Path) -> list[list[str]]:
+    """Return the index, text and score of each alternative in a file, the best one of each line last."""
+    return [line.split(" ||| ") for line in reversed(path.read_text("utf-8").splitlines())]
 
 
 def test_all_commands_translate_a_file_as_documents(

@@ -24,6 +24,8 @@ from transduce.inference.embedder import Embedder
 from transduce.inference.load import load
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
@@ -532,6 +534,29 @@ def test_any_sentence_gets_a_valid_tree_over_exactly_its_words(parser_folder: Pa
         assert parse.tree is not None
         assert parse.tree.words() == words
         assert len(read_tree(str(parse)).words()) == len(words)
+
+
+def test_a_parser_with_learned_positions_cuts_trees_and_refuses_longer_sentences(parser_folder: Path) -> None:
+    tokenizer = load_parser(parser_folder, precision="fp32", device="cpu", threads=1).tokenizer
+    config = ModelConfig(
+        **SIZE,
+        source_vocabulary_size=tokenizer.source.size,
+        target_vocabulary_size=tokenizer.target.size,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        pad_id=tokenizer.target.pad_id,
+        eos_id=tokenizer.target.eos_id,
+        positions="learned",
+        max_positions=40,
+    )
+    torch.manual_seed(1)
+    parser = Parser(Transformer(config).eval(), tokenizer, search=SearchSettings(beam_size=2))
+    words = ("the", "cat", "sleeps", "and", "the", "dog", "sleeps", ".")
+    (parse,) = parser.parse([words])
+    assert parse.tree is not None
+    assert tuple(parse.tree.words()) == words
+    with pytest.raises(TransduceError, match=r"at most 40 tokens \(`model.max_positions`\), but sentence 2 has"):
+        parser.parse([words, ["cat"] * 60])
 
 
 def test_the_parser_restores_words_that_look_like_brackets_and_labels(

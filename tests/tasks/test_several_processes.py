@@ -206,6 +206,58 @@ def test_a_run_resumes_with_another_number_of_processes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "batch_tokens"),  # of two rows
+    [
+        ("language-model", 32),
+        ("masked-language-model", 40),
+        ("classification", 2),
+        ("tagging", 2),
+        ("denoising", 40),
+        ("time-series", 8),
+    ],
+)
+def test_processes_without_a_row_do_not_change_the_run(
+    kind: str, batch_tokens: int, train_together: TrainTogether, tmp_path: Path
+) -> None:
+    words = ["cow", "dog", "hen", "fox"]
+    texts = [f"The {words[n % 4]} saw {n % 17} and {n % 13} of the {words[n // 4 % 4]}s." for n in range(240)]
+    content = {
+        "classification": [json.dumps({"text": text, "label": words[n % 4]}) for n, text in enumerate(texts)],
+        "tagging": [line for text in texts for line in [*(f"{word} T{len(word) % 3}" for word in text.split()), ""]],
+        "time-series": ["load", *map(str, [n % 7 + n % 3 for n in range(240)])],
+    }.get(kind, texts)
+    name = {"classification": "text.jsonl", "tagging": "text.conll", "time-series": "text.csv"}.get(kind, "text.txt")
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "task.kind": kind,
+        "data.source": [(tmp_path / name).as_posix()],
+        "model.dropout": 0.0,
+        "model.d_model": 16,
+        "model.d_ff": 32,
+        "model.num_heads": 2,
+        "training.steps": 5,
+        "training.schedule": "constant",
+        "training.learning_rate": 0.002,
+        "training.batch_tokens": batch_tokens,
+        "training.report_every": 1,
+        "training.validate_every": 100,
+        "training.precision": "fp32",
+        "training.translate_dev": 0,
+    }
+    if kind == "time-series":
+        settings |= {"task.series.horizon": 4, "task.series.past": 8}
+    elif kind in ("language-model", "masked-language-model"):
+        settings |= {"task.context": 16}
+    path = tmp_path / "settings.toml"
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()), encoding="utf-8")
+    for count in (1, 3):
+        check_training(train_together(count, path, tmp_path / str(count)), tmp_path / str(count))
+    assert losses(tmp_path / "3") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+    assert len(set(losses(tmp_path / "1").values())) == 5
+
+
+@pytest.mark.slow
 def test_a_mistake_ends_all_processes_with_one_sentence(settings_file: Path, tmp_path: Path) -> None:
     done = start_by_torchrun(2, settings_file, tmp_path / "out", "--set", "data.source=['nowhere.zh']")
     assert done.returncode != 0

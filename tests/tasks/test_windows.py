@@ -54,16 +54,16 @@ def test_processes_share_a_batch(count: int) -> None:
     assert sum(share.target_tokens for share in shares) == whole.target_tokens
 
 
-def test_a_process_without_a_window_of_its_own_has_one_without_labels() -> None:
-    batch = plan((9, 10)).batch(0, 0)
-    assert batch.source.shape == (1, 10)
-    assert (batch.target < 0).all()
-    assert batch.target_tokens == 0
+def test_a_process_without_a_window_of_its_own_has_a_stand_in() -> None:
+    whole, idle = plan().batch(0, 0), plan((9, 10)).batch(0, 0)
+    assert (idle.source.tolist(), idle.target.tolist()) == (whole.source[:1].tolist(), whole.target[:1].tolist())
+    assert (whole.is_stand_in, idle.is_stand_in, idle.target_tokens, len(idle.indices)) == (False, True, 0, 0)
 
 
 def test_largest_batches_has_the_shape_of_a_full_batch() -> None:
     windows = plan()
-    assert windows.largest_batches().source.shape == windows.batch(0, 0).source.shape == (7, 10)
+    (largest,) = windows.largest_batches()
+    assert largest.source.shape == windows.batch(0, 0).source.shape == (7, 10)
 
 
 def test_a_text_that_is_shorter_than_a_window_is_refused() -> None:

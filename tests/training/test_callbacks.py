@@ -8,8 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import transduce
 from transduce.errors import TransduceError
 from transduce.tasks.train import train
 from transduce.training.callbacks import (
@@ -83,6 +86,61 @@ def test_a_callback_stops_the_run_which_resumes_as_if_it_had_not(settings: dict[
     assert (parts / "dev_score.json").is_file()
     train(out=parts, resume=True, device="cpu", threads=1)
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+class Stopper(Callback):
+    """A callback that returns a value in one method, and records the steps at which it saw checkpoints."""
+
+    def __init__(self, method: str, value: object) -> None:
+        self.checkpoints: list[int] = []
+        setattr(self, method, lambda _: value)
+
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
+        self.checkpoints.append(event.step)
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "step"),
+    [
+        ("on_start", True, 1),
+        ("on_report", True, 3),
+        ("on_report", np.float64(2.0) > 1.0, 3),
+        ("on_report", torch.tensor(2.0) > 1.0, 3),
+        ("on_checkpoint", True, 4),
+    ],
+)
+def test_a_run_that_stops_before_its_first_validation_has_a_model(
+    method: str, value: object, step: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = settings | {"training.report_every": 3, "training.save_every": 4, "training.validate_every": 6}
+    result = run(tmp_path / "m", settings, Stopper(method, value))
+    assert (result.reason, result.step, result.best_step) == ("stopped by Stopper", step, step)
+    assert (tmp_path / "m" / "dev_score.json").is_file()
+    transduce.load(tmp_path / "m")
+    if method != "on_report":
+        assert train(out=tmp_path / "m", resume=True, device="cpu", threads=1).step == 12  # type: ignore[union-attr]
+
+
+def test_other_results_than_true_do_not_stop_a_run(settings: dict[str, Any], tmp_path: Path) -> None:
+    callbacks = [Stopper("on_validation", value) for value in (1, "yes", 0.5, False, np.False_, [True])]
+    assert run(tmp_path / "m", settings, *callbacks).reason == "finished"
+
+
+def test_a_dry_run_calls_no_method_but_the_forecast(settings: dict[str, Any], tmp_path: Path) -> None:
+    stopper = Stopper("on_start", True)
+    train(out=tmp_path / "m", settings=settings, callbacks=[stopper], dry_run=True, device="cpu", threads=1)
+    assert not stopper.checkpoints
+
+
+def test_callbacks_are_a_list_or_another_iterable(settings: dict[str, Any], tmp_path: Path) -> None:
+    anything: Any = Recorder()
+    with pytest.raises(TransduceError, match=r"`callbacks` must be a list, but is <.*Recorder object"):
+        train(out=tmp_path / "m", settings=settings, callbacks=anything, device="cpu", threads=1)
+    anything = (each for each in [Recorder(stop_at=2)])
+    settings = settings | {"training.report_every": 1}
+    result = train(out=tmp_path / "m", settings=settings, callbacks=anything, device="cpu", threads=1)
+    assert result is not None
+    assert result.reason == "stopped by Recorder"
 
 
 def test_objects_that_are_no_callbacks_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -98,7 +98,7 @@ class Setup:
     def loss(self, batch: Pair) -> Loss:
         number = len(self.losses)
         self.before_loss(number)
-        source, target = batch
+        source, target = batch[:2]
         inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         hidden = self.model.hidden(source, inputs)
         loss = projected_cross_entropy(hidden, self.model.output_weight, target, pad_id=0)
@@ -124,6 +124,48 @@ def crash_at(number: int) -> Callable[[int], None]:
             raise PowerCutError
 
     return crash
+
+
+# --- batches of processes without rows ---
+
+
+class StandIn(NamedTuple):
+    """A pair that counts nothing, as in a process without rows."""
+
+    source: Tensor
+    target: Tensor
+    is_stand_in: bool = True
+
+
+class HalfIdleBatches(RandomBatches):
+    """A plan whose every second batch is a stand-in with pairs of its own."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(6)
+        self.offset = offset
+
+    def batch(self, epoch: int, position: int) -> Any:
+        real = super().batch(epoch, position)
+        return StandIn(*super().batch(epoch + self.offset, position)) if position % 2 else real
+
+
+def test_the_loss_of_a_stand_in_counts_nothing(tmp_path: Path, make_settings: Make) -> None:
+    found = []
+    for offset in (50, 90):
+        folder = tmp_path / str(offset)
+        folder.mkdir()
+        setup = Setup(folder, make_settings(steps=4, accumulate=2, report_every=1))
+        before = setup.weights()
+        setup.trainer.batches = HalfIdleBatches(offset)
+        setup.trainer.run()
+        reports = [event for event in events(folder) if event["event"] == "train"]
+        real = [math.prod(RandomBatches().batch(*divmod(2 * step, 6))[1].shape) for step in range(4)]
+        means = [loss / tokens for loss, tokens in zip(setup.losses[::2], real, strict=True)]
+        assert [event["loss"] for event in reports] == pytest.approx(means, rel=1e-5)
+        assert not torch.equal(setup.weights(), before)
+        found.append((setup.weights(), setup.losses[1::2]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] != found[1][1]
 
 
 # --- resuming ---
@@ -330,6 +372,41 @@ def test_a_gradient_that_is_not_finite_skips_exactly_one_step(tmp_path: Path, ma
     assert setup.trainer.optimizer.updates == 7
     assert [event["skipped"] for event in events(tmp_path)] == [0, 1, 0, 0]
     assert all(bool(w.isfinite().all()) for w in weights)
+
+
+class SetupWithoutTargets(Setup):
+    """A trainer whose loss counts no target in the calls with these numbers, or in no call (None)."""
+
+    empty: tuple[int, ...] | None = None
+
+    def loss(self, batch: Pair) -> Loss:
+        number = len(self.losses)
+        loss = super().loss(batch)
+        if self.empty is None or number in self.empty:
+            return loss._replace(total=loss.total * 0.0, negative_log_likelihood=torch.zeros(()), weight=0.0)
+        return loss
+
+
+def test_a_step_without_targets_changes_nothing(tmp_path: Path, make_settings: Make) -> None:
+    weights: list[Tensor] = []
+    setup = SetupWithoutTargets(tmp_path, make_settings(), before_loss=lambda _: weights.append(setup.weights()))
+    setup.empty = (3,)
+    assert setup.trainer.run().step == 8
+    weights.append(setup.weights())
+    assert [torch.equal(before, after) for before, after in pairwise(weights)] == [number == 3 for number in range(8)]
+    assert setup.trainer.optimizer.updates == 7
+    assert (
+        "Step 4 changed nothing: no target of its batches has a weight above 0 in the loss." in setup.output.getvalue()
+    )
+    (record,) = (tmp_path / "faults").iterdir()
+    assert json.loads(record.read_text())["micro_batches"] == [{"position": 3, "loss": 0.0}]
+
+
+def test_a_run_without_targets_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:
+    setup = SetupWithoutTargets(tmp_path, make_settings(steps=40))
+    with pytest.raises(TransduceError, match=r"^No target of the last steps \(until step 20\) has a weight above 0"):
+        setup.trainer.run()
+    assert setup.trainer.optimizer.updates == 0
 
 
 def test_a_run_without_any_finite_gradient_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:

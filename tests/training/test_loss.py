@@ -227,3 +227,16 @@ def test_without_a_padding_id_every_label_counts_but_negative_ones() -> None:
     (gradient,) = torch.autograd.grad(loss.total, weight)
     (theirs,) = torch.autograd.grad(expected, weight)
     torch.testing.assert_close(gradient, theirs)
+
+
+@pytest.mark.parametrize("weight", [None, 2.5])
+def test_an_uncounted_loss_is_zero_and_its_gradients_are_zero(weight: float | None) -> None:
+    hidden, matrix, labels = sample()
+    loss = projected_cross_entropy(hidden, matrix, labels, pad_id=PAD)._replace(weight=weight).uncounted()
+    assert (float(loss.total.detach()), float(loss.negative_log_likelihood), loss.tokens, loss.divisor) == (
+        0.0,
+        0.0,
+        0,
+        0,
+    )
+    assert all(not gradient.any() for gradient in gradients(loss.total, hidden, matrix))

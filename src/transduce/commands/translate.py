@@ -194,7 +194,7 @@ def _check_context(options: argparse.Namespace, folder: str) -> int:
         return 0
     refused = {"--shard": options.shard != "1/1", "--redecode": options.redecode}
     if record.sides == "both":
-        refused |= {"--resume": options.resume, "--workers": options.workers > 1, "--n-best": (options.n_best or 1) > 1}
+        refused |= {"--resume": options.resume, "--workers": options.workers > 1}
     for option, value in refused.items():
         if value:
             raise TransduceError(

@@ -133,14 +133,15 @@ class Batch:
     target: NDArray[np.int64]
     """Target ids, (B, T), padded at the right."""
     indices: Indices
-    """The pairs' indices in the corpus, (B,); -1 in an artificial batch. They are empty in the batch of a process
-    that has none of the pairs, which the loss ignores."""
+    """The pairs' indices in the corpus, (B,); -1 in an artificial batch, and empty in a stand-in."""
     source_tokens: int
     """The number of source ids without padding, end symbols included."""
     target_tokens: int
-    """The number of target ids without padding, end symbols included."""
+    """The number of target ids without padding, end symbols included; 0 in a stand-in."""
     weights: NDArray[np.float32] | None = field(default=None, kw_only=True)
     """The weight of each pair in the loss, (B,); None: 1."""
+    is_stand_in: bool = field(default=False, kw_only=True)
+    """True if the only row belongs to another process, because this one has none; its loss counts nothing."""
 
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
         """Return a copy of the batch whose longest source and longest target are longer by a number of tokens.
@@ -211,6 +212,7 @@ class _Block(NamedTuple):
 
 
 AnyBatch_co = TypeVar("AnyBatch_co", covariant=True)
+B = TypeVar("B", bound=Batch)
 
 
 class Plan(Protocol[AnyBatch_co]):
@@ -222,9 +224,39 @@ class Plan(Protocol[AnyBatch_co]):
     def batch(self, epoch: int, position: int) -> AnyBatch_co:
         """Return this process's part of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
-        If more processes train than the batch has sentences, a process without any gets one sentence as a stand-in,
-        which has no targets and no index.
+        If more processes train than the batch has rows, a process without any gets a row of another process as a
+        stand-in (`is_stand_in`), because all must take part in the gradient. The training loop multiplies the loss of a
+        stand-in by 0.
         """
+
+
+# --- the rows of one process ---
+
+
+class OwnRows(NamedTuple):
+    """The rows of a batch that one of several processes computes."""
+
+    rows: Indices
+    is_stand_in: bool
+    """True if the process has no row, so that `rows` is a row of another process whose loss must not count."""
+
+
+def own_rows(all_rows: Indices, rank_and_count: tuple[int, int]) -> OwnRows:
+    """Return the rows of a batch that belong to one process: every n-th row from row r on, by `rank_and_count` (r, n).
+
+    A process without any gets the first row of the batch as a stand-in.
+    """
+    first, step = rank_and_count
+    rows = all_rows[first::step]
+    return OwnRows(rows, is_stand_in=False) if len(rows) else OwnRows(all_rows[:1], is_stand_in=True)
+
+
+def as_stand_in(batch: B) -> B:
+    """Return a copy of a batch (`Batch` or a subclass) that is marked as a stand-in, without indices and targets.
+
+    The ids and labels stay, so that the model and its loss compute the batch as any other.
+    """
+    return replace(batch, indices=batch.indices[:0], target_tokens=0, is_stand_in=True)
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
@@ -248,7 +280,7 @@ class BatchPlan:
     once.
 
     Each of several processes gets some rows of the same batches: ``rank_and_count`` = (r, n) takes every n-th row,
-    starting with row r. If no row is left for a process, it gets one row without target tokens as a stand-in.
+    starting with row r. If no row is left for a process, it gets another process's row as a stand-in.
     """
 
     def __init__(
@@ -299,21 +331,12 @@ class BatchPlan:
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
     def _assemble(self, block: _Block, all_rows: Indices) -> Batch:
-        first, step = self._rank_and_count
-        rows = all_rows[first::step]
-        if not len(rows):
-            return self._without_target(self._pad(block, all_rows[:1]))
-        return self._pad(block, rows)
-
-    def _without_target(self, batch: Batch) -> Batch:
-        empty = np.full_like(batch.target, self._corpus.target_pad_id)
-        return replace(batch, target=empty, indices=batch.indices[:0], target_tokens=0)
-
-    def _pad(self, block: _Block, rows: Indices) -> Batch:
+        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
         source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
         target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
         weights = None if block.weights is None else block.weights[rows]
-        return Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
+        batch = Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
+        return as_stand_in(batch) if is_stand_in else batch
 
     def _block(self, epoch: int, number: int) -> _Block:
         if self._planned is None or self._planned[0] != (epoch, number):
@@ -575,23 +598,19 @@ class LabeledPlan:
     def batch(self, epoch: int, position: int) -> LabeledBatch:
         """Return a `LabeledBatch`: this process's texts of the batch at a position, counted from 0, of an epoch.
 
-        If more processes train than the batch has texts, a process without any gets one text as a stand-in, without
-        targets.
+        If more processes train than the batch has texts, a process without any gets one text as a stand-in.
         """
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]
-        own_rows = all_rows[self._rank_and_count[0] :: self._rank_and_count[1]]
-        if len(own_rows):
-            return self._texts.batch(own_rows, self._pad_id)
-        stand_in = self._texts.batch(all_rows[:1], self._pad_id)
-        weights = None if stand_in.weights is None else stand_in.weights[:0]
-        return replace(stand_in, target=stand_in.target[:0], indices=own_rows, target_tokens=0, weights=weights)
+        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
+        batch = self._texts.batch(rows, self._pad_id)
+        return as_stand_in(batch) if is_stand_in else batch
 
-    def largest_batches(self) -> LabeledBatch:
-        """Return one batch of the longest texts, as many as a batch has, which needs the most memory of all batches."""
+    def largest_batches(self) -> list[LabeledBatch]:
+        """Return a list with the batch of the longest texts, which needs the most memory of all batches."""
         order = np.argsort(self._texts.lengths, kind="stable")
-        return self._texts.batch(order[-self._rows :], self._pad_id)
+        return [self._texts.batch(order[-self._rows :], self._pad_id)]
 
     def _batches_of_epoch(self, epoch: int) -> list[Indices]:
         """Return a list of the batches of an epoch, each an array with the indices of its texts.

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, permutation
+from transduce.data.batches import Batch, as_stand_in, own_rows, permutation
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -347,16 +347,16 @@ class SentencePairPlan:
         """Return a `SentencePairBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
         Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
-        any gets one row as a stand-in, without labels.
+        any gets one row as a stand-in.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
         hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
-        own_rows = np.arange(len(chosen))[self._rank_and_count[0] :: self._rank_and_count[1]]
-        shown_rows = own_rows if len(own_rows) else np.zeros(1, np.int64)
-        rows = [self._row(laid_out, int(chosen[n])) for n in shown_rows]
+        numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
+        rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
-        return self._assemble(rows, hiding[:, shown_rows], chosen[own_rows], float(hidden.mean()))
+        batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
+        return as_stand_in(batch) if is_stand_in else batch
 
     def largest_batches(self) -> list[SentencePairBatch]:
         """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
@@ -492,9 +492,9 @@ class SentencePairPlan:
         """Return a `SentencePairBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
-            rows: the rows of this process, or if it has none, a row of another process.
+            rows: the rows.
             hiding: random numbers in [0, 1) that decide on the masked tokens, (3, B, L).
-            indices: the indices of the rows in the epoch; empty for another process's row, which gets no labels.
+            indices: the indices of the rows in the epoch.
             hidden: the mean number of masked tokens per row, over the rows of all processes.
         """
         pad = self._settings.pad_id
@@ -512,8 +512,8 @@ class SentencePairPlan:
             pad_id=pad,
             ordinary=self._ordinary,
         )
-        labels = masked.labels if len(indices) else np.full_like(ids, pad)
-        follows = np.array([row.follows for row in rows[: len(indices)]] * self._settings.next_sentence, np.int64)
+        labels = masked.labels
+        follows = np.array([row.follows for row in rows] * self._settings.next_sentence, np.int64)
         return SentencePairBatch(
             masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows, hidden
         )

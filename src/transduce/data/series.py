@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Indices, permutation
+from transduce.data.batches import Indices, own_rows, permutation
 from transduce.errors import TransduceError, near_name, shown_names
 from transduce.text.files import read_lines
 
@@ -282,7 +282,7 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
         raise TransduceError(f"{path}:1: a table begins with a line of column names, but this line has numbers.")
     for name in columns:
         if name not in names:
-            near = near_name(name, names)
+            near = near_name(name, names, cutoff=0.75)
             message = (
                 f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are "
                 f"{shown_names(names, 20)}."
@@ -450,9 +450,9 @@ class SeriesBatch:
     weights: NDArray[np.float32]
     """The weight of each window's errors in the loss, (B, 1, C), float32: below 1 if its past is nearly constant."""
     indices: Indices
-    """The indices of the windows, (B,); empty if the only window is a stand-in for a process without any, which the
-    loss ignores.
-    """
+    """The indices of the windows, (B,); empty in a stand-in."""
+    is_stand_in: bool = False
+    """True if the only window belongs to another process, because this one has none; its loss counts nothing."""
 
 
 class WindowedSeries:
@@ -560,16 +560,12 @@ class SeriesPlan:
     def batch(self, epoch: int, position: int) -> SeriesBatch:
         """Return a `SeriesBatch`: this process's windows of the batch at a position, counted from 0, of an epoch.
 
-        If more processes train than the batch has windows, a process without any gets one window as a stand-in, and no
-        indices; the loss ignores it.
+        If more processes train than the batch has windows, a process without any gets one window as a stand-in.
         """
         all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
-        first, step = self._rank_and_count
-        own_windows = all_windows[first::step]
-        if len(own_windows):
-            return self._series.batch(own_windows, self._scale)
-        stand_in = self._series.batch(all_windows[:1], self._scale)
-        return SeriesBatch(stand_in.past, stand_in.future, stand_in.weights, own_windows)
+        windows, is_stand_in = own_rows(all_windows, self._rank_and_count)
+        batch = self._series.batch(windows, self._scale)
+        return replace(batch, indices=windows[:0], is_stand_in=True) if is_stand_in else batch
 
     def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:

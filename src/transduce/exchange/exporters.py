@@ -3,10 +3,10 @@
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
-import msgspec
 from typing_extensions import override
 
 from transduce.atomic_io import write_json
@@ -29,7 +29,12 @@ from transduce.interop.hugging_face.export import (
     has_tokenizer,
     pipeline_files,
 )
-from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
+from transduce.interop.hugging_face.families import (
+    HUGGING_FACE,
+    effective_settings,
+    huggingface_obstacles,
+    huggingface_remedy,
+)
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.interop.onnx.export import (
@@ -149,18 +154,6 @@ segments (0 for a single text). It returns `states` (batch, length, width) and, 
 (batch, length, vocabulary) of the token at each position, the `pooled` first state, and the logits of `classes` in the
 order of `task.json`. The padding id is in the graph's metadata. {tokenization}
 """
-_USES: dict[tuple[str, Kind], str] = {
-    ("ctranslate2", "transformer"): _CTRANSLATE2,
-    ("ctranslate2", "decoder"): _CTRANSLATE2_LANGUAGE_MODEL,
-    ("onnx", "transformer"): _ONNX,
-    ("onnx", "recurrent"): _ONNX_RECURRENT,
-    ("onnx", "decoder"): _ONNX_LANGUAGE_MODEL,
-    ("onnx", "encoder"): _ONNX_ENCODER,
-}
-_IMPORTED_USES: dict[tuple[str, Kind], str] = {
-    ("ctranslate2", "transformer"): _CTRANSLATE2_IMPORTED,
-    ("ctranslate2", "decoder"): _CTRANSLATE2_IMPORTED_LANGUAGE_MODEL,
-}
 _TOKENIZATION = """\
 Texts are tokenized by
 sentencepiece with `{source}`, and detokenized with `{target}`.{prefix}"""
@@ -185,17 +178,16 @@ lose their context. To keep it, join them in the same way.
 """
 _OWN_TRANSLATIONS = ", and begins the output with their translations in the same way"
 _LINE_END = "the end of a line (`eos_id`)"
-_RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
-def _readme(export_format: str, original: Original, measured: str) -> str:
+def _readme(exporter: "Exporter", measured: str) -> str:
     """Return the text of an export's README.md, which says how to run the model in the other toolkit.
 
     Args:
-        export_format: "ctranslate2" or "onnx".
-        original: the model.
+        exporter: the exporter to that toolkit, with the model.
         measured: the report that compares the export with the model.
     """
+    original = exporter.original
     kind, tokenizer, languages = original.config.kind, original.tokenizer, original.languages
     is_imported = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
@@ -212,14 +204,15 @@ def _readme(export_format: str, original: Original, measured: str) -> str:
     )
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     tokenization = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
-    templates = _USES | _IMPORTED_USES if is_imported else _USES
-    use = templates[export_format, kind].format(**words, tokenization=tokenization)
+    use = ({**exporter.uses, **exporter.imported_uses} if is_imported else exporter.uses)[kind].format(
+        **words, tokenization=tokenization
+    )
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.composes else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
     title, description = titles.get(kind, (pair, "A translation model"))
     return (
-        f"# {title} for {_RUNTIMES[export_format]}\n\n"
+        f"# {title} for {exporter.runtime}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
         f"{composed}A text can have {longest_sequence(original.config):,} tokens.\n\n"
         f"{_describe_context(original.folder)}"
@@ -256,6 +249,17 @@ class Exporter(ABC):
     """The name of the export format in commands and in Python, one of `FORMATS`."""
     title: str
     """The name of the export format in messages."""
+    subject: str
+    """The noun with which a message begins that says what the format cannot compute."""
+    obstacles: Callable[[ModelConfig], list[str]]
+    """A static method that returns a list of the names of settings that the format does not support; empty without any.
+    """
+    runtime: str = ""
+    """The name of the program that runs exports, for their README.md."""
+    uses: ClassVar[Mapping[Kind, str]] = {}
+    """For each kind of model, the template of the README.md's text about running it; empty if there is no such text."""
+    imported_uses: ClassVar[Mapping[Kind, str]] = {}
+    """Templates that replace those of `uses` for imported models."""
     quantizations: Sequence[str] = ("float32",)
     """The storage types of weights that the format supports, such as `int8`; the first is float32."""
 
@@ -273,6 +277,31 @@ class Exporter(ABC):
         Raises:
             TransduceError: a package is not installed, or the format does not support a setting of the model.
         """
+
+    def _check_settings(self, remedy: Mapping[str, object] | None = None) -> None:
+        """Check that the format supports all settings of the model.
+
+        Args:
+            remedy: the values of settings with which the format would support a model like this one; None: unknown.
+
+        Raises:
+            TransduceError: the format does not support a setting, or the model has a component that a user registered.
+        """
+        name, title, config = self.name, self.subject, self.original.config
+        own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
+        if own:
+            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in own)
+            raise TransduceError(
+                f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
+                "translate with transduce and `--plugin`."
+            )
+        if obstacles := self.obstacles(config):
+            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
+            fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in (remedy or {}).items())
+            alternative = f", or train one with {fitting}" if fitting else ""
+            raise TransduceError(
+                f"{title} cannot compute a model with {values}: {_other_formats(name, config)}{alternative}."
+            )
 
     @abstractmethod
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
@@ -293,7 +322,7 @@ class Exporter(ABC):
             folder: the folder that was written.
             measured: how the export compares with the original, as lines of text.
         """
-        text = _readme(self.name, self.original, measured)
+        text = _readme(self, measured)
         (folder / "README.md").write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -301,14 +330,20 @@ class CTranslate2Exporter(Exporter):
     """An exporter to CTranslate2: model.bin, config.json, vocabularies and tokenizer files."""
 
     name = "ctranslate2"
-    title = "CTranslate2"
+    title = subject = runtime = "CTranslate2"
+    obstacles = staticmethod(ctranslate2_obstacles)
     quantizations = QUANTIZATIONS
+    uses: ClassVar[Mapping[Kind, str]] = {"transformer": _CTRANSLATE2, "decoder": _CTRANSLATE2_LANGUAGE_MODEL}
+    imported_uses: ClassVar[Mapping[Kind, str]] = {
+        "transformer": _CTRANSLATE2_IMPORTED,
+        "decoder": _CTRANSLATE2_IMPORTED_LANGUAGE_MODEL,
+    }
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
         model = self.original.model
-        _check_fits("ctranslate2", "CTranslate2", model.config)
-        assert not isinstance(model, Encoder | Recurrent)  # _check_fits refuses these
+        self._check_settings()
+        assert not isinstance(model, Encoder | Recurrent)  # which were refused
         write_ctranslate2(model, self.original.tokenizer, folder, quantization=quantization)
         _write_vocabularies(self.original, folder)
 
@@ -327,10 +362,19 @@ class OnnxExporter(Exporter):
 
     name = "onnx"
     title = "ONNX"
+    subject = "Our ONNX graphs"
+    obstacles = staticmethod(onnx_obstacles)
+    runtime = "onnxruntime"
+    uses: ClassVar[Mapping[Kind, str]] = {
+        "transformer": _ONNX,
+        "recurrent": _ONNX_RECURRENT,
+        "decoder": _ONNX_LANGUAGE_MODEL,
+        "encoder": _ONNX_ENCODER,
+    }
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
-        _check_fits("onnx", "Our ONNX graphs", self.original.config)
+        self._check_settings()
         write_onnx(self.original.model, folder)
         _write_vocabularies(self.original, folder)
         for name, text in _task_document(self.original.folder).items():
@@ -354,13 +398,16 @@ class HuggingFaceExporter(Exporter):
 
     name = "huggingface"
     title = "Hugging Face"
+    subject = "Hugging Face's classes"
+    obstacles = staticmethod(huggingface_obstacles)
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
         original = self.original
         tokenizer = original.tokenizer
         is_imported = isinstance(tokenizer, ImportedTokenizer)
-        _check_fits("huggingface", "Hugging Face's classes", original.config, is_imported=is_imported)
+        # The settings of an imported model are those of its family.
+        self._check_settings({} if is_imported else huggingface_remedy(original.config))
         check_components(HUGGING_FACE, original.model)
         self._check_tokenizer()
         documents = {
@@ -392,7 +439,7 @@ class HuggingFaceExporter(Exporter):
         has_files = is_imported and has_original_tokenizer(original.folder)
         if has_files or has_tokenizer(original.tokenizer, original.config) or pipeline_files(original.tokenizer):
             return
-        alternatives = _other_formats("huggingface", original.config)
+        alternatives = _other_formats(self.name, original.config)
         if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(
             original.tokenizer.record.source.algorithm, WordListRecord
         ):
@@ -493,7 +540,6 @@ _EXPORTERS: dict[str, type[Exporter]] = {
     each.name: each for each in (CTranslate2Exporter, OnnxExporter, HuggingFaceExporter)
 }
 FORMATS = tuple(_EXPORTERS)
-_OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "huggingface": huggingface_obstacles}
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
@@ -513,27 +559,7 @@ def exporter_for(name: str, original: Original) -> Exporter:
 
 def formats_for(config: ModelConfig) -> list[str]:
     """Return a list of the names of the export formats that support a model with this configuration; may be empty."""
-    return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
-
-
-def _check_fits(name: str, title: str, config: ModelConfig, *, is_imported: bool = False) -> None:
-    obstacles = _OBSTACLES[name](config)
-    own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
-    if own:
-        values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in own)
-        raise TransduceError(
-            f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
-            "translate with transduce and `--plugin`."
-        )
-    if obstacles:
-        values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
-        # The settings of an imported model are those of its family.
-        remedy = huggingface_remedy(config) if name == "huggingface" and not is_imported else {}
-        fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
-        alternative = f", or train one with {fitting}" if fitting else ""
-        raise TransduceError(
-            f"{title} cannot compute a model with {values}: {_other_formats(name, config)}{alternative}."
-        )
+    return [name for name, exporter in _EXPORTERS.items() if not exporter.obstacles(config)]
 
 
 def _value(config: ModelConfig, setting: str) -> str:
@@ -541,16 +567,7 @@ def _value(config: ModelConfig, setting: str) -> str:
 
     A setting that follows from others (None) is shown with the value that it has.
     """
-    resolved: dict[str, object] = {
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "d_k": config.key_width,
-        "d_v": config.value_width,
-        "final_norm": config.has_final_norm,
-    }
-    settings = msgspec.structs.asdict(config)
-    if setting in ("projection_bias", "attention_output_bias", "feed_forward_bias") and settings[setting] is None:
-        resolved[setting] = config.bias
-    return _as_toml(resolved.get(setting, settings[setting]))
+    return _as_toml(effective_settings(config)[setting])
 
 
 def _as_toml(value: object) -> str:

@@ -179,6 +179,11 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
     The output has one line for each input line. If `n_best` is greater than 1, it has one for each alternative: the
     input line's index from 0, the text and its score, separated by "|||".
     """
+    return _output_text(job, portion, _translate_lines(translator, job, portion))
+
+
+def _translate_lines(translator: Translator, job: Job, portion: Portion) -> list[Translation]:
+    """Translate the lines of a portion with the job's settings, and return a list of a translation for each line."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
     translations = translator.translate(
@@ -201,6 +206,11 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
             glossary=job.glossary,
             text_settings=job.text_settings,
         )
+    return translations
+
+
+def _output_text(job: Job, portion: Portion, translations: Sequence[Translation]) -> str:
+    """Return the text that is written for the translations of a portion (group of lines)."""
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
 
@@ -224,9 +234,9 @@ def translate_portions(translator: Translator, job: Job, portions: Iterable[Port
             known = translations[len(translations) - len(portion.before) :]
             before = [(line, known[number]) for number, (line, _) in enumerate(portion.before)]
             portion = msgspec.structs.replace(portion, before=before)
-        text = translate_portion(translator, job, portion)
-        yield portion, text
-        translations = text.split("\n")[:-1]
+        translated = _translate_lines(translator, job, portion)
+        yield portion, _output_text(job, portion, translated)
+        translations = [each.text for each in translated]
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:

@@ -166,19 +166,24 @@ def start_search(
         batch: the sentences to translate.
         search: the search settings.
         more_rules: rules applied after those of the search settings.
-        datastore: datastore for kNN retrieval; ignored with several models; None: no retrieval.
+        datastore: datastore for kNN retrieval, which takes a single model; None: no retrieval.
 
     Raises:
-        TransduceError: a model is in training mode, or lacks the attention that the settings need.
+        TransduceError: a model is in training mode, or lacks the attention that the settings need, or the datastore is
+            combined with several models or with batch-invariant search.
     """
     check_evaluation_mode(*models)
+    if datastore is not None:
+        datastore = datastore.for_single_model(models)
+        _check_batch_dependence(search)
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
     check_search(search, [model.config for model in models], width=width)
     attentive = _follows_attention(search, width)
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
-    if datastore is not None and isinstance(scorer, EncoderDecoderScorer):
+    if datastore is not None:
+        assert isinstance(scorer, EncoderDecoderScorer)
         scorer = RetrievalScorer(scorer, datastore.retriever_for(models[0], batch.source_ids))
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
@@ -276,9 +281,14 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
     """
     if datastore is None:
         return MAX_SENTENCES if search.batch_invariant else None
+    _check_batch_dependence(search)
+    return datastore.max_sentences
+
+
+def _check_batch_dependence(search: SearchSettings) -> None:
+    """Raise an error if search with kNN retrieval, whose results depend on the batch, is to be batch-invariant."""
     if search.batch_invariant:
         raise TransduceError("`batch_invariant` cannot be combined with a datastore: leave one of them out.")
-    return datastore.max_sentences
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
@@ -293,10 +303,9 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
     number of samples, `n_best`.
     """
     if search.sampling is not None:
-        return search.n_best
-    return max(
-        search.beam_size, *(_least_tokens(sentence_phrases) + 1 for sentence_phrases in phrases if sentence_phrases), 1
-    )
+        return search.num_hypotheses
+    needed = [_least_tokens(sentence_phrases) + 1 for sentence_phrases in phrases if sentence_phrases]
+    return max(search.num_hypotheses, *needed, 1)
 
 
 def min_tokens(phrase: Phrase) -> int:

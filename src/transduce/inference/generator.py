@@ -9,7 +9,7 @@ Legend: W texts of one prompt, t new tokens so far.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, overload
+from typing import TypedDict, overload
 
 import msgspec
 import torch
@@ -181,6 +181,9 @@ class Generator:
     ) -> Generation | list[Generation]:
         """Continue a text, or several texts at once; return a `Generation` for each: prompt and continuations.
 
+        Any of `temperature`, `top_k`, `top_p` and `seed` samples, even if `search` does not. The arguments win over
+        other settings of `search`, as in a call of `Translator` (`search.settings.override_search`).
+
         Args:
             prompt: the start of the text, or a list of such; an empty prompt starts a new line.
             n_best: number of continuations of each prompt.
@@ -194,12 +197,15 @@ class Generator:
             search: search settings; None: sampling at temperature 0.8. The arguments above override them.
             one_line: end each continuation at the end of its line.
 
+        Warns: IdleSettingWarning: the arguments leave other search settings without effect, or change them.
+
         Raises:
             TransduceError: an option is out of range or not supported by language models.
         """
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), {}, sampling)
-        settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
+        options = {"n_best": n_best, "max_length": max_length}
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), options, sampling)
+        settings = self._settings(changed)
         if isinstance(prompt, str):
             return self.generate(prompt, settings, one_line=one_line)
         return self.generate_batch(prompt, settings, one_line=one_line)
@@ -314,13 +320,17 @@ class Generator:
             prompt: the start of the text.
             search: search settings; None: sampling at temperature 0.8.
             max_length: maximum number of new tokens.
-            seed: random seed of sampling.
+            seed: random seed of sampling; with a seed, the continuation is sampled even if `search` does not sample.
             one_line: end the continuation at the end of its line.
+
+        Warns: IdleSettingWarning: the arguments leave other search settings without effect, or change them.
 
         Raises:
             TransduceError: an option is out of range.
         """
-        settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
+        options = {"n_best": 1, "max_length": max_length}
+        changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), options, {"seed": seed})
+        settings = self._settings(changed)
         ids, shown = self.prompt_ids(prompt), ""
         with explain_search_out_of_memory(settings):
             progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
@@ -388,8 +398,12 @@ class Generator:
         begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
         return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
-    def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
-        overrides: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    def _settings(self, search: SearchSettings) -> SearchSettings:
+        """Return the search settings with a maximum length, after checking that a language model supports them.
+
+        Raises:
+            TransduceError: a setting is for models that translate.
+        """
         values = msgspec.structs.asdict(checked_search(search))
         for name, default in _TRANSLATION_ONLY.items():
             if values[name] != default:
@@ -397,16 +411,7 @@ class Generator:
                     f"`{name}` is for models that translate, but here it is {values[name]} for a language model: leave "
                     "it out."
                 )
-        sampling = search.sampling
-        if seed is not None:
-            if sampling is None:
-                raise TransduceError(
-                    f"`seed` is {seed}, but `search` does not sample: leave `seed` out, or set `sampling`."
-                )
-            sampling = msgspec.structs.replace(sampling, seed=seed)
-        if search.max_length is None and "max_length" not in overrides:
-            overrides["max_length"] = DEFAULT_LENGTH
-        return msgspec.structs.replace(search, sampling=sampling, **overrides)
+        return search if search.max_length is not None else msgspec.structs.replace(search, max_length=DEFAULT_LENGTH)
 
     def _begin(
         self,
@@ -510,7 +515,7 @@ class ContinuousGeneration:
     @property
     def free_texts(self) -> int:
         """The number of further texts that can be continued at once; each hypothesis or sample of a prompt is one."""
-        return max(0, _MAX_TEXTS - sum(_width_of(prompt.search) for prompt in self._prompts.values()))
+        return max(0, _MAX_TEXTS - sum(prompt.search.num_hypotheses for prompt in self._prompts.values()))
 
     def join(self, prompts: Sequence[str], settings: Sequence[SearchSettings]) -> list[int]:
         """Add prompts, generate their first tokens, and return a list of numbers by which later results refer to them.
@@ -670,12 +675,7 @@ class _Prompt:
 
 def _texts_at_once(search: SearchSettings) -> int:
     """Return the maximum number of prompts to continue at once, so that their hypotheses or samples are at most 64."""
-    return max(1, _MAX_TEXTS // _width_of(search))
-
-
-def _width_of(search: SearchSettings) -> int:
-    """Return the number of texts that are generated for each prompt: beam hypotheses or samples."""
-    return max(search.beam_size, search.n_best)
+    return max(1, _MAX_TEXTS // search.num_hypotheses)
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
-from transduce.inference.decoding import make_search, read_search_settings
+from transduce.inference.decoding import make_search, max_model_positions, read_search_settings
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import LoadOptions, load_task_model, summary
@@ -101,7 +101,8 @@ class Parser:
         """Parse sentences that are lists of words; return a list of `Parse`s, whose tree is None without words.
 
         Raises:
-            TransduceError: a sentence is not a list of words, or a word is empty or contains a space.
+            TransduceError: a sentence is not a list of words, a word is empty or contains a space, or the model's
+                learned positions do not suffice for a sentence.
         """
         for words in sentences:
             _check_words(words)
@@ -119,7 +120,7 @@ class Parser:
         """Return the source token ids of a sentence, the target token ids that the parser writes for it, and the parse.
 
         Raises:
-            TransduceError: the sentence has no words.
+            TransduceError: the sentence has no words, or more tokens than the model has learned positions.
         """
         encoded = self._encode([list(map(unescape_word, as_text(sentence).split()))])
         if not encoded:
@@ -131,8 +132,15 @@ class Parser:
         """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
-        eos = self.tokenizer.source.eos_id
-        return [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
+        eos, most = self.tokenizer.source.eos_id, max_model_positions([self.model])
+        encoded = [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
+        for sentence in encoded:
+            if len(sentence.ids) > most:
+                raise TransduceError(
+                    f"A sentence to parse must have at most {most} tokens (`model.max_positions`), but sentence "
+                    f"{sentence.number + 1:,} has {len(sentence.ids)}: shorten or divide it."
+                )
+        return encoded
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
@@ -144,7 +152,8 @@ class Parser:
         scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target
         words = [target.encode_batch(_words_with_spaces(sentence.words)) for sentence in batch]
-        longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
+        most = max_model_positions([self.model])
+        longest = [min(sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS, most) for each in words]
         limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)

@@ -11,7 +11,7 @@ from transduce.atomic_io import json_bytes
 from transduce.data.series import LearnedPoints, SeriesScale
 from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder, unused_head
-from transduce.model_folder.safety import file_inside, read_json
+from transduce.model_folder.safety import file_inside, read_json, read_optional_json
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
 
@@ -129,8 +129,8 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
             f"{part / 'config.json'}: pooling must be one of {', '.join(_POOLINGS)}, but is {shown}: the model cannot "
             "be imported."
         )
-    name = next((each for each in _TRANSFORMER_FILES if _settings_of(folder, each)), _TRANSFORMER_FILES[0])
-    settings = _settings_of(folder, name)
+    name = next((each for each in _TRANSFORMER_FILES if read_optional_json(folder, each)), _TRANSFORMER_FILES[0])
+    settings = read_optional_json(folder, name)
     options = settings.get("processor_kwargs") or settings.get("tokenizer_args")
     arguments = dict(options) if isinstance(options, dict) else {}
     limit = arguments.pop("model_max_length", None) or settings.get("max_seq_length")
@@ -139,7 +139,7 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
         (name, "do_lower_case", settings.get("do_lower_case")),
         (name, "processor_kwargs", arguments),
         (name, "processing_kwargs", settings.get("processing_kwargs")),
-        (*prompt, _settings_of(folder, prompt[0]).get(prompt[1])),
+        (*prompt, read_optional_json(folder, prompt[0]).get(prompt[1])),
     ):
         if value:
             raise TransduceError(
@@ -147,7 +147,7 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
                 "supported: the model cannot be imported."
             )
     if limit is None:
-        limit = _settings_of(folder, "tokenizer_config.json").get("model_max_length")
+        limit = read_optional_json(folder, "tokenizer_config.json").get("model_max_length")
     if isinstance(limit, int | float) and limit > 2:
         length = int(min(length, limit))
     return TaskCard(kind="embedding", length=length, pooling=mode, normalizes="Normalize" in kinds)
@@ -164,11 +164,6 @@ def _pooling_modes(config: Mapping[str, Any]) -> list[str]:
     prefix = "pooling_mode_"
     flags = [key.removeprefix(prefix) for key, value in config.items() if value is True and key.startswith(prefix)]
     return [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
-
-
-def _settings_of(folder: Path, file: str) -> dict[str, Any]:
-    """Return the content of a JSON file in a model folder; an empty dict if there is no such file."""
-    return read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
@@ -221,9 +216,7 @@ def _unused_head(folder: Path) -> str | None:
     """
     if is_hugging_face_folder(folder):
         return unused_head(folder)
-    ours = (
-        read_json(folder, "config.json", dict[str, Any]).get("transduce") if (folder / "config.json").is_file() else {}
-    )
+    ours = read_optional_json(folder, "config.json").get("transduce")
     has_classes = isinstance(ours, dict) and ours.get("kind") == "encoder" and ours.get("num_labels", 0)
     return "predicts a number or assigns several labels at once" if has_classes else None
 

@@ -24,7 +24,13 @@ from transduce.interop.hugging_face.import_weights import ImportedModel, StoredT
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
-from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.safety import (
+    MAX_VOCABULARY_BYTES,
+    read_bounded,
+    read_config_json,
+    read_json,
+    read_optional_json,
+)
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.search.settings import SearchSettings
 
@@ -56,7 +62,7 @@ def is_hugging_face_folder(folder: Path) -> bool:
     """
     if not (folder / "config.json").is_file():
         return False
-    content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    content = read_config_json(folder)
     model_type = content.get("model_type")
     is_known = isinstance(model_type, str) and model_type in FAMILIES
     return "transduce" not in content and is_known and "auto_map" not in content
@@ -81,7 +87,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     """
     config = _config(folder)
     model_type = str(config.get("model_type"))
-    generation = _optional_json(folder, "generation_config.json")
+    generation = read_optional_json(folder, "generation_config.json")
     files = TokenizerFiles(_reader(folder), str(folder))
     known = _model_ids(config, generation, model_type)
     record = import_tokenizer(files, known)
@@ -211,7 +217,7 @@ def _has_chat_template(folder: Path) -> bool:
     """Return whether a Hugging Face folder has a template that turns the messages of a chat into a prompt."""
     files = ("chat_template.jinja", "chat_template.json")
     return any((folder / name).is_file() for name in files) or bool(
-        _optional_json(folder, "tokenizer_config.json").get("chat_template")
+        read_optional_json(folder, "tokenizer_config.json").get("chat_template")
     )
 
 
@@ -241,7 +247,7 @@ def hugging_face_context(folder: Path) -> int | None:
     Raises:
         TransduceError: the configuration cannot be read.
     """
-    content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    content = read_config_json(folder)
     length = content.get("max_position_embeddings")
     return length if isinstance(length, int) and length >= 2 else None
 
@@ -256,7 +262,7 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
     settings = _settings(folder, config)
     is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
     max_positions = settings["max_positions"] if is_short else None
-    generation = _optional_json(folder, "generation_config.json")
+    generation = read_optional_json(folder, "generation_config.json")
     return import_generation(generation, config, str(folder), max_positions=max_positions)
 
 
@@ -268,7 +274,7 @@ def refuse_adapter(folder: Path) -> None:
     Raises:
         TransduceError: the folder holds an adapter, and no model of transduce.
     """
-    adapter = _optional_json(folder, "adapter_config.json")
+    adapter = read_optional_json(folder, "adapter_config.json")
     if not adapter:
         return
     if not (folder / "config.json").is_file():
@@ -277,7 +283,7 @@ def refuse_adapter(folder: Path) -> None:
             f"{folder} holds only a PEFT adapter of {base}: merge both in PEFT "
             "(`merge_and_unload`, then `save_pretrained`), and name the folder that this writes."
         )
-    if "transduce" not in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
+    if "transduce" not in read_config_json(folder):
         raise TransduceError(
             f"{folder} holds a PEFT adapter beside the model, which transformers applies: merge both in PEFT "
             "(`merge_and_unload`, then `save_pretrained`), and name the folder that this writes; or move "
@@ -300,13 +306,13 @@ def check_hugging_face_folder(folder: Path) -> str:
             f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder of a model"
             f"{', not a file in it' if folder.is_file() else ''}."
         )
-    if "transduce" in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
+    if "transduce" in read_config_json(folder):
         raise TransduceError(f"{folder} holds a model of transduce already: use it as it is.")
     return str(_config(folder)["model_type"])
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    config = read_config_json(folder)
     check_config(config, str(folder / "config.json"))
     return config
 
@@ -340,10 +346,6 @@ def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
-
-
-def _optional_json(folder: Path, name: str) -> dict[str, Any]:
-    return read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
 
 
 def _reader(folder: Path) -> Callable[[str], bytes | None]:

@@ -14,11 +14,11 @@ from torch import Tensor
 from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError, shell_word, shown_names
+from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
-from transduce.interop.hugging_face.stored_names import StoredParameter
+from transduce.interop.hugging_face.stored_names import StoredParameter, check_rows, check_shape, wrong_tensors
 from transduce.machine import available_memory, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config, explained
@@ -36,6 +36,7 @@ from transduce.model_folder.safety import (
     MAX_VOCABULARY_BYTES,
     file_inside,
     read_bounded,
+    read_config_json,
     read_json,
     read_toml,
     refuse_weights_file,
@@ -305,7 +306,7 @@ def was_saved_by_transformers(folder: Path) -> bool:
     """
     if not (folder / CONFIG).is_file():
         return False
-    content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
+    content = read_config_json(folder)
     return "transduce" in content and "transformers_version" in content
 
 
@@ -317,13 +318,16 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
     Raises:
         TransduceError: the tokenizer files are missing, or the folder is damaged.
     """
-    if not (folder / TOKENIZER_CARD).exists():
+    if not any((folder / name).exists() for name in (TOKENIZER_CARD, IMPORTED_TOKENIZER_FILE)):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library from a model of transduce, without our tokenizer: copy "
-            f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm) there from the folder that was "
-            f"opened, and {DIRECTIONS}, {CONTEXT}, {SETTINGS_FILE} and other files of transduce if it has them."
+            f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm), or {IMPORTED_TOKENIZER_FILE}, "
+            f"there from the folder that was opened, and {DIRECTIONS}, {CONTEXT}, {SETTINGS_FILE} and other files of "
+            "transduce if it has them."
         )
     config = _read_config(folder)
+    if config.kind == "encoder" and not config.masked_language_head:
+        config = msgspec.structs.replace(config, output_bias=False)  # their class without the head drops the bias
     model: Model = _read_model(folder, config, build_model, None)[0]
     old_manifest = _read_manifest(folder) if (folder / MANIFEST).exists() else None
     manifest = Manifest(
@@ -518,7 +522,7 @@ def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
 
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG
-    content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
+    content = read_config_json(folder)
     if "auto_map" in content:
         raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
     if "transduce" not in content:
@@ -654,12 +658,10 @@ def _read_weights(
     missing = [part for location in locations.values() for part in location.names if part not in present]
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:
-        raise TransduceError(
-            f"{path} does not hold the weights of its config.json: missing {shown_names(missing)}; "
-            f"unexpected {shown_names(sorted(present - expected))}."
-        )
+        raise wrong_tensors(path, missing, sorted(present - expected))
     weights = {name: _restore(file, locations[name], outline[name].dtype) for name in names}
-    _check_shapes(path, weights, outline)
+    for name, tensor in weights.items():
+        check_shape(path, name, tensor.shape, outline[name].shape)
     return weights
 
 
@@ -677,19 +679,8 @@ def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype)
     if location.layout == "rows" and (whole := file.rows(location.names)) is not None:
         return whole.to(dtype)
     parts = {name: file.tensor(name) for name in location.names}
-    shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
-        raise TransduceError(f"{file.path}: these tensors must have rows of one length, but have the shapes {shapes}.")
+    check_rows(file.path, {name: tuple(part.shape) for name, part in parts.items()})
     return location.restore(list(parts.values())).to(dtype)
-
-
-def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[str, Tensor]) -> None:
-    for name, tensor in weights.items():
-        if tensor.shape != outline[name].shape:
-            raise TransduceError(
-                f"{path}: {name} must have the shape {tuple(outline[name].shape)} by config.json, but has "
-                f"{tuple(tensor.shape)}."
-            )
 
 
 def _check_finite(file: MappedTensors, weights: Mapping[str, Tensor]) -> None:

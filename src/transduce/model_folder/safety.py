@@ -120,6 +120,20 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
         raise TransduceError(f"{folder / name} cannot be read{purpose}: it is nested too deeply.") from error
 
 
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
+    """Decode a JSON object of an untrusted folder to a dict, as `read_json`; without the file, the dict is empty."""
+    return read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """Decode the config.json of a model folder to a dict.
+
+    Raises:
+        TransduceError: the file cannot be read.
+    """
+    return read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+
+
 def read_toml(folder: Path, name: str) -> dict[str, Any]:
     """Decode a TOML file of an untrusted folder, of at most 4 MiB, to a dict.
 

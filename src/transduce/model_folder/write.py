@@ -35,7 +35,7 @@ from transduce.model_folder.read import (
     Manifest,
     check_tokenizer,
 )
-from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_optional_json
 from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
@@ -71,10 +71,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
-    settings, config = (
-        read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
-        for name in (_TOKENIZER_SETTINGS, "config.json")
-    )
+    settings, config = (read_optional_json(folder, name) for name in (_TOKENIZER_SETTINGS, "config.json"))
     # Earlier versions of transformers name the class in config.json, which is not kept.
     settings |= {name: config[name] for name in ("tokenizer_class",) if config.get(name) and not settings.get(name)}
     if settings:

@@ -240,6 +240,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """True if any penalty of repeated tokens is set."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def num_hypotheses(self) -> int:
+        """The number of hypotheses of a sentence or prompt that are decoded at once: the beam size, or the samples."""
+        return self.beam_size if self.sampling is None else self.n_best
+
     def max_length_for(self, source_tokens: int) -> int:
         """Return the maximum length in tokens, including the end symbol, for a source of this many tokens."""
         if self.max_length is not None:

@@ -227,7 +227,7 @@ class Batcher:
 
         It is if these `jobs` fill a batch, or if as many requests as may be decoded at once are decoded or wait.
         """
-        tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
+        tokens = sum(job.total_tokens * job.search.num_hypotheses for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
@@ -248,10 +248,8 @@ class Batcher:
             return [JobSentence(job, number) for number in range(len(job.sentences))]
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
-        max_tokens, max_sentences = (
-            self.batch_tokens // num_hypotheses(job),
-            self._sentences_per_worker(1 + len(candidates)),
-        )
+        max_tokens = self.batch_tokens // job.search.num_hypotheses
+        max_sentences = self._sentences_per_worker(1 + len(candidates))
         chosen, running, longest = [head], self._running | {job}, head.tokens
         for sentence in candidates:
             if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.tokens) > max_tokens:
@@ -319,7 +317,7 @@ class Batcher:
                     break
                 fitting = self._fitting_sentences(job, [*batch.sentences, *chosen], free_texts)
                 chosen += fitting
-                free_texts -= len(fitting) * num_hypotheses(job)
+                free_texts -= len(fitting) * job.search.num_hypotheses
                 if len(fitting) < len(job.waiting):
                     break
             self._start_sentences(chosen)
@@ -340,7 +338,7 @@ class Batcher:
             others: the sentences that the batch has already, which count toward the maximum of tokens in a batch.
             free_texts: the number of hypotheses by which the batch may grow.
         """
-        width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
+        width, longest = job.search.num_hypotheses, max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []
         for number in job.waiting:
             sentence = JobSentence(job, number)
@@ -424,7 +422,7 @@ class Batcher:
 def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
     """Yield waiting sentences that may share a batch with the sentence `head`: at most 256 of each compatible job."""
     for job in jobs:
-        if job.is_compatible_with(head.job):
+        if job.is_compatible_with(head.job) and head.job.is_compatible_with(job):  # a subclass may refuse others
             for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
                 if (job, number) != head:
                     yield JobSentence(job, number)
@@ -436,11 +434,6 @@ def _largest_work(sentences: Sequence[JobSentence]) -> int:
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
     return max(map(estimate_work, steps.values()), default=0)
-
-
-def num_hypotheses(job: Job) -> int:
-    """Return the number of hypotheses that search keeps for each sentence of a job: beam size, or number of samples."""
-    return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
 def busy_error() -> RequestError:
@@ -473,6 +466,7 @@ def shutdown_error() -> RequestError:
 
 
 _LOG = logging.getLogger("transduce.serving")
+_FAILURE = "The model failed on this text; the server's log has the details."
 
 
 class BatchObserver:
@@ -602,6 +596,9 @@ class Workers:
             try:
                 with self._counted():
                     self._decode(batch)
+            except Exception:  # noqa: BLE001 - a thread that ended would leave all further requests unanswered
+                _LOG.exception("A batch failed")
+                self.batcher.finish(batch, RequestError(500, _FAILURE))
             finally:
                 self.batcher.release(batch)
             self.metrics.batch_seconds.observe(time.monotonic() - started_at)
@@ -648,7 +645,7 @@ class Workers:
             results = RequestError(400, str(error))
         except Exception:  # noqa: BLE001 - one failure must not end the worker or other requests
             _LOG.exception("A batch of %d sentences failed", len(batch.sentences))
-            results = RequestError(500, "The model failed on this text; the server's log has the details.")
+            results = RequestError(500, _FAILURE)
         if isinstance(results, Exception) and len(batch.jobs) > 1:
             for part in batch.split():
                 self._decode(part, may_grow=False)
@@ -682,7 +679,9 @@ class Workers:
     def _results(self, batch: JobBatch) -> list[Any]:
         self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
-        return batch.sentences[0].job.decode(batch.sentences, observer)
+        results = batch.sentences[0].job.decode(batch.sentences, observer)
+        assert len(results) == len(batch.sentences), "a batch must have a result for each sentence"
+        return results
 
 
 # --- engine ---
@@ -714,11 +713,7 @@ class Engine:
             report_wait=metrics.queue_seconds.observe,
         )
         self.workers = Workers(
-            self.batcher,
-            metrics,
-            workers=settings.workers,
-            overtaking=settings.overtaking,
-            threads=threads,
+            self.batcher, metrics, workers=settings.workers, overtaking=settings.overtaking, threads=threads
         )
 
     def start(self) -> None:

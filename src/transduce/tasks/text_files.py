@@ -33,6 +33,15 @@ from transduce.text.pair_files import (
 
 STANDARD_INPUT = "-"
 _FOLDER = "text"
+_OBJECTS = "-objects.jsonl"
+
+
+def objects_file(folder: Path, name: str) -> Path:
+    """Return the path of the file in a folder to which pairs of Python objects are written by `write_objects`.
+
+    `name` is "source" for training pairs, and "dev_source" for the dev set.
+    """
+    return folder / f"{name}{_OBJECTS}"
 
 
 def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
@@ -124,6 +133,8 @@ def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
         path: the file, or a folder of a dataset.
         data: names the format, the columns and the languages, if they are set.
     """
+    if path.endswith(_OBJECTS) and origin_path(Path(path)).exists():
+        return None  # `data.columns` names the columns of the objects, not those of the file that was written
     more = [column for column in (data.weight_column, data.document_column) if column is not None]
     lines = format_of(path, data.format)
     has_columns = data.columns is not None or (lines == "tsv" and bool(more))

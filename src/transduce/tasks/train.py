@@ -25,7 +25,7 @@ from transduce.tasks.synthetic_data import (
     train_with_monolingual,
     train_with_teacher,
 )
-from transduce.tasks.text_files import StoredTextFiles, refuse_other_objects, write_objects
+from transduce.tasks.text_files import StoredTextFiles, objects_file, refuse_other_objects, write_objects
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 
@@ -339,13 +339,14 @@ def _mix(mix: Mapping[str, float]) -> list[str]:
 
 
 def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    for callback in callbacks if isinstance(callbacks, Sequence) else (callbacks,):
+    checked = tuple(as_list(callbacks, "callbacks"))
+    for callback in checked:
         if not isinstance(callback, Callback):
             raise TransduceError(
                 f"`callbacks` must be a list of objects of classes derived from transduce.Callback, but one is "
-                f"{callback!r}."
+                f"{shown_value(callback)}."
             )
-    return tuple(callbacks)
+    return checked
 
 
 @contextmanager
@@ -387,7 +388,7 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
     for name, pairs in objects.items():
         if pairs is None:
             continue
-        path = folder / f"{name}-objects.jsonl"
+        path = objects_file(folder, name)
         argument = "`pairs`" if name == "source" else "`dev_pairs`"
         if stored is None:
             languages = write_objects(pairs, data, path, argument)

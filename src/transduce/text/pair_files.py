@@ -202,13 +202,14 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
                 values: Sequence[Any] = [row.get(keys[0]), as_label(keys[1], row.get(keys[1]))]
             else:
                 columns.check_more((), where)
+                row = row.tolist() if hasattr(row, "tolist") else row  # a row of an array of NumPy
                 values = row if isinstance(row, Sequence) and not isinstance(row, str) else ()
             if len(values) != 2 or not all(isinstance(value, str) for value in values):
                 raise TransduceError(
                     f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
                     "remove it."
                 )
-            yield PairRow(values[0], values[1], more, number)
+            yield PairRow(str(values[0]), str(values[1]), more, number)  # without NumPy's subclass of `str`
     if not number:
         raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
 
@@ -226,7 +227,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
         if missing:
-            near = near_name(missing[0], names)
+            near = near_name(missing[0], names, cutoff=0.75)
             raise TransduceError(
                 f"{where} has no column {missing[0]!r}, but {_listed(names)}: "
                 + (f"did you mean {near!r}? Correct `data.columns`." if near else "correct `data.columns`.")

@@ -56,8 +56,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 class Callback:
     """A base class of objects that follow a run; a subclass overrides the methods of the events that it needs.
 
-    A method that returns True stops the run after the current step, as if the run had finished: its model is saved and
-    scored. With several processes, only the first process calls the methods. An exception in a method ends the run.
+    A method that returns True stops the run after the current step (`on_start`: after the first one), as if the run had
+    finished: its model is saved and scored. With several processes, only the first process calls the methods. An
+    exception in a method ends the run.
     """
 
     def on_start(self, event: RunStart) -> bool | None:
@@ -77,6 +78,15 @@ class Callback:
 
     def on_end(self, event: RunEnd) -> bool | None:
         """Receive the event at the end of a run, before the best model is scored; the result has no effect."""
+
+
+def is_true(result: object) -> bool:
+    """Return whether a callback's result is True, or the same in another library: a NumPy boolean, or a tensor of one.
+
+    Other results, such as the number of characters that a method wrote, do not stop a run.
+    """
+    is_boolean = isinstance(result, bool) or str(getattr(result, "dtype", "")) in ("bool", "torch.bool")
+    return is_boolean and bool(result)
 
 
 # --- trackers ---

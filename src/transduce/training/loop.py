@@ -20,7 +20,7 @@ from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES
 from transduce.text.files import count_noun
-from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
+from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart, is_true
 from transduce.training.checkpoint import (
     Best,
     BestModelTracker,
@@ -55,7 +55,7 @@ from transduce.training.loss_spikes import (
     SkippedStep,
     find_origin,
 )
-from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
+from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
 from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
 
@@ -157,14 +157,10 @@ def make_optimizer(
     parameters.
 
     Raises:
-        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
-            between them.
+        TransduceError: there are several processes, and buffers of the model would differ between them, or would not
+            be stored.
     """
-    if processes.count > 1 and RunningStatistics(model).accepted:
-        raise TransduceError(
-            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
-            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
-        )
+    refuse_buffers_of_one_process(model, processes.count, sharded=settings.sharded)
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss
@@ -341,6 +337,7 @@ class Trainer:
             limit: the time for everything in seconds. If steps are too slow for it, some micro-batches are timed
                 instead, without validation, whose duration is then NaN.
         """
+        self.callbacks = ()  # which would receive the checkpoint of a run that does not exist
         self.model.train()
         times, events, validated = list[float](), list[ValidationEvent](), list[float]()
         weights: Mapping[str, Tensor] = {}
@@ -436,24 +433,36 @@ class Trainer:
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
-            self._stop_if_diverged()
+            self._stop_if_diverged(sums.divisor)
             if self.plan.is_due(self.step, self.settings.validate_every):
                 self._check_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             if self._stop_signaled:
                 raise AbandonedError
-            if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
-                return reason
-            if not last and self.plan.is_due(self.step, self.settings.save_every):
+            reason = self._stop_reason(log, interruption)
+            if reason is None and not last and self.plan.is_due(self.step, self.settings.save_every):
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
+                reason = self._stop_reason(log, interruption)
+            if reason is not None:
+                return reason
         return "finished"
+
+    def _stop_reason(self, log: Log, interruption: Interruption) -> str | None:
+        """Return why the run stops after the current step; None: it goes on.
+
+        If a callback stops it before its first validation, the model is validated, because there would be none without.
+        """
+        reason, best = self._best_model.stop_reason() or self._shared_stop(), self._best_model.best
+        if reason is not None and best.step is None and not best.validations_since:
+            self._validate(log, interruption)
+        return reason
 
     def _notify(self, name: str, event: Any) -> None:
         """Call the method `name` of each callback in the first process; store the first callback that stops the run."""
         for callback in self.callbacks if self.processes.is_first else ():
-            if getattr(callback, name)(event) is True:
+            if is_true(getattr(callback, name)(event)):
                 self._stopped_by = self._stopped_by or f"stopped by {type(callback).__name__}"
 
     def _shared_stop(self) -> str | None:
@@ -495,15 +504,16 @@ class Trainer:
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self.plan.decisions)
         mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
-        if high := math.isfinite(mean) and mean > limit:
+        high = math.isfinite(mean) and mean > limit
+        if discarded := high or sums.divisor == 0.0:
             self.optimizer.discard_gradient()
-        norm = math.nan if high else self.optimizer.step(sums.divisor, rate, weight_decay)
+        norm = math.nan if discarded else self.optimizer.step(sums.divisor, rate, weight_decay)
         self._report.add(sums, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
             self._loss_window.record_accepted(step, mean)
         else:
             self._loss_window.skipped(high=high)
-            self._report_skipped_step(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
+            self._report_skipped_step(SkippedStep(step, parts, mean, limit, norm, rate, sums.divisor))
         self.step = step
         self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
@@ -535,7 +545,9 @@ class Trainer:
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
-        return self.loss(batch)
+        loss = self.loss(batch)
+        # A process without rows must take part in the gradient, with the row of another process.
+        return loss.uncounted() if getattr(batch, "is_stand_in", False) else loss
 
     def _report_skipped_step(self, skipped: SkippedStep) -> None:
         """Print why a training step was skipped, and write a record of its batch and the cause to a file.
@@ -545,14 +557,20 @@ class Trainer:
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
-        if self.processes.count == 1 and not skipped.is_high:
+        if self.processes.count == 1 and not skipped.is_high and not skipped.is_empty:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.discard_gradient()
         path = skipped.write(self.folder, self.safeguards.describe, origin)
         sentence = f"Step {skipped.step:,} changed nothing: {skipped.reason}"
         self.display.say(f"{sentence}. The batch is in {path}." if path else f"{sentence}.")
 
-    def _stop_if_diverged(self) -> None:
+    def _stop_if_diverged(self, divisor: float) -> None:
+        """Raise an error if training diverged, or has no targets; `divisor` is the sum of weights of the last step."""
+        if divisor == 0.0 and self._loss_window.skips_too_many:
+            raise TransduceError(
+                f"No target of the last steps (until step {self.step}) has a weight above 0 in the loss: correct the "
+                "weights of the training data (`data.weight_column`), or the objective, whose losses count no targets."
+            )
         verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(

@@ -39,6 +39,11 @@ class Loss(NamedTuple):
         """The divisor that turns sums into means: the sum of the tokens' weights, or without weights their number."""
         return self.tokens if self.weight is None else self.weight
 
+    def uncounted(self) -> "Loss":
+        """Return a loss that counts nothing: its sums and numbers are 0, and the gradient of every parameter is 0."""
+        zero = None if self.weight is None else 0.0
+        return Loss(0.0 * self.total, 0.0 * self.negative_log_likelihood, 0, zero)
+
 
 class StepTotals(NamedTuple):
     """Sums over the micro-batches of a training step, in this process (`add`) or in all processes (`sum_over`)."""

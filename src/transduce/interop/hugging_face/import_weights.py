@@ -14,9 +14,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, names_of
-from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
+from transduce.interop.hugging_face.stored_names import (
+    StoredNames,
+    StoredParameter,
+    check_rows,
+    check_shape,
+    find_names,
+    wrong_tensors,
+)
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
@@ -226,7 +233,7 @@ def _read_tables(
     present = [name for name in candidates if name in stored.names]
     if not present or (needs_output and family.output not in present):
         missing = [family.output] if present else [family.shared]
-        raise _wrong_tensors(stored, missing=[str(name) for name in missing], unexpected=[])
+        raise wrong_tensors(stored.location, [str(name) for name in missing], [])
     for name in present:
         if len(stored.shape(name)) != 2:
             raise TransduceError(
@@ -279,15 +286,16 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
     model_type = config["model_type"]
     if FAMILIES[model_type].kind != "encoder":
         return {}
-    label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
-    masked = {
-        *("cls.predictions.transform.dense.weight", "lm_head.dense.weight"),
-        *("vocab_transform.weight", "generator_predictions.dense.weight"),
-    }
-    pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight", "pre_classifier.weight"}
-    if "classifier.dense.weight" in stored.names:
-        pooled = set()  # the classifier of RoBERTa and ELECTRA contains the pooler
-    has_pooler = bool(pooled & set(stored.names))
+    table = names_of(model_type, stored.names).names
+
+    def stored_name(parameter: str) -> str | None:
+        """Return the name of the stored tensor of one of our parameters; None if the folder does not hold it."""
+        found = find_names(table, parameter)
+        return None if found is None or found.names[0] not in stored.names else found.names[0]
+
+    label, pooler = stored_name("classifier.weight"), stored_name("pooler.weight")
+    # The classifier of RoBERTa and ELECTRA contains a pooler, which a classifier of texts has anyway.
+    has_pooler = pooler is not None and pooler != "classifier.dense.weight"
     architectures = config.get("architectures")
     is_tagger = isinstance(architectures, list) and any(
         str(name).endswith("ForTokenClassification") for name in architectures
@@ -295,7 +303,7 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
     # Classifiers of texts have a pooler, and taggers have none, except in old files.
     labels_tokens = label == "classifier.weight" and (is_tagger or not has_pooler)
     return {
-        "masked_language_head": bool(masked & set(stored.names)),
+        "masked_language_head": stored_name("masked_language_head.dense.weight") is not None,
         "pooler": has_pooler and not labels_tokens,
         "num_labels": 0 if label is None else len(stored.read(label)),
         "token_labels": labels_tokens,
@@ -352,7 +360,7 @@ def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) ->
     ignored = re.compile(family.ignored)
     unexpected = [name for name in stored.names if name not in used and not ignored.fullmatch(name)]
     if missing or unexpected:
-        raise _wrong_tensors(stored, missing=sorted(missing), unexpected=sorted(unexpected))
+        raise wrong_tensors(stored.location, sorted(missing), sorted(unexpected))
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
@@ -365,21 +373,11 @@ def _shape_of(stored: StoredTensors, source: StoredParameter) -> tuple[int, ...]
     shapes = {name: tuple(stored.shape(name)) for name in source.names}
     if source.layout == "transposed":
         shapes = {name: shape[::-1] if len(shape) == 2 else shape for name, shape in shapes.items()}
-    first, *others = shapes.values()
-    if any((len(shape), shape[1:]) != (len(first), first[1:]) for shape in others) or first == ():
-        raise TransduceError(
-            f"{stored.location}: these tensors must have rows of one length, but have the shapes {shapes}."
-        )
+    check_rows(stored.location, shapes)
+    first = next(iter(shapes.values()))
     if source.layout == "flat":
         return (math.prod(first),)
     return (sum(shape[0] for shape in shapes.values()), *first[1:])
-
-
-def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: list[str]) -> TransduceError:
-    return TransduceError(
-        f"{stored.location} does not hold the weights of its config.json: missing {shown_names(missing)}; unexpected "
-        f"{shown_names(unexpected)}."
-    )
 
 
 def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
@@ -404,9 +402,4 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
 
 def _check_shapes(stored: StoredTensors, sources: Mapping[str, StoredParameter], outline: Mapping[str, Tensor]) -> None:
     for name, expected in outline.items():
-        shape = _shape_of(stored, sources[name])
-        if shape != tuple(expected.shape):
-            raise TransduceError(
-                f"{stored.location}: {name} must have the shape {tuple(expected.shape)} by config.json, but has "
-                f"{shape}."
-            )
+        check_shape(stored.location, name, _shape_of(stored, sources[name]), expected.shape)

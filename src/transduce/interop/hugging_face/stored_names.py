@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.errors import TransduceError, shown_names
+
 
 class StoredParameter(NamedTuple):
     """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
@@ -48,6 +50,38 @@ class StoredParameter(NamedTuple):
         if self.layout == "flat":
             return parts[0].flatten()
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def wrong_tensors(location: object, missing: Sequence[str], unexpected: Sequence[str]) -> TransduceError:
+    """Return the error for a file or folder at `location` that does not hold exactly the weights of its config.json."""
+    return TransduceError(
+        f"{location} does not hold the weights of its config.json: missing {shown_names(missing)}; unexpected "
+        f"{shown_names(unexpected)}."
+    )
+
+
+def check_rows(location: object, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that stored tensors, whose shapes are given by name, can be concatenated by rows.
+
+    Raises:
+        TransduceError: they have rows of different sizes, or one is a single number.
+    """
+    if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
+        raise TransduceError(
+            f"{location}: these tensors must have rows of one length, but have the shapes {dict(shapes)}."
+        )
+
+
+def check_shape(location: object, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    """Check that a parameter has the shape that follows from the configuration.
+
+    Raises:
+        TransduceError: it has another shape.
+    """
+    if tuple(found) != tuple(expected):
+        raise TransduceError(
+            f"{location}: {name} must have the shape {tuple(expected)} by config.json, but has {tuple(found)}."
+        )
 
 
 class Names(NamedTuple):

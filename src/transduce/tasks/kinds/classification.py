@@ -77,9 +77,8 @@ class ClassificationObjective(LabelingObjective):
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
-        own_logits = logits[: len(labels)]
-        negative_log_likelihood = F.cross_entropy(own_logits, labels, reduction="none")
-        smoothed = F.cross_entropy(own_logits, labels, reduction="none", label_smoothing=self.label_smoothing)
+        negative_log_likelihood = F.cross_entropy(logits, labels, reduction="none")
+        smoothed = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
         weight = None
         if batch.weights is not None:
             weights = to_device(batch.weights, logits.device)  # (B,)
@@ -88,8 +87,7 @@ class ClassificationObjective(LabelingObjective):
                 smoothed * weights,
                 float(batch.weights.sum()),
             )
-        # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
-        return Loss(smoothed.sum() + 0.0 * logits.sum(), negative_log_likelihood.sum().detach(), len(labels), weight)
+        return Loss(smoothed.sum(), negative_log_likelihood.sum().detach(), len(labels), weight)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes for a batch of texts, (B, C), float32."""

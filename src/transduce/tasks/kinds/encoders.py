@@ -244,7 +244,7 @@ class LabelChoices(EncoderChoices):
 
     def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
         """Return a list with the batch of the longest texts, which needs the most memory, to try before training."""
-        return [self.plan(corpus, resolved).largest_batches()]
+        return [*self.plan(corpus, resolved).largest_batches()]
 
 
 class LabelingObjective(Objective[Encoder]):

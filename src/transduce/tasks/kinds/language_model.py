@@ -238,7 +238,7 @@ class LanguageModelKind(TextOnlyKind):
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return a list with one batch to try before training, because all batches have the same size."""
-        return [self.plan(corpus, resolved).largest_batches()]
+        return self.plan(corpus, resolved).largest_batches()
 
     def validation(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement

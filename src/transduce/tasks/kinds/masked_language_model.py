@@ -177,7 +177,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
             return masked_loss
         follows = to_device(batch.follows, states.device)
         logits = self.model.classify(states).float()  # (B, 2)
-        # A process without own rows has a dummy row that counts nothing but takes part in the gradient.
+        # Rows of one segment have nothing to classify, but the classifier takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 

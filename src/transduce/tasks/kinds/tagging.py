@@ -182,13 +182,12 @@ class TaggingObjective(LabelingObjective):
         """Return the loss of a batch: the cross-entropy of the tags in nats, summed over the words."""
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
-        labels = to_device(batch.target, logits.device)  # (own rows, S)
-        own = logits[: len(labels)].flatten(0, 1)
+        labels = to_device(batch.target, logits.device).flatten()  # (B × S,)
+        logits = logits.flatten(0, 1)
         options: dict[str, Any] = {"ignore_index": NO_LABEL, "reduction": "sum"}
-        negative_log_likelihood = F.cross_entropy(own, labels.flatten(), **options)
-        smoothed = F.cross_entropy(own, labels.flatten(), label_smoothing=self.label_smoothing, **options)
-        # A process without own sentences has a dummy one that counts nothing but takes part in the gradient.
-        return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
+        negative_log_likelihood = F.cross_entropy(logits, labels, **options)
+        smoothed = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, **options)
+        return Loss(smoothed, negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of tags for every token, (B, S, C), float32; the loss uses only one token of each word."""

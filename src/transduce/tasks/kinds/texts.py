@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import open_atomically
-from transduce.data.batches import Batch, Plan, non_padding_id, permutation
+from transduce.data.batches import Batch, Plan, as_stand_in, non_padding_id, own_rows, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -222,7 +223,7 @@ def frequency_perplexity(training: Plan[Batch], dev: Sequence[Batch], *, size: i
 
 def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
     labels = batch.target.ravel()
-    counted: NDArray[np.int64] = labels[(labels >= 0) & (labels != (_NO_LABEL if ignored is None else ignored))]
+    counted: NDArray[np.int64] = labels[(labels >= 0) & (labels != (-1 if ignored is None else ignored))]
     return counted
 
 
@@ -247,7 +248,6 @@ def describe_frequencies(perplexity: float, frequencies: float) -> str | None:
 
 # Keys that make these random orders independent of each other and of those in the `data` package.
 _WINDOW_ORDER, _OFFSET = 21, 22
-_NO_LABEL = -1
 
 Ids = NDArray[np.unsignedinteger]
 """Token ids of a text, unsigned integers, (N,)."""
@@ -299,27 +299,21 @@ class WindowPlan:
         """Return a process's windows of the batch at a position of an epoch, (B, T) for source and target.
 
         The target of each token is the next token. If the batch has fewer windows than there are processes, a process
-        without any gets a window without labels or indices, because it must take part in the gradient too.
+        without any gets one window as a stand-in.
         """
         offset, order = self._epoch_order(epoch)
         all_rows = order[position * self._rows : (position + 1) * self._rows]
-        first, step = self._rank_and_count
-        own_rows = all_rows[first::step]
-        batch = cut_windows(
-            self._stream, offset + (own_rows if len(own_rows) else all_rows[:1]) * self._context, self._context
-        )
-        if len(own_rows):
-            return Batch(batch.source, batch.target, own_rows, batch.source_tokens, batch.target_tokens)
-        nothing = np.full_like(batch.target, _NO_LABEL)
-        return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
+        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
+        batch = replace(cut_windows(self._stream, offset + rows * self._context, self._context), indices=rows)
+        return as_stand_in(batch) if is_stand_in else batch
 
-    def largest_batches(self) -> Batch:
-        """Return one artificial batch of the maximum size, to try before training whether it fits in memory.
+    def largest_batches(self) -> list[Batch]:
+        """Return a list with one artificial batch of the maximum size, to try whether it fits in memory.
 
         Its tokens all have one id, which is not the padding's.
         """
         ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
-        return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
+        return [Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)]
 
     def _epoch_order(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -281,10 +281,8 @@ class SeriesObjective(Objective[SeriesTransformer]):
             logs = predicted.log_deviations.float()
             losses = 0.5 * (errors * torch.exp(-logs)).square() + logs + _HALF_LOG_TWO_PI
         losses = losses * to_device(batch.weights, weight.device)
-        own_losses = losses[: len(batch.indices)]
-        # A process without own windows has a dummy window that counts nothing but takes part in the gradient.
-        total = own_losses.sum() + 0.0 * losses.sum()
-        return Loss(total, total.detach(), own_losses.numel())
+        total = losses.sum()
+        return Loss(total, total.detach(), losses.numel())
 
 
 class SeriesDevSet(Validation):
