@@ -71,15 +71,22 @@ def with_half_width_hint(message: str, wrong: str) -> str:
     return f"{message} Type the half-width `{narrow}` for the full-width `{wide}`." if wide else message
 
 
-def near_name(name: str, names: Iterable[str]) -> str | None:
+def near_name(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the one of several names that a wrong name probably stands for; None if none is similar.
 
-    Full-width characters and symbols such as ℃ equal their usual forms.
+    Upper and lower case are equal, and full-width characters and symbols such as ℃ equal their usual forms.
+
+    Args:
+        name: the wrong name.
+        names: the right names.
+        cutoff: the least similarity of the two names, from 0 (none) to 1 (equal).
     """
     from difflib import get_close_matches  # imported only for a mistake, as it takes a while
 
-    by_form = {normalize("NFKC", each).casefold(): each for each in names}
-    near = get_close_matches(normalize("NFKC", name).casefold(), by_form, 1, 0.75)
+    by_form: dict[str, str] = {}
+    for each in names:
+        by_form.setdefault(normalize("NFKC", each).casefold(), each)
+    near = get_close_matches(normalize("NFKC", name).casefold(), by_form, 1, cutoff)
     return by_form[near[0]] if near else None
 
 

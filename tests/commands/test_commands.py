@@ -87,6 +87,7 @@ def test_version_option_prints_the_version(capsys: Capture) -> None:
     ("arguments", "message"),
     [
         (["trian"], "transduce: There is no command `trian`: did you mean `train`?\n"),
+        (["TRAIN"], "transduce: There is no command `TRAIN`: did you mean `train`?\n"),
         (["tranlsate", "x"], "transduce: There is no command `tranlsate`: did you mean `translate`?\n"),
         (["qqq"], "transduce: There is no command `qqq`: the commands are demo, train, "),
         (["--versoin"], "there is no option --versoin; did you mean --version? (see transduce --help)"),

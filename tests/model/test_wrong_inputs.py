@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce import AttentionMask, ModelConfig, MultiHeadAttention, TransduceError, Transformer
+from transduce import AttentionMask, ModelConfig, MultiHeadAttention, Recurrent, TransduceError, Transformer
 from transduce.acceleration import kernels_for_training
 from transduce.model.attention import ScoredAttention, attend
 from transduce.model.backend import using_backend
@@ -65,7 +65,7 @@ def test_a_boolean_mask_trains_as_an_attention_mask_does_with_kernels() -> None:
         layer.zero_grad()
         for module in layer.modules():
             if hasattr(module, "drop_256ths"):
-                module.set(0.0)  # type: ignore[operator]
+                module.p = 0.0
         with using_backend(kernels_for_training("native", "cpu")):
             layer(X, mask).sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in layer.parameters()]))  # type: ignore[union-attr]
@@ -183,6 +183,17 @@ CONFIG_FIELDS: dict[str, Any] = {
     "num_heads": 2,
     "d_ff": 16,
 }
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [(Transformer, "transformer"), (Recurrent, "recurrent"), (Encoder, "encoder"), (Decoder, "decoder")],
+)
+def test_a_model_refuses_the_configuration_of_another_kind(model: type[Transformer], kind: str) -> None:
+    other = "decoder" if kind == "encoder" else "encoder"
+    rule = f"A model of the class {model.__name__} has the kind {kind}, but `kind` of its configuration is {other}"
+    with pytest.raises(TransduceError, match=rule):
+        model(ModelConfig(**{**CONFIG_FIELDS, "kind": other}))
 
 
 def test_encoding_ids_without_the_axis_of_the_batch_is_refused() -> None:

@@ -349,6 +349,26 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     assert event.scores == {"exact_match": (sentences - wrong) / sentences}
 
 
+def test_contributions_to_exact_matches_have_the_score_as_their_mean(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
+    resolved, corpus = run.resume()
+    assert isinstance(corpus, TaskCorpus)
+    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
+    assert isinstance(dev, DevSet)
+    dev.best_by = "exact_match"
+    ((direction, translator),) = dev.directions
+    references = ["e\u0301t\u00e9", "one", "", "two"]  # spelled in another form, equal, blank and different
+    dev.directions = [(direction._replace(sources=["一"] * 4, references=references), translator)]
+    answers = ["\u00e9t\u00e9", "one ", " ", "three"]
+    monkeypatch.setattr(translator, "translate", lambda *_, **__: [SimpleNamespace(text=answer) for answer in answers])
+    event = dev.validate(dev.model.state_dict(), 20)
+    assert [value > 0.0 for value in event.contributions] == [True, True, False, False]
+    assert event.scores["exact_match"] == pytest.approx(2 / 3)
+    assert sum(event.contributions) / 4 == pytest.approx(event.scores["exact_match"])
+
+
 def test_tensorboard_holds_the_losses_and_scores_of_the_run(trained: Path) -> None:
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"

@@ -226,6 +226,33 @@ def test_numpy_numbers_and_paths_are_accepted_as_settings() -> None:
             r"run\.toml, line 2: `data.filters.max_tokens` must be a whole number",
         ),
         (["[search]", "beam_size = 0"], [], r"run\.toml, line 2: `beam_size` must be at least 1, but is 0"),
+        (
+            ["[data]", "languages = 5", "[[data.corpora]]", 'languages = ["en", "de"]'],
+            [],
+            r"run\.toml, line 2: `data\.languages` must be a list",
+        ),
+        (
+            ["[[data.corpora]]", 'source = ["a.en"]', "[[data.corpora]] # more", 'source = ["b.en"]', "wieght = 2"],
+            [],
+            r"line 5: There is no setting `data\.corpora\[1\]\.wieght`: did you mean `data\.corpora\[1\]\.weight`\?",
+        ),
+        (
+            [
+                "[[data.corpora]]",
+                'source = ["a.en"]',
+                "weight = 1",
+                "[[data.corpora]]",
+                'source = "b.en"',
+                "[training]",
+            ],
+            [],
+            r"line 5: `data\.corpora\[1\]\.source` must be a list",
+        ),
+        (
+            ["[[data.corpora]]", 'source = ["a.en"]', 'languages = ["en", "?"]', "[data]", 'languages = ["en", "de"]'],
+            [],
+            r"run\.toml: `languages` must be language codes",  # of one of two tables
+        ),
         (["training = {steps = 0}"], [], r"run\.toml: `training.steps` must be greater than 0, but is 0"),
         (["training = 5"], [], r"run\.toml, line 1: `training` must be a table, but is `5`"),
         (["[training]", "steps = 5"], ["training.minutes=1.5"], r"run\.toml, line 2: `training.steps` \(5\) and"),
@@ -250,6 +277,15 @@ def test_an_error_in_an_assignment_does_not_name_the_settings_file(write_lines: 
     put_setting(content, "training", {"steps": 0})
     with pytest.raises(TransduceError, match=r"^`training.steps` must be greater than 0"):
         make_settings(content)
+    path = write_lines("run.toml", ["[[data.corpora]]", 'source = "a.en"'])
+    with pytest.raises(TransduceError, match=r"^`data.corpora\[0\].source` must be a list"):
+        make_settings(read_settings(path, ['data.corpora=[{source="b.en"}]']))
+
+
+@pytest.mark.parametrize("value", ["SWIGLU", "ｓｗｉｇｌｕ"])
+def test_a_wrong_name_is_recognized_in_other_case_and_width(value: str) -> None:
+    with pytest.raises(TransduceError, match=r"`model\.activation` .* did you mean `swiglu`\?"):
+        make_settings({"model": {"activation": value}})
 
 
 def test_a_default_weight_decay_of_a_run_is_chosen_anew_for_other_steps(trained: Path, tmp_path: Path) -> None:

@@ -406,7 +406,10 @@ def test_corpora_survive_the_settings_file() -> None:
             },
             "needs its two languages",
         ),
-        ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "wieght": 2}]}, "no setting `data.corpora.wieght`"),
+        (
+            {"corpora": [{"source": ["a.en"], "target": ["a.de"], "wieght": 2}]},
+            r"no setting `data\.corpora\[0\]\.wieght`",
+        ),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "weight": 0}]}, "`weight` must be above 0"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "monolingual": ["c.de"]}, "one pair of languages"),

@@ -374,6 +374,41 @@ def test_a_gradient_that_is_not_finite_skips_exactly_one_step(tmp_path: Path, ma
     assert all(bool(w.isfinite().all()) for w in weights)
 
 
+class SetupWithoutTargets(Setup):
+    """A trainer whose loss counts no target in the calls with these numbers, or in no call (None)."""
+
+    empty: tuple[int, ...] | None = None
+
+    def loss(self, batch: Pair) -> Loss:
+        number = len(self.losses)
+        loss = super().loss(batch)
+        if self.empty is None or number in self.empty:
+            return loss._replace(total=loss.total * 0.0, negative_log_likelihood=torch.zeros(()), weight=0.0)
+        return loss
+
+
+def test_a_step_without_targets_changes_nothing(tmp_path: Path, make_settings: Make) -> None:
+    weights: list[Tensor] = []
+    setup = SetupWithoutTargets(tmp_path, make_settings(), before_loss=lambda _: weights.append(setup.weights()))
+    setup.empty = (3,)
+    assert setup.trainer.run().step == 8
+    weights.append(setup.weights())
+    assert [torch.equal(before, after) for before, after in pairwise(weights)] == [number == 3 for number in range(8)]
+    assert setup.trainer.optimizer.updates == 7
+    assert (
+        "Step 4 changed nothing: no target of its batches has a weight above 0 in the loss." in setup.output.getvalue()
+    )
+    (record,) = (tmp_path / "faults").iterdir()
+    assert json.loads(record.read_text())["micro_batches"] == [{"position": 3, "loss": 0.0}]
+
+
+def test_a_run_without_targets_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:
+    setup = SetupWithoutTargets(tmp_path, make_settings(steps=40))
+    with pytest.raises(TransduceError, match=r"^No target of the last steps \(until step 20\) has a weight above 0"):
+        setup.trainer.run()
+    assert setup.trainer.optimizer.updates == 0
+
+
 def test_a_run_without_any_finite_gradient_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:
     setup = Setup(tmp_path, make_settings(steps=30), factor=lambda _: math.inf)
     message = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
@@ -155,8 +155,36 @@ def test_the_state_of_a_model_without_batch_norm_has_no_statistics(make_settings
 @pytest.mark.parametrize("sharded", [False, True])
 def test_batch_norm_is_refused_with_several_processes(make_settings: Make, *, sharded: bool) -> None:
     model = tiny_model()
-    with pytest.raises(TransduceError, match=r"`model\.norm` = batch keeps statistics .* there are 2: train with one"):
+    with pytest.raises(
+        TransduceError, match=r"BatchNorm keeps statistics .* \(encoder_layers\..*there are 2: train with one"
+    ):
         make_optimizer(model, lambda batch: loss_of(model, batch), make_settings(sharded=sharded), Processes(0, 2))
+    with pytest.raises(TransduceError, match=r"BatchNorm keeps statistics .* \(0\)"):
+        make_optimizer(nn.Sequential(nn.BatchNorm1d(3)), loss_of, make_settings(sharded=sharded), Processes(0, 2))  # type: ignore[arg-type]
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a stored buffer, as a component of a user's own may have."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("scale", torch.tensor([1.0, math.nan]))
+
+
+def test_a_buffer_that_training_does_not_change_is_no_reason_to_refuse_several_processes(make_settings: Make) -> None:
+    model = nn.Sequential(Scaled())
+    optimizer, _ = make_optimizer(model, loss_of, make_settings(), Processes(0, 2))  # type: ignore[arg-type]
+    assert isinstance(optimizer, FlatOptimizer)
+    optimizer.gradient.fill_(1.0)
+    assert optimizer.step(1.0, 0.1) > 0.0
+    model[0].scale[0] = 2.0  # type: ignore[operator]
+    with pytest.raises(TransduceError, match=r"^Training changes buffers of the model \(0\.scale\)"):
+        optimizer.step(1.0, 0.1)
+
+
+def test_a_divided_model_with_a_buffer_is_refused(make_settings: Make) -> None:
+    with pytest.raises(TransduceError, match=r"only parameters are stored, but the model has buffers \(0\.scale\)"):
+        make_optimizer(nn.Sequential(Scaled()), loss_of, make_settings(sharded=True), Processes(0, 2))  # type: ignore[arg-type]
 
 
 def test_a_batch_norm_run_stores_its_statistics_and_searches_with_them(

@@ -267,6 +267,15 @@ def test_negative_and_non_numeric_weights_are_refused_with_their_location(
         list(PairReader(CorpusFiles(source=(path,), weight_field="importance")))
 
 
+def test_weights_that_would_become_0_are_refused_with_their_location(tmp_path: Path) -> None:
+    write_json(tmp_path / "least.jsonl", pairs(1), [1.2e-38])
+    (block,) = PairReader(CorpusFiles(source=(str(tmp_path / "least.jsonl"),), weight_field="importance"))
+    assert block.weights == [1.2e-38]
+    path = write_json(tmp_path / "a.jsonl", pairs(2), [0.0, 1e-50])
+    with pytest.raises(TransduceError, match=r"a\.jsonl:2: a weight above 0 must be at least 1\.2e-38, .* is '1e-50'"):
+        transduce.train(source=path, out=tmp_path / "m", weight_column="importance", steps=1)
+
+
 def test_weights_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
     text = tmp_path / "a.en"
     text.write_text("one\n", "utf-8")

@@ -19,6 +19,7 @@ from transduce.deprecation import current_command, current_options, renamed_warn
 from transduce.errors import (
     TransduceError,
     WrongLanguageWarning,
+    near_name,
     option_with_other_dashes,
     use_common_options,
 )
@@ -151,10 +152,8 @@ class Parser(argparse.ArgumentParser):
             if intended in self._option_string_actions:
                 self.error(f"`{option}` begins with another dash than `-`: type {intended}")
             if option.startswith("--") and " " not in option and option not in self._option_string_actions:
-                from difflib import get_close_matches  # imported only for a mistake, as it takes a while
-
-                near = get_close_matches(option, list(self._option_string_actions), 1)
-                self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
+                near = near_name(option, self._option_string_actions)
+                self.error(f"there is no option {option}" + (f"; did you mean {near}?" if near else ""))
         return self.parse_intermixed_args(arguments)
 
     def format_usage(self) -> str:
@@ -166,13 +165,11 @@ class Parser(argparse.ArgumentParser):
         """Print an error about the arguments on standard error, with a hint at `--help`, and exit with code 2."""
         choice = re.match(r"^argument (.+): invalid choice: '(.*)' \(choose from (.+)\)$", message)
         if choice is not None:
-            from difflib import get_close_matches
-
             choices = re.findall(r"'([^']*)'", choice[3]) or choice[3].split(", ")
-            near = get_close_matches(choice[2], choices, 1)
+            near = near_name(choice[2], choices)
             name, value, listed = choice[1], choice[2], ", ".join(choices)
             message = (
-                f"argument {name}: invalid choice: '{value}' (choose from {listed}); did you mean {near[0]}?"
+                f"argument {name}: invalid choice: '{value}' (choose from {listed}); did you mean {near}?"
                 if near
                 else f"argument {name}: invalid choice: '{value}' (choose from {listed})"
             )
@@ -423,12 +420,10 @@ def _run(arguments: list[str], owns_process: bool) -> int:
         return 0
     verb = current_command(verb)
     if verb not in VERBS:
-        from difflib import get_close_matches
-
-        near = get_close_matches(verb, VERBS, 1)
+        near = near_name(verb, VERBS)
         raise TransduceError(
             f"There is no command `{verb}`"
-            + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
+            + (f": did you mean `{near}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
     if options.plugin:

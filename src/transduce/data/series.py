@@ -282,7 +282,7 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
         raise TransduceError(f"{path}:1: a table begins with a line of column names, but this line has numbers.")
     for name in columns:
         if name not in names:
-            near = near_name(name, names)
+            near = near_name(name, names, cutoff=0.75)
             message = (
                 f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are "
                 f"{shown_names(names, 20)}."

@@ -1,6 +1,5 @@
 """Score texts against references: BLEU and chrF by sacreBLEU, and ROUGE of summaries."""
 
-import difflib
 import hashlib
 import html
 import importlib.util
@@ -15,7 +14,7 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, near_name
 from transduce.evaluation.label_scores import f1_of_counts
 from transduce.text import languages
 from transduce.text.files import compose, count_noun
@@ -124,8 +123,8 @@ def _check_installed(tokenize: str) -> None:
 
 
 def _advice(tokenize: str, target_language: str | None) -> str:
-    near = difflib.get_close_matches(tokenize.lower(), TOKENIZERS, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"leave it out to get {tokenizer_for(target_language)!r}."
+    near = near_name(tokenize, TOKENIZERS, cutoff=0.5)
+    return f"did you mean {near!r}?" if near else f"leave it out to get {tokenizer_for(target_language)!r}."
 
 
 # --- scores ---
@@ -243,7 +242,7 @@ def score(
         bleu=Score("BLEU", counted.score, str(bleu.get_signature())),
         chrf=Score("chrF", chrf_value, str(chrf.get_signature())),
         sentences=_count_scored(hypotheses, references),
-        exact_match=count_exact(hypotheses, references, lowercase=lowercase),
+        exact_match=sum(exact_matches(hypotheses, references, lowercase=lowercase)),
         hypothesis_tokens=counted.sys_len,
         reference_tokens=counted.ref_len,
         brevity_penalty=counted.bp,
@@ -334,14 +333,14 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
     return [line.replace("\n", " ") for line in lines]
 
 
-def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
-    """Return how many hypotheses equal their reference, ignoring white space at the ends, and case if `lowercase`.
+def exact_matches(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[bool]:
+    """Return whether each hypothesis equals its reference, ignoring white space at the ends, and case if `lowercase`.
 
     Both are compared in Unicode's composed form (NFC). Pairs of two blank lines do not count.
     """
     fold = str.lower if lowercase else str
     pairs = zip(map(compose, hypotheses), map(compose, references), strict=True)
-    return sum(fold(a.strip()) == fold(b.strip()) != "" for a, b in pairs)
+    return [fold(a.strip()) == fold(b.strip()) != "" for a, b in pairs]
 
 
 def _count_scored(*systems: Sequence[str]) -> int:

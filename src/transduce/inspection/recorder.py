@@ -6,7 +6,6 @@ Legend: B batch, T positions, Q queries, L keys, H query heads, G key/value head
 D model width, F width of the feed-forward network.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, near_name
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
@@ -181,9 +180,9 @@ def record_activations(
     edits = {} if edit is None else dict(edit)
     for pattern in (*patterns, *edits):
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in sites):
-            nearest = difflib.get_close_matches(pattern, sites, n=1, cutoff=0.0)
+            nearest = near_name(pattern, sites, cutoff=0.0) or ""
             raise TransduceError(
-                f"This model has no hook point `{pattern}`: `hook_points` lists them, such as `{''.join(nearest)}`."
+                f"This model has no hook point `{pattern}`: `hook_points` lists them, such as `{nearest}`."
             )
     recording = Recording()
     with ExitStack() as stack:

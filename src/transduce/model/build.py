@@ -1,6 +1,5 @@
 """Build the model that a configuration describes, also with components that users register."""
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, near_name, shown_names
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, Dropout
@@ -126,7 +125,7 @@ _UNDO = "undo what changed the model, for example by `torch.nn.utils.prune.remov
 _ADMINISTRATION = frozenset(vars(nn.Module()))
 # Attributes that change training alone.
 _OF_TRAINING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
-    ((Dropout, nn.Dropout), ("p", "drop_256ths", "inplace")),
+    ((Dropout, nn.Dropout), ("p", "_p", "drop_256ths", "inplace")),
     ((BatchNorm, nn.BatchNorm1d), ("momentum",)),
 )
 
@@ -461,8 +460,8 @@ def load_plugin(path: str | Path) -> None:
     path = Path(path)
     name = f"transduce_plugin_{path.stem}"
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [each.name for each in path.absolute().parent.glob("*.py")], 1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "name the Python file that registers components."
+        near = near_name(path.name, (each.name for each in path.absolute().parent.glob("*.py")))
+        hint = f"did you mean {path.with_name(near)}?" if near else "name the Python file that registers components."
         raise TransduceError(f"The plugin {path} is no file: {hint}")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

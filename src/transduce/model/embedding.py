@@ -4,7 +4,7 @@ Legend: B batch, T positions, D model width, V vocabulary.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -114,10 +114,18 @@ class VocabularyModel(nn.Module):
     The configuration decides which of these three share one matrix.
     """
 
+    _kind: ClassVar[str | None] = None
+    """The only `ModelConfig.kind` that a class accepts; None: any."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
             raise TransduceError(f"A model is built from a `ModelConfig`, not from {shown_value(config)}.")
+        if self._kind not in (None, config.kind):
+            raise TransduceError(
+                f"A model of the class {type(self).__name__} has the kind {self._kind}, but `kind` of its "
+                f"configuration is {config.kind}: set it to {self._kind}, or use another class."
+            )
         self.config = config
         self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
         target_shape = (config.target_vocabulary_size, config.d_model)

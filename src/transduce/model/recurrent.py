@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce.errors import TransduceError
 from transduce.model.attention import AttentionFunction, AttentionTrace, attend, build_score
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
@@ -286,6 +285,8 @@ class RecurrentCache:
 class Recurrent(SequenceToSequence):
     """A recurrent encoder and decoder with the methods `encode`, `decode` and `project`, as `Transformer` has them."""
 
+    _kind = "recurrent"
+
     def __init__(self, config: ModelConfig) -> None:
         """Build the model with random initial weights, float32.
 
@@ -296,8 +297,6 @@ class Recurrent(SequenceToSequence):
             TransduceError: the configuration describes another kind of model.
         """
         super().__init__(config)
-        if config.kind != "recurrent":
-            raise TransduceError(f"`model.kind` must be recurrent for a recurrent model, but is {config.kind}.")
         width = config.d_model
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)

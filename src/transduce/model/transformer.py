@@ -237,6 +237,8 @@ class SequenceToSequence(VocabularyModel):
 class Transformer(SequenceToSequence, EncoderDecoderLayers):
     """An encoder-decoder Transformer, with the methods `encode`, `decode` and `project` on tensors."""
 
+    _kind = "transformer"
+
     def __init__(self, config: ModelConfig) -> None:
         """Build the model with random initial weights, float32.
 
@@ -248,11 +250,6 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
             TransduceError: the configuration describes another kind of model.
         """
         super().__init__(config)
-        if config.kind != "transformer":
-            raise TransduceError(
-                f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}: build it by "
-                "`model/build.py:build_any_model`."
-            )
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)
         self.add_layers(config)
@@ -375,6 +372,8 @@ POOLER_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"tanh": torch.ta
 class Encoder(VocabularyModel):
     """An encoder-only Transformer, such as BERT, with the configured heads: masked language, pooler, classifier."""
 
+    _kind = "encoder"
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.embedding = Embedding(config)
@@ -462,6 +461,8 @@ class Encoder(VocabularyModel):
 
 class Decoder(VocabularyModel):
     """A decoder-only model: a stack of self-attention layers with the look-ahead mask, which continues a prompt."""
+
+    _kind = "decoder"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

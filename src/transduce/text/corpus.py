@@ -638,7 +638,7 @@ def parse_weight(value: object, name: str, where: str) -> float:
         where: the file and line, for messages.
 
     Raises:
-        TransduceError: the value is not a number from 0 to 1,000,000.
+        TransduceError: the value is not a number from 0 to 1,000,000, or it is above 0, but would become 0 in float32.
     """
     try:
         weight = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
@@ -649,10 +649,17 @@ def parse_weight(value: object, name: str, where: str) -> float:
             f'{where}: a weight must be a number from 0 to {_MAX_WEIGHT:,.0f}, but "{name}" is '
             f"{str(value)[:40]!r}: correct it, or leave the pair out."
         )
+    if 0.0 < weight < _MIN_WEIGHT:
+        raise TransduceError(
+            f"{where}: a weight above 0 must be at least {_MIN_WEIGHT:.2g}, the smallest number of the loss, but "
+            f'"{name}" is {str(value)[:40]!r}: multiply all weights by a large number, which changes no result, or '
+            "write 0."
+        )
     return weight
 
 
 _MAX_WEIGHT = 1e6
+_MIN_WEIGHT = 2.0**-126  # the smallest normal number of float32
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:

@@ -227,7 +227,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
         if missing:
-            near = near_name(missing[0], names)
+            near = near_name(missing[0], names, cutoff=0.75)
             raise TransduceError(
                 f"{where} has no column {missing[0]!r}, but {_listed(names)}: "
                 + (f"did you mean {near!r}? Correct `data.columns`." if near else "correct `data.columns`.")

@@ -55,7 +55,7 @@ from transduce.training.loss_spikes import (
     SkippedStep,
     find_origin,
 )
-from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
+from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
 from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
 
@@ -157,14 +157,10 @@ def make_optimizer(
     parameters.
 
     Raises:
-        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
-            between them.
+        TransduceError: there are several processes, and buffers of the model would differ between them, or would not
+            be stored.
     """
-    if processes.count > 1 and RunningStatistics(model).accepted:
-        raise TransduceError(
-            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
-            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
-        )
+    refuse_buffers_of_one_process(model, processes.count, sharded=settings.sharded)
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss
@@ -437,7 +433,7 @@ class Trainer:
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
-            self._stop_if_diverged()
+            self._stop_if_diverged(sums.divisor)
             if self.plan.is_due(self.step, self.settings.validate_every):
                 self._check_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
@@ -508,15 +504,16 @@ class Trainer:
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self.plan.decisions)
         mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
-        if high := math.isfinite(mean) and mean > limit:
+        high = math.isfinite(mean) and mean > limit
+        if discarded := high or sums.divisor == 0.0:
             self.optimizer.discard_gradient()
-        norm = math.nan if high else self.optimizer.step(sums.divisor, rate, weight_decay)
+        norm = math.nan if discarded else self.optimizer.step(sums.divisor, rate, weight_decay)
         self._report.add(sums, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
             self._loss_window.record_accepted(step, mean)
         else:
             self._loss_window.skipped(high=high)
-            self._report_skipped_step(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
+            self._report_skipped_step(SkippedStep(step, parts, mean, limit, norm, rate, sums.divisor))
         self.step = step
         self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
@@ -560,14 +557,20 @@ class Trainer:
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
-        if self.processes.count == 1 and not skipped.is_high:
+        if self.processes.count == 1 and not skipped.is_high and not skipped.is_empty:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.discard_gradient()
         path = skipped.write(self.folder, self.safeguards.describe, origin)
         sentence = f"Step {skipped.step:,} changed nothing: {skipped.reason}"
         self.display.say(f"{sentence}. The batch is in {path}." if path else f"{sentence}.")
 
-    def _stop_if_diverged(self) -> None:
+    def _stop_if_diverged(self, divisor: float) -> None:
+        """Raise an error if training diverged, or has no targets; `divisor` is the sum of weights of the last step."""
+        if divisor == 0.0 and self._loss_window.skips_too_many:
+            raise TransduceError(
+                f"No target of the last steps (until step {self.step}) has a weight above 0 in the loss: correct the "
+                "weights of the training data (`data.weight_column`), or the objective, whose losses count no targets."
+            )
         verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(

@@ -34,6 +34,8 @@ from transduce.training.prefetch import recording_disabled
 #   are taken as the new level, and the window is cleared.
 # * A run has diverged when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when
 #   20 steps in a row had no finite loss and gradient.
+# * A step whose targets all have the weight 0 is skipped, too. A run stops if such a step is the 20th in a row that is
+#   skipped: its data or its loss have no targets that count.
 #
 # The window contains only the finite losses of steps that changed the weights, so a NaN does not corrupt it. It is
 # stored in each checkpoint, so that a resumed run decides like an uninterrupted one.
@@ -89,7 +91,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """Count a skipped step, whose loss was too high (`high` is True), or whose loss or gradient was not finite."""
+        """Count a skipped step; `high` is True if its loss was too high, False for any other cause."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 
@@ -97,9 +99,14 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Return the mean of the last 64 accepted losses; None while there are fewer accepted losses."""
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
+    @property
+    def skips_too_many(self) -> bool:
+        """True if so many steps in a row were skipped that the run should stop."""
+        return self.skipped_in_a_row >= _MAX_SKIPPED
+
     def verdict(self, step: int) -> str | None:
         """Return why the run should stop because it diverged, as a clause for a message; None if it should continue."""
-        if self.skipped_in_a_row >= _MAX_SKIPPED:
+        if self.skips_too_many:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
         if level is None or lowest is None or level <= lowest + max(_DIVERGED_NATS, _DIVERGED_SHARE * lowest):
@@ -138,7 +145,10 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class SkippedStep(NamedTuple):
-    """A training step that changed no weights, because its loss was too high or its loss or gradient not finite."""
+    """A training step that changed no weights, because its loss or gradient gave no usable update.
+
+    The loss was too high, the loss or the gradient was not finite, or no target counted in the loss.
+    """
 
     step: int
     parts: Sequence[MicroBatch]
@@ -149,6 +159,8 @@ class SkippedStep(NamedTuple):
     """The highest mean loss per target token that would have been accepted, in nats."""
     gradient_norm: float
     learning_rate: float
+    divisor: float = 1.0
+    """The sum of the weights of the target tokens of all micro-batches of all processes."""
 
     @property
     def at_fault(self) -> Sequence[MicroBatch]:
@@ -171,12 +183,19 @@ class SkippedStep(NamedTuple):
         return math.isfinite(self.loss) and self.loss > self.limit
 
     @property
+    def is_empty(self) -> bool:
+        """True if the step was skipped because no target token of its batches has a weight above 0."""
+        return self.divisor == 0.0 and math.isfinite(self.loss)
+
+    @property
     def reason(self) -> str:
         """The reason why the step was skipped, as a clause for a message."""
         if self.is_high:
             return f"its loss of {self.loss:.4g} nats per token is above the limit of {self.limit:.4g}"
         if not math.isfinite(self.loss):
             return f"its loss is {self.loss:g}"
+        if self.is_empty:
+            return "no target of its batches has a weight above 0 in the loss"
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
@@ -282,7 +301,7 @@ class DropoutMonitor:
     def disable(self) -> None:
         """Disable all dropout of the model for the rest of the run."""
         for module in self._modules:
-            module.set(0.0)
+            module.p = 0.0
         self.is_off = True
 
     @torch.no_grad()

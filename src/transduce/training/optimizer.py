@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from typing_extensions import override
 
+from transduce.errors import TransduceError, shown_names
 from transduce.model.backend import (
     AdamScalars,
     TrainingKernels,
@@ -24,6 +25,7 @@ from transduce.model.backend import (
     backend_in_use,
 )
 from transduce.model.initialization import layer_matrices
+from transduce.model.norms import BatchNorm
 from transduce.process_environment import release_freed_memory
 from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
@@ -401,6 +403,11 @@ class RunningStatistics:
         """A dict by name of copies of the buffers, as of the last complete update."""
 
     @torch.no_grad()
+    def changed(self) -> list[str]:
+        """Return a list of the names of buffers whose values differ from those of the last complete update."""
+        return [name for name, live in self._live.items() if not _is_equal(live, self.accepted[name])]
+
+    @torch.no_grad()
     def accept(self) -> None:
         """Copy the model's current buffers, after a complete update, as the state to return to."""
         _copy(self._live, self.accepted)
@@ -417,6 +424,42 @@ class RunningStatistics:
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
         self.restore()
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one shape have equal values, where NaN equals NaN."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def refuse_buffers_of_one_process(model: nn.Module, count: int, *, sharded: bool) -> None:
+    """Raise an error if buffers of a model would differ between `count` processes, or would not be stored.
+
+    Buffers that only become known when they change, in the first step, are refused by `FlatOptimizer.step`.
+
+    Raises:
+        TransduceError: there are several processes, and a module keeps running statistics of its inputs; or the model
+            is divided among them (`sharded`), and has a buffer of any kind, as only parameters are stored then.
+    """
+    if count == 1:
+        return
+    statistics = [name for name, module in model.named_modules() if _has_running_statistics(module)]
+    if statistics:
+        raise TransduceError(
+            f"BatchNorm keeps statistics of the rows that a process sees ({shown_names(statistics, 3)}), so the number "
+            f"of processes would change the model, but there are {count}: train with one, or use another "
+            "normalization, such as `model.norm` = layer."
+        )
+    if sharded and (buffers := RunningStatistics(model).accepted):
+        raise TransduceError(
+            f"With `training.sharded`, only parameters are stored, but the model has buffers "
+            f"({shown_names(buffers, 3)}): set `training.sharded` to false, or register them with `persistent=False`."
+        )
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    """Return whether a module is a normalization that keeps running statistics of its inputs: BatchNorm of any kind."""
+    is_norm = isinstance(module, BatchNorm | nn.modules.batchnorm._NormBase)
+    return is_norm and getattr(module, "running_mean", None) is not None
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
@@ -510,6 +553,7 @@ class FlatOptimizer(Optimizer):
         )
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.gradient) if several else None
+        self._refuse_changed_buffers = several
 
     @override
     def begin_batch(self, *, last: bool) -> None:
@@ -527,6 +571,11 @@ class FlatOptimizer(Optimizer):
     @override
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         norm = vector_norm(self.gradient) / tokens
+        if self._refuse_changed_buffers and (changed := self._statistics.changed()):
+            raise TransduceError(
+                f"Training changes buffers of the model ({shown_names(changed, 3)}), and each of the processes would "
+                "keep other values: train with one process, or register the buffers with `persistent=False`."
+            )
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
             self._statistics.accept()

@@ -29,7 +29,7 @@ from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
 from transduce.errors import TransduceError, common_options, shell_word
-from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
 from transduce.inference.evaluate import decoding_record
@@ -272,6 +272,8 @@ class DevSet(Validation):
         sentences, right = (
             sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
         )
+        if self.best_by == "exact_match":  # the score does not count pairs of blank lines
+            contributions = [value * len(contributions) / sentences for value in contributions]
         scores = {"exact_match": right / sentences}
         if len(reports) > 1:
             scores |= {f"bleu {name}": report.bleu.value for name, report in reports.items()}
@@ -297,8 +299,7 @@ class DevSet(Validation):
         The contributions to a score, such as BLEU, have the score as their mean.
         """
         if self.best_by == "exact_match":
-            pairs = zip(translations, direction.references, strict=True)
-            return [float(one.strip() == other.strip()) for one, other in pairs]
+            return list(map(float, exact_matches(translations, direction.references)))
         names: dict[BestBy, MetricName] = {"bleu": "BLEU", "chrf": "chrF"}
         if self.best_by not in names:
             return []

@@ -1,6 +1,5 @@
 """Read the settings of a run, a TOML file changed by ``--set key=value``, with errors that name the mistake."""
 
-import difflib
 import math
 import os
 import re
@@ -14,7 +13,7 @@ import msgspec
 
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
-from transduce.errors import TransduceError, decode_utf8, shown_value, toml_error, with_half_width_hint
+from transduce.errors import TransduceError, decode_utf8, near_name, shown_value, toml_error, with_half_width_hint
 from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
@@ -25,9 +24,10 @@ from transduce.training.schedule import has_decay_of_steps
 # A wrong value may also come from `--set`.
 
 
-_TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
+_TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
-_NAME = re.compile(r"`([\w.]+)`")
+_NAME = re.compile(r"`([\w.\[\]]+)`")
+_INDEX = re.compile(r"\[\d+\]")
 
 
 class FileSettings(dict[str, Any]):
@@ -41,7 +41,8 @@ class FileSettings(dict[str, Any]):
         super().__init__(content)
         self._path = path
         self._lines: dict[str, int | None] = dict.fromkeys(name for name, _ in dotted_settings(content))
-        self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
+        # A setting in an array of tables has the index of its table in its name, such as data.corpora[0].weight.
+        self._lines |= {name: line for name, line in _keys(text) if name.partition("[")[0] in self._lines}
         training = content.get("training")
         self._chosen_decay: float | None = None
         if isinstance(training, dict) and has_decay_of_steps(training):
@@ -52,7 +53,7 @@ class FileSettings(dict[str, Any]):
         self._lines = {
             name_in_file: line
             for name_in_file, line in self._lines.items()
-            if not f"{name_in_file}.".startswith(f"{name}.")
+            if not f"{name_in_file}.".startswith((f"{name}.", f"{name}["))
         }
 
     def drop_chosen_decay(self, name: str, value: Any) -> None:
@@ -69,13 +70,16 @@ class FileSettings(dict[str, Any]):
     def location_of(self, sentence: str) -> str | None:
         """Return the file and line, as text, of the first setting that an error message names; None if no file sets it.
 
-        Only the path is returned if the line is unknown, as for keys of inline tables.
+        Only the path is returned if the line is unknown, as for keys of inline tables, or if the error may mean several
+        settings.
         """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
             tables = [setting for setting in self._lines if mentioned.startswith(f"{setting}.")]
+            if mentioned in matches:
+                matches = [mentioned]
             if setting := next(iter(matches), None) or max(tables, key=len, default=None):
-                line = self._lines[setting]
+                line = self._lines[setting] if len(matches) < 2 else None
                 return str(self._path) if line is None else f"{self._path}, line {line}"
         return None
 
@@ -90,14 +94,29 @@ def dotted_settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
-    """Yield a pair (dotted name, line number) for each key in a TOML text, except keys of inline tables."""
-    table = ""
+    """Yield a pair (dotted name, line number) for each key in a TOML text, except keys of inline tables.
+
+    Names in an array of tables have the index of their table, from 0. The array itself has the line of its first table.
+    """
+    table, counts = "", dict[str, int]()
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TABLE.match(line):
-            table = f"{_bare(match[1])}."
+            name = _bare(match[2])
+            table = f"{name}."
+            if match[1] == "[[":
+                counts[name] = counts.get(name, 0) + 1
+                table = f"{name}[{counts[name] - 1}]."
+                if counts[name] == 1:
+                    yield name, number
+                yield table[:-1], number
+            else:
+                for array, count in counts.items():
+                    if table.startswith(f"{array}."):
+                        table = f"{array}[{count - 1}].{table.removeprefix(f'{array}.')}"
         elif match := _KEY.match(line):
             name = table + _bare(match[1])
-            yield SETTINGS.get(name, name), number
+            new = SETTINGS.get(_INDEX.sub("", name))
+            yield name if new is None else f"{name.rpartition('.')[0]}.{new.rpartition('.')[2]}".lstrip("."), number
 
 
 def _bare(key: str) -> str:
@@ -313,9 +332,9 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
     own = sorted(OWN_NAMES.get(path[-1], ())) if path[0] == "model" else []
     names = [*_names(hint), *own]
     intended = _OTHER_NAMES.get(value.lower())
-    close_names = [intended] if intended in names else difflib.get_close_matches(value, names, 1, 0.6)
-    suggestion = f": did you mean `{close_names[0]}`?" if close_names else ""
-    if not close_names and path[0] == "model" and path[-1] in OWN_NAMES:
+    close_name = intended if intended in names else near_name(value, names)
+    suggestion = f": did you mean `{close_name}`?" if close_name else ""
+    if not close_name and path[0] == "model" and path[-1] in OWN_NAMES:
         suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py, or `plugins`)."
     choices = ", ".join(names)
     if kinds and choices:
@@ -360,13 +379,15 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
     hints = get_type_hints(struct)
     for key, value in content.items():
         if key not in hints:
-            raise TransduceError(_unknown_key((*path, key, *_first_inside(value))))
+            inside = f"{'.'.join(path)}." if _INDEX.search(".".join(path)) else None
+            existing = setting_names() if inside is None else [f"{inside}{name}" for name in hints]
+            raise TransduceError(_unknown_key((*path, key, *_first_inside(value)), list(existing)))
         inner = struct_of(hints[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, (*path, key))
-        for table in value if isinstance(value, list | tuple) else ():
+        for index, table in enumerate(value if isinstance(value, list | tuple) else ()):
             if isinstance(table, Mapping) and (entry := _entry_struct(hints[key])) is not None:
-                _refuse_unknown_keys(table, entry, (*path, key))
+                _refuse_unknown_keys(table, entry, (*path, f"{key}[{index}]"))
 
 
 def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
@@ -382,14 +403,13 @@ def _first_inside(value: Any) -> tuple[str, ...]:
     return (key, *_first_inside(inner))
 
 
-def _unknown_key(path: tuple[str, ...]) -> str:
+def _unknown_key(path: tuple[str, ...], existing: Sequence[str]) -> str:
     name = ".".join(path)
-    existing = list(setting_names())
-    close_names = difflib.get_close_matches(name, existing, 1, 0.5)
     same_word = [other for other in existing if other.split(".")[-1] == path[-1]]
-    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in existing], 1, 0.6)
-    same_last_word = [other for other in existing if other.split(".")[-1] in near_word]
-    suggestion = next(iter(same_word or close_names or same_last_word), None)
+    close_name = near_name(name, existing, cutoff=0.5)
+    near_word = near_name(path[-1], (other.split(".")[-1] for other in existing))
+    same_last_word = [other for other in existing if other.split(".")[-1] == near_word]
+    suggestion = next(iter([*same_word, *filter(None, [close_name]), *same_last_word]), None)
     hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
     return f"There is no setting `{name}`: {hint}"
 
