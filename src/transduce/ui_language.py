@@ -27,7 +27,7 @@ _MEETING = re.compile(r"[\u4e00-\u9fff][\w`]|[\w`][\u4e00-\u9fff]", re.ASCII)  #
 _PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command is no phrase
 # What stands between messages in one text, in this order, and between their translations.
 _SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
-_NAMES = re.compile(r"[\w.*/-]+(?:, [\w.*/-]+)+")  # a list of values, which stay as they are
+_NAMES = re.compile(r"[\w.*/-]+(?:, (?:[\w.*/-]+|…))+")  # a list of values, which stay as they are
 _FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}
