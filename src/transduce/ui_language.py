@@ -29,7 +29,7 @@ _PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command
 _SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
 _BETWEEN_LINES = ("\n", " · ")  # what stands between these is independent
 _WORD = re.compile("[a-z]")  # a part without one, such as "BLEU 0.3", is the same in every language
-_NAMES = re.compile(r"[\w.*/-]+(?:, [\w.*/-]+)+")  # a list of values, which stay as they are
+_NAMES = re.compile(r"[\w.*/-]+(?:, (?:[\w.*/-]+|…))+")  # a list of values, which stay as they are
 _FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}

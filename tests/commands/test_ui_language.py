@@ -512,6 +512,24 @@ def test_messages_in_messages_are_translated_whole(message: str, shown: str) -> 
     assert localized(message) == shown
 
 
+@pytest.mark.usefixtures("chinese")
+def test_a_list_that_is_cut_short_has_chinese_commas() -> None:
+    shown = localized(
+        "warning: the vocabulary spells some letters in bytes (a, b, …), as the training text had few or none of them: "
+        "check the translations of 3 lines (1, 2, 3)."
+    )
+    assert "（a、b、…）" in shown
+    assert shown.endswith("请检查 3 行（1、2、3）的译文。")
+
+
+@pytest.mark.usefixtures("chinese")
+def test_a_field_in_chinese_has_no_space_before_it() -> None:
+    told = "which splits words at spaces, but the references are written without them: specify their language (for "
+    for value, shown in (("not set", "现在是未设置。"), ("en", "现在是 en。")):
+        message = f"BLEU was counted with the tokenizer '13a', {told}example zh), which is {value}."
+        assert localized(message).endswith(shown)
+
+
 def test_a_value_in_backticks_stays_as_it_is() -> None:
     catalog = Catalog({"no column `{name}` in {path}": "{path} 里没有列 `{name}`", "{a} of {b}": "{b}的{a}"})
     assert catalog.translate("no column `日期` in a.csv") == "a.csv 里没有列 `日期`"

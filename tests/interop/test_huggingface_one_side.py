@@ -55,6 +55,7 @@ BERT = {
     "token_types": 2,
     "scale_embeddings": False,
 }
+ROBERTA = BERT | {"token_types": 1, "position_offset": 1, "norm_epsilon": 1e-5}  # the padding id is 0
 DISTILBERT = BERT | {"token_types": 0, "pooler_activation": "relu"}
 NO_PIECES = {"masked_language_head": False}
 GPT2 = {
@@ -114,6 +115,22 @@ def config_of(**changes: Any) -> ModelConfig:
             "AutoModelForTokenClassification",
         ),
         (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
+        (ROBERTA | {"output_bias": True, "pooler": True}, "RobertaForMaskedLM", "AutoModelForMaskedLM"),
+        (
+            ROBERTA | NO_PIECES | {"num_labels": 3},
+            "RobertaForSequenceClassification",
+            "AutoModelForSequenceClassification",
+        ),
+        (
+            ROBERTA | NO_PIECES | {"num_labels": 3, "token_labels": True},
+            "RobertaForTokenClassification",
+            "AutoModelForTokenClassification",
+        ),
+        (ROBERTA | NO_PIECES | {"pooler": True}, "RobertaModel", "AutoModel"),
+        (ROBERTA | {"position_offset": 2}, None, None),
+        (ROBERTA | {"activation": "relu"}, None, None),
+        (ROBERTA | {"token_types": 0}, None, None),
+        (ROBERTA | {"num_labels": 2}, None, None),
         (DISTILBERT, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
         (BERT | {"token_types": 0}, "DistilBertForMaskedLM", "AutoModelForMaskedLM"),
         (
@@ -179,6 +196,11 @@ def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[s
         ({"output_bias": True, "activation": "silu"}, ["logits", "states"]),
         (NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
         (NO_PIECES | {"pooler": True, "token_types": 1}, ["pooled", "states"]),
+        (ROBERTA | {"output_bias": True}, ["logits", "states"]),
+        (ROBERTA | {"pooler": True}, ["logits", "states"]),
+        (ROBERTA | NO_PIECES | {"num_labels": 5, "activation": "relu"}, ["classes", "states"]),
+        (ROBERTA | NO_PIECES | {"num_labels": 5, "token_labels": True}, ["classes", "states"]),
+        (ROBERTA | NO_PIECES | {"pooler": True, "token_types": 2}, ["pooled", "states"]),
         (DISTILBERT | {"output_bias": True}, ["logits", "states"]),
         (DISTILBERT | NO_PIECES | {"num_labels": 5, "output_bias": True}, ["classes", "states"]),
         (DISTILBERT | NO_PIECES | {"num_labels": 5, "token_labels": True}, ["classes", "states"]),

@@ -314,6 +314,7 @@ def test_models_with_heads_that_no_task_uses_are_refused_as_classifiers(
     [
         *("BertForSequenceClassification", "BertForMaskedLM", "DistilBertForSequenceClassification"),
         *("DistilBertForMaskedLM", "DistilBertForTokenClassification"),
+        *("RobertaForSequenceClassification", "RobertaForMaskedLM", "RobertaForTokenClassification"),
     ],
 )
 def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
@@ -336,11 +337,50 @@ def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
 def test_imported_encoders_are_exported_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
-    with pytest.raises(TransduceError, match=r"`model\.position_offset` = 2: export it to onnx instead\.$"):
-        transduce.export(folder, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
     assert "tokens between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
     assert (tmp_path / "out" / "task.json").is_file()
+
+
+@pytest.mark.parametrize("task", ["classification", "masked-language-model"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_an_exported_encoder_that_transformers_trained_further_comes_back(
+    family: str, task: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+) -> None:
+    """A classifier of a base model with a bias on its logits keeps the bias, which their class drops."""
+    texts, labels = tmp_path / "texts", tmp_path / "labels"
+    texts.write_text("".join(f"{line}\n" for line in (toy_corpus / "train.en").read_text("utf-8").split("\n")[:60]))
+    labels.write_text("yes\nno\n" * 30, "utf-8")
+    settings = {"task.kind": task, "task.context": 20, "training.steps": 1, "training.precision": "fp32"}
+    files = {"source": str(texts)} | ({"target": str(labels)} if task == "classification" else {})
+    base = make_folder(f"{family}ForMaskedLM")
+    train(out=tmp_path / "run", init_from=base, settings=settings, device="cpu", threads=1, **files)  # type: ignore[arg-type]
+    transduce.export(tmp_path / "run", tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
+    kind = "AutoModelForSequenceClassification" if task == "classification" else "AutoModelForMaskedLM"
+    theirs = getattr(peers(), kind).from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(1.0 + 0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "out")
+    import_model_folder(tmp_path / "out", tmp_path / "back")
+    opened = transduce.load(tmp_path / "back", device="cpu", threads=1, precision="fp32")
+    if isinstance(opened, Classifier):
+        with torch.inference_mode():
+            expected = theirs(torch.tensor(opened.encode(TEXTS[:1]))).logits.softmax(-1)
+        assert torch.allclose(opened.probabilities(TEXTS[:1]), expected, atol=1e-6)
+    else:
+        mask = {"Bert": "[MASK]", "Roberta": "<mask>"}[family]
+        best = opened_by_transformers(tmp_path / "out", "fill-mask")(f"I {mask} tea.", top_k=60)
+        (candidates,) = opened(f"I {mask} tea.").masks
+        scores = [each["score"] for each in best if each["token_str"].strip() == candidates[0].text.strip()]
+        assert scores[0] == pytest.approx(candidates[0].probability, rel=0.1)  # normalized over tokens of text
+    transduce.export(tmp_path / "back", tmp_path / "again", to="huggingface", sources=TEXTS[:2], threads=1)
+
+
+def test_an_imported_encoder_without_a_class_for_export_is_refused(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder("ElectraForSequenceClassification")
+    with pytest.raises(TransduceError, match=r"`model\.pooler_activation` = gelu: export it to onnx instead\.$"):
+        transduce.export(folder, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
 
 
 @pytest.mark.parametrize(

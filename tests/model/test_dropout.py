@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
+from transduce.model.transformer import Transformer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]  # the last takes PyTorch's own dropout
 RATES = [0.1, 0.3, 0.5, 0.9]
@@ -115,3 +117,29 @@ def test_a_rate_near_one_still_keeps_one_in_256() -> None:
 
 def test_printing_shows_the_rate() -> None:
     assert repr(Dropout(0.3)) == "Dropout(p=0.3)"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_setting_p_sets_the_rate_as_in_pytorch(dtype: torch.dtype) -> None:
+    module, x = Dropout(0.5), torch.ones(10_000, dtype=dtype)
+    assert isinstance(module, torch.nn.Dropout)
+    module.p = 0.0
+    assert torch.equal(module(x), x)
+    module.p = 0.9
+    assert 0.85 < float((module(x) == 0).double().mean()) < 0.95
+
+
+def test_dropout_is_switched_on_alone_to_sample_predictions() -> None:
+    """As in Monte Carlo dropout (Gal and Ghahramani 2016): the other modules stay in evaluation mode."""
+    config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, d_model=16, d_ff=24, num_heads=2)
+    model = Transformer(config).eval()
+    ids = torch.randint(2, 9, (2, 5))
+    expected = model(ids, ids)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.train()
+    assert not torch.allclose(model(ids, ids), model(ids, ids))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert torch.equal(model(ids, ids), expected)

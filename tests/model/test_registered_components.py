@@ -123,7 +123,7 @@ WRONG = [
     *(("attention", "own-shift", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     *(("attention", "own-convolution", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     ("attention", "own-convolution", "encoder", "depends on the padding of its batch"),
-    ("attention", "own-failing", "transformer", "fails in decoding: RuntimeError"),
+    ("attention", "own-failing", "transformer", "fails in decoding: IndexError"),
     ("norm", "own-values", "transformer", "cannot be built without memory for its weights"),
     *(("activation", "own-sum", kind, DECODES) for kind in ("transformer", "decoder", "series")),
     *(("positions", "own-index", kind, DECODES) for kind in ("transformer", "decoder", "series")),

@@ -316,6 +316,24 @@ def test_the_padding_row_gets_no_gradient_through_embeddings() -> None:
     assert model.source_weight.grad[5].any()
 
 
+def test_gradients_of_single_sentences_by_vmap_equal_those_of_batches_of_one() -> None:
+    model = build()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    sources, targets = torch.randint(2, 13, (3, 5)), torch.randint(2, 13, (3, 4))
+    sources[1, 3:] = PAD
+
+    def loss(weights: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights, (source[None], target[None]))
+        return logits.square().mean()  # type: ignore[no-any-return]
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, sources, targets)
+    for number in range(3):
+        model.zero_grad()
+        model(sources[number : number + 1], targets[number : number + 1]).square().mean().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name][number], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
 def test_a_bfloat16_model_is_near_the_float32_one() -> None:
     model = Transformer(TINY).eval()
     wide = model(SOURCE, TARGET_INPUT)

@@ -223,6 +223,17 @@ def test_padding_and_batch_mates_change_nothing(kind: str, changes: dict[str, An
         close(decoder_of(model, many)(targets)[1:2, :4], alone)
 
 
+@pytest.mark.filterwarnings("ignore:std\\(\\)")  # of nothing, in PyTorch
+@each_variant
+def test_a_batch_without_sentences_gives_empty_logits_and_zero_gradients(kind: str, changes: dict[str, Any]) -> None:
+    model = build(kind, changes)
+    source, target = sources(model)[:0], random_targets(model, 1, 4)[:0]
+    logits = model(target) if isinstance(model, Decoder) else model(source, target)
+    assert logits.shape == (0, 4, V)
+    logits.sum().backward()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
 @each_variant
 def test_the_future_changes_nothing_and_the_past_does(kind: str, changes: dict[str, Any]) -> None:
     model = build(kind, changes)

@@ -65,7 +65,7 @@ def test_a_boolean_mask_trains_as_an_attention_mask_does_with_kernels() -> None:
         layer.zero_grad()
         for module in layer.modules():
             if hasattr(module, "drop_256ths"):
-                module.set(0.0)  # type: ignore[operator]
+                module.p = 0.0
         with using_backend(kernels_for_training("native", "cpu")):
             layer(X, mask).sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in layer.parameters()]))  # type: ignore[union-attr]

@@ -273,6 +273,24 @@ def test_files_beyond_limits_are_refused(serve: Any, gated_model: Any) -> None:
         assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins")).status == 200
 
 
+def test_downloaded_documents_make_space_for_others(serve: Any, gated_model: Any) -> None:
+    body, headers = form({"source": "de", "target": "en"}, "a.txt", b"eins")
+    with serve(gated_model(), max_documents=2) as live:
+
+        def upload() -> Any:
+            return live.ask("POST", "/translate_file", body, headers)
+
+        def download(reply: Any) -> Any:
+            return live.ask("GET", reply.json["translatedFileUrl"].removeprefix(live.url))
+
+        first, second = upload(), upload()
+        assert upload().status == 503  # nobody has downloaded them
+        assert download(second).body == download(first).body == download(first).body == b"EINS"
+        third = upload()
+        assert download(second).status == 404
+        assert download(first).body == download(third).body == b"EINS"
+
+
 def test_translated_documents_are_deleted_without_a_further_request(
     serve: Any, gated_model: Any, wait_until: Any
 ) -> None:

@@ -101,7 +101,8 @@ def import_model_folder(
         target_language or content.manifest.target_language,
     )
     has_class = class_for(content.model.config) is not None
-    tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
+    is_imported = isinstance(content.tokenizer, ImportedTokenizer)
+    tokenizer_files = read_original_tokenizer(folder, languages) if has_class and is_imported else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)} | kept_documents(folder)
     if is_own:

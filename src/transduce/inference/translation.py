@@ -78,9 +78,9 @@ class Alternative(msgspec.Struct, frozen=True):
 
     text: str
     """The translated text."""
-    tokens: tuple[str, ...] = msgspec.field(name="pieces")
+    tokens: tuple[str, ...]
     """The tokens, without the end symbol, as the vocabulary spells them."""
-    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
+    token_log_probabilities: tuple[float, ...]
     """The log-probability of each token and, if `ended`, of the end symbol, in nats."""
     score: float
     """The number by which alternatives are ranked, in nats: the log-probability divided by the length penalty, plus any
@@ -111,7 +111,7 @@ class Translation(msgspec.Struct, frozen=True):
     """
     joined: tuple[tuple[str, str], ...] = ()
     """A pair of source and translated text for each part (see `parts`), if there are several; else empty."""
-    stopped: bool = msgspec.field(default=False, name="given_up")
+    stopped: bool = False
     """True if an observer stopped decoding, so that the text is incomplete and may be empty."""
     sentences: tuple["Translation", ...] = ()
     """The translation of each part (see `parts`), with its alternatives, if there are several; else empty."""

@@ -263,7 +263,7 @@ class MultiHeadAttention(Component):
             return self._attend_by_head(query, key, value, mask, weights_out)
         if one_query and self.score is None and weights_out is None and _hides_keys_from_all(mask):
             # The H / G heads that share keys become queries of one head, so that no cached key is copied.
-            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G, K)
+            query = query.reshape(len(query), groups, self.num_heads // groups, self.d_k)  # (B, G, H / G, K)
             heads = self._attend_by_head(query, key, value, mask, None)
             return heads.reshape(len(query), self.num_heads, 1, self.d_v)
         key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
@@ -313,7 +313,7 @@ class MultiHeadAttention(Component):
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
-        heads = x.view(*x.shape[:-1], -1, width)  # (B, L, H × K) -> (B, L, H, K)
+        heads = x.view(*x.shape[:-1], x.shape[-1] // width, width)  # (B, L, H × K) -> (B, L, H, K)
         return heads.transpose(1, 2)  # (B, H, L, K)
 
 

@@ -125,7 +125,7 @@ _UNDO = "undo what changed the model, for example by `torch.nn.utils.prune.remov
 _ADMINISTRATION = frozenset(vars(nn.Module()))
 # Attributes that change training alone.
 _OF_TRAINING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
-    ((Dropout, nn.Dropout), ("p", "drop_256ths", "inplace")),
+    ((Dropout, nn.Dropout), ("p", "_p", "drop_256ths", "inplace")),
     ((BatchNorm, nn.BatchNorm1d), ("momentum",)),
 )
 

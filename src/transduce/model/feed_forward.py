@@ -78,19 +78,23 @@ class _DropoutAdd(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), (gradient * keep).mul_(ctx.scale), None
 
 
-class Dropout(Component):
+class Dropout(Component, nn.Dropout):
     """A module that in training drops elements with probability p and scales the others by 1 / (1 - p).
 
     In evaluation it changes nothing.
     """
 
     def __init__(self, p: float) -> None:
-        super().__init__()
-        self.set(p)
+        super().__init__(p)
 
-    def set(self, p: float) -> None:
-        """Set the dropout probability; masks that are drawn from random bytes (on a CPU) use it rounded to 256ths."""
-        self.p = p
+    @property
+    def p(self) -> float:
+        """The dropout probability; masks that are drawn from random bytes (on a CPU) use it rounded to 256ths."""
+        return self._p
+
+    @p.setter
+    def p(self, p: float) -> None:
+        self._p = p
         self.drop_256ths = min(255, round(p * 256))
 
     @property

@@ -40,7 +40,7 @@ class AttentionMask:
         """
         if dtype not in self._bias:
             blocked = torch.zeros(self.allowed.shape, dtype=dtype, device=self.allowed.device)
-            self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
+            self._bias[dtype] = blocked.masked_fill(~self.allowed, torch.finfo(dtype).min)  # as `torch.vmap` demands
         return self._bias[dtype]
 
     @cached_property

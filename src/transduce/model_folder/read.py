@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
-from transduce.deprecation import with_current_settings
+from transduce.deprecation import with_current_keys, with_current_settings
 from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
@@ -318,13 +318,16 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
     Raises:
         TransduceError: the tokenizer files are missing, or the folder is damaged.
     """
-    if not (folder / TOKENIZER_CARD).exists():
+    if not any((folder / name).exists() for name in (TOKENIZER_CARD, IMPORTED_TOKENIZER_FILE)):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library from a model of transduce, without our tokenizer: copy "
-            f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm) there from the folder that was "
-            f"opened, and {DIRECTIONS}, {CONTEXT}, {SETTINGS_FILE} and other files of transduce if it has them."
+            f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm), or {IMPORTED_TOKENIZER_FILE}, "
+            f"there from the folder that was opened, and {DIRECTIONS}, {CONTEXT}, {SETTINGS_FILE} and other files of "
+            "transduce if it has them."
         )
     config = _read_config(folder)
+    if config.kind == "encoder" and not config.masked_language_head:
+        config = msgspec.structs.replace(config, output_bias=False)  # their class without the head drops the bias
     model: Model = _read_model(folder, config, build_model, None)[0]
     old_manifest = _read_manifest(folder) if (folder / MANIFEST).exists() else None
     manifest = Manifest(
@@ -528,7 +531,7 @@ def _read_config(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         described = msgspec.convert(content["transduce"], dict[str, Any])
-        config = convert_config(described)
+        config = convert_config(with_current_keys(described, ModelConfig))
     except msgspec.ValidationError as error:
         raise TransduceError(f"{path} cannot be read as a model's configuration: {explained(error)}.") from error
     check_sizes(path, config)

@@ -200,6 +200,7 @@ class LibreTranslateHandlers:
         translation = self.documents.get(id, key)
         if translation.state != "done":
             raise RequestError(404, "The document is not translated.")
+        translation.is_downloaded |= request.method == "GET"  # not HEAD
         return file_response(translation.result, translation.target_name, warning_header(translation.warnings))
 
     @Operation("post", "/suggest", "Suggest a better translation.", SuggestResponse, SuggestRequest)

@@ -82,6 +82,8 @@ class DocumentTranslation:
         """Time (`time.monotonic`) of the last change or request of the client, after which the result is kept for a
         while.
         """
+        self.is_downloaded = False
+        """True once a client has downloaded the result, which may then be deleted if other documents need the space."""
         self.finished = asyncio.Event()
         self._service = service
         self._served = service.served  # the whole document is translated by the same model
@@ -289,6 +291,8 @@ class DocumentStore:
             raise invalid_request("empty file")
         self._delete_old()
         if len(self._documents) >= self._settings.max_documents:
+            self._delete_downloaded()
+        if len(self._documents) >= self._settings.max_documents:
             raise RequestError(503, "The server has too many documents: try again later.", retry_after_seconds=30)
         translation = DocumentTranslation(order, self._service, self._readers)
         self._documents[translation.id] = translation
@@ -337,6 +341,12 @@ class DocumentStore:
         for translation in list(self._documents.values()):
             if translation.state in ("done", "error") and translation.touched_at < oldest:
                 self.delete(translation)
+
+    def _delete_downloaded(self) -> None:
+        """Delete the document that was downloaded the longest time ago, if any was."""
+        downloaded = [each for each in self._documents.values() if each.is_downloaded]
+        if downloaded:
+            self.delete(min(downloaded, key=lambda each: each.touched_at))
 
     async def wait(self, translation: DocumentTranslation, disconnected: asyncio.Future[None]) -> None:
         """Wait until an uploaded document is translated; if its client disconnects before, delete it.

@@ -301,7 +301,7 @@ class DropoutMonitor:
     def disable(self) -> None:
         """Disable all dropout of the model for the rest of the run."""
         for module in self._modules:
-            module.set(0.0)
+            module.p = 0.0
         self.is_off = True
 
     @torch.no_grad()

@@ -284,52 +284,27 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
 
 
-class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of a training run in which every choice has been made.
+class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a training run in which every choice has been made; those that were chosen have no default.
 
     With `minutes`, `steps` is None until the speed of training is known, as is a default `weight_decay`, which depends
     on the number of steps.
     """
 
-    seed: int
-    steps: int | None
-    minutes: float | None
-    time_plan: tuple[tuple[int, int, int], ...] = ()
     batch_tokens: int
     accumulate: int
-    optimizer: OptimizerName = "adam"
+    optimizer: OptimizerName
     learning_rate: float
     schedule: ScheduleName
     warmup_steps: int
-    momentum: float = 0.95
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float | None = 0.0
-    clip_norm: float
     label_smoothing: float
     precision: Precision
-    compile: bool = False
-    kernels: Kernels = "torch"
-    record: bool = False
-    sharded: bool = False
+    kernels: Kernels
+    record: bool
     average_decay: float
-    average_checkpoints: int = 0
-    adapt_dropout: bool = False
-    report_every: int
-    validate_every: int | None
-    save_every: int | None
+    adapt_dropout: bool
     best_by: BestBy
     patience: int
-    translate_dev: int
-    placeholder_rate: float = 0.05
-    spread_copies: bool = True
-    bpe_dropout: float = 0.0
-    unigram_alpha: float | None = None
-    keep_checkpoints: int
-    lora_rank: int = 0
-    lora_alpha: float | None = None
-    lora_projections: tuple[str, ...] = PROJECTIONS
 
 
 # --- the learning rate and weight decay of a step ---

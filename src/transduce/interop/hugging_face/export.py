@@ -1,9 +1,9 @@
 """Convert weights, config.json and tokenizer files between this package's models and equivalent Hugging Face classes.
 
-Supported are Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2, Llama and Qwen2. A model folder stores its weights
-under the names of the matching class, so transformers opens it without an export step. If no class matches, the weights
-have this package's names, and `config.json` names no class. Folders written before a class was supported also have this
-package's names, so the reader decides by the names in the file.
+Supported are Pegasus, Marian, BART, mBART, M2M100, T5, BERT, RoBERTa, DistilBERT, GPT-2, Llama, Qwen2 and Qwen3. A
+model folder stores its weights under the names of the matching class, so transformers opens it without an export step.
+If no class matches, the weights have this package's names, and `config.json` names no class. Folders written before a
+class was supported also have this package's names, so the reader decides by the names in the file.
 """
 
 import os
@@ -231,7 +231,8 @@ def ignored_names(config: ModelConfig) -> set[str]:
         return set()
     if config.masked_language_head:
         pooler_is_unused = config.pooler and config.num_labels == 0
-        return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if pooler_is_unused else set()
+        names = ("pooler.weight", "pooler.bias") if pooler_is_unused else ()
+        return {_stored_parameter(name, config, family).names[0] for name in names}
     return {_stored_names(family, config).output_bias[0]} if config.output_bias else set()
 
 
@@ -265,10 +266,18 @@ def _output_bias_place(names: StoredNames) -> StoredParameter:
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
     """Return the table (`StoredNames`) that maps this package's parameter names to those of a Hugging Face family.
 
-    T5 has two tables, of which the activation function selects the one for plain or for gated feed-forward layers.
+    Some families have several tables: T5's are for plain or gated feed-forward layers, which the activation function
+    shows, and RoBERTa's for different heads.
     """
-    gated = config.activation.endswith(("glu", "glu-tanh"))
-    return names_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
+    if config.activation.endswith(("glu", "glu-tanh")):
+        distinctive = ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"]
+    else:
+        heads = {
+            "RobertaForSequenceClassification": "classifier.dense.weight",
+            "RobertaForTokenClassification": "classifier.weight",
+        }
+        distinctive = [heads[family.architecture]] if family.architecture in heads else []
+    return names_of(family.model_type, distinctive)
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:

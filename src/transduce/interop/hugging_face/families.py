@@ -430,6 +430,14 @@ def _bert_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _roberta_config(config: ModelConfig) -> dict[str, Any]:
+    return _bert_config(config) | {
+        # The class's table of positions begins with rows that no position uses.
+        "max_position_embeddings": config.max_positions + config.position_offset,
+        "bos_token_id": config.start_id,
+    }
+
+
 def _distilbert_config(config: ModelConfig) -> dict[str, Any]:
     return _written(config, DISTILBERT_KEYS) | {
         "activation": ACTIVATIONS[config.activation],
@@ -458,6 +466,38 @@ def _bert_family(
         ACTIVATIONS,
         _bert_config,
         lambda config: [*(["token_types"] if config.token_types == 0 else []), *obstacles(config)],
+        automatic=automatic,
+        stores_output_bias=wanted["masked_language_head"] is True,
+    )
+
+
+def _roberta_family(
+    architecture: str,
+    automatic: str,
+    wanted: Mapping[str, object],
+    *free: str,
+    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
+) -> Family:
+    """Return a class of RoBERTa, which numbers positions from the padding id + 1, as XLM-R and CamemBERT do."""
+
+    def all_obstacles(config: ModelConfig) -> list[str]:
+        return [
+            *(["token_types"] if config.token_types == 0 else []),
+            *(["position_offset"] if config.position_offset != config.pad_id + 1 else []),
+            # The head for hidden tokens has gelu, whatever the layers have.
+            *(["activation"] if config.masked_language_head and config.activation != "gelu" else []),
+            *obstacles(config),
+        ]
+
+    return Family(
+        architecture,
+        "roberta",
+        "encoder",
+        _LIKE_BERT | dict(wanted),
+        frozenset(("norm_epsilon", "token_types", "output_bias", "position_offset", *free)),
+        ACTIVATIONS,
+        _roberta_config,
+        all_obstacles,
         automatic=automatic,
         stores_output_bias=wanted["masked_language_head"] is True,
     )
@@ -516,6 +556,24 @@ FAMILIES = (
         "num_labels",
     ),
     _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
+    _roberta_family(
+        "RobertaForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"
+    ),
+    _roberta_family(
+        "RobertaForSequenceClassification",
+        "AutoModelForSequenceClassification",
+        {"masked_language_head": False},
+        *("pooler", "num_labels"),
+        obstacles=_lacks_labels,
+    ),
+    _roberta_family(
+        "RobertaForTokenClassification",
+        "AutoModelForTokenClassification",
+        {"masked_language_head": False, "token_labels": True, "pooler": False},
+        "num_labels",
+        obstacles=_lacks_labels,
+    ),
+    _roberta_family("RobertaModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
     _distilbert_family(
         "DistilBertForMaskedLM",
         "AutoModelForMaskedLM",

@@ -155,7 +155,7 @@ class SentenceStore(NamedTuple):
         return self._replace(offsets=self.offsets[start : stop + 1])
 
 
-class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
+class MaskedPlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of how a text becomes rows of tokens, some of them masked, with two segments (BERT) or one (RoBERTa)."""
 
     length: int
@@ -170,7 +170,7 @@ class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, eq=False)
-class SentencePairBatch(Batch):
+class MaskedBatch(Batch):
     """A batch whose source is the model's input and whose target is the masked tokens, with padding elsewhere."""
 
     token_types: NDArray[np.int64]
@@ -275,7 +275,7 @@ class _Epoch(NamedTuple):
     """The number of tokens of each row, including special ones."""
 
 
-class SentencePairPlan:
+class MaskedPlan:
     """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
@@ -289,7 +289,7 @@ class SentencePairPlan:
         self,
         text: SentenceStore,
         marks: SpecialTokens,
-        settings: PairSettings,
+        settings: MaskedPlanSettings,
         ordinary: Ids,
         rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
@@ -343,8 +343,8 @@ class SentencePairPlan:
         """Return the number of batches in an epoch."""
         return self._count
 
-    def batch(self, epoch: int, position: int) -> SentencePairBatch:
-        """Return a `SentencePairBatch`: this process's rows of tokens of the batch at a position of an epoch.
+    def batch(self, epoch: int, position: int) -> MaskedBatch:
+        """Return a `MaskedBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
         Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
         any gets one row as a stand-in.
@@ -358,7 +358,7 @@ class SentencePairPlan:
         batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
         return as_stand_in(batch) if is_stand_in else batch
 
-    def largest_batches(self) -> list[SentencePairBatch]:
+    def largest_batches(self) -> list[MaskedBatch]:
         """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
 
         One is the largest by padded tokens, the other by attention scores; often both are the same, and the list has
@@ -370,12 +370,12 @@ class SentencePairPlan:
         highest = max(lengths, key=lambda rows: len(rows) * int(rows.max()) ** 2)
         return [self._stand_in(rows) for rows in ([widest] if widest is highest else [widest, highest])]
 
-    def _stand_in(self, lengths: Ids) -> SentencePairBatch:
+    def _stand_in(self, lengths: Ids) -> MaskedBatch:
         """Return an artificial batch of rows with these numbers of tokens, (B,), to test whether memory suffices."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
-        return SentencePairBatch(
+        return MaskedBatch(
             ids,
             labels,
             np.full(len(lengths), -1),
@@ -486,10 +486,8 @@ class SentencePairPlan:
             parts += [stretch, np.array([self._marks.sep])]
         return np.concatenate(parts)
 
-    def _assemble(
-        self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
-    ) -> SentencePairBatch:
-        """Return a `SentencePairBatch` of rows, padded to the longest one, with masked tokens and their labels.
+    def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float) -> MaskedBatch:
+        """Return a `MaskedBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
             rows: the rows.
@@ -514,6 +512,6 @@ class SentencePairPlan:
         )
         labels = masked.labels
         follows = np.array([row.follows for row in rows] * self._settings.next_sentence, np.int64)
-        return SentencePairBatch(
+        return MaskedBatch(
             masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows, hidden
         )
