@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, as_stand_in, own_rows, permutation
+from transduce.data.batches import Batch, RandomPurpose, as_stand_in, own_rows, permutation
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -109,16 +109,14 @@ def _ranks(values: NDArray[np.float64]) -> Ids:
 def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
     """Return an array of random numbers in [0, 1) that depend only on its shape and the key.
 
-    The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The numbers come from the raw bits of a
-    counter-based generator (Philox), which numpy keeps stable across versions.
+    The key is one or more integers ≥ 0: a seed, a `RandomPurpose`, and others such as an epoch. The numbers come from
+    the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
     numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
     return numbers
 
 
-# Keys that make the random numbers independent of each other and of those in other modules.
-_TIES, _OFFSET, _STRETCHES, _MASKING, _BATCH_ORDER = 31, 32, 33, 34, 35
 # [CLS], and [SEP] after each segment.
 PAIR_SPECIAL_TOKENS = 3
 
@@ -351,7 +349,9 @@ class MaskedPlan:
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
-        hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
+        hiding = draw_uniform(
+            (3, len(chosen), int(lengths.max())), self._settings.seed, RandomPurpose.MASKED_TOKENS, epoch, position
+        )
         numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
         rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
@@ -392,7 +392,8 @@ class MaskedPlan:
         The result is cached until another epoch is requested.
         """
         if self._epoch.number != number:
-            offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
+            order = permutation(self._row_tokens, self._settings.seed, RandomPurpose.MASKED_ROW_OFFSET, number)
+            offset = int(order[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
             self._batches = self._divide(self._epoch)
         return self._epoch
@@ -403,7 +404,7 @@ class MaskedPlan:
         middle, second = stop, (stop, stop)
         has_next = follows = np.zeros(len(start), bool)
         if self._settings.next_sentence:
-            draws = draw_uniform((3, len(start)), self._settings.seed, _STRETCHES, number)
+            draws = draw_uniform((3, len(start)), self._settings.seed, RandomPurpose.SEGMENTS, number)
             middle, stop = text.split(start, stop, draws[0])
             has_next = stop > middle
             follows = (draws[1] < 0.5) & has_next
@@ -419,13 +420,15 @@ class MaskedPlan:
         Rows of a batch have similar lengths. A batch has about an equal share of the epoch's tokens, and at least one
         row.
         """
-        order = np.lexsort((permutation(len(epoch.start), self._settings.seed, _TIES, epoch.number), epoch.lengths))
+        seed = self._settings.seed
+        ties = permutation(len(epoch.start), seed, RandomPurpose.MASKED_ROW_TIES, epoch.number)
+        order = np.lexsort((ties, epoch.lengths))
         order = np.resize(order, max(len(order), self._count))  # if there are fewer rows than batches, some repeat
         before, parts = np.append(0, np.cumsum(epoch.lengths[order])), np.arange(self._count)
         starts = np.searchsorted(before[:-1], parts * before[-1] / self._count)
         starts = np.minimum(np.maximum.accumulate(starts - parts), len(order) - self._count) + parts
         batches = np.split(order, starts[1:])
-        return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
+        return [batches[n] for n in permutation(self._count, seed, RandomPurpose.MASKED_BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
         """Return the text's sentences for an epoch, with those longer than a row cut where the segments of rows end.
