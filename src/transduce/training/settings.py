@@ -1,5 +1,6 @@
 """Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
