@@ -21,7 +21,8 @@ from transduce.tasks.settings.presets import RECIPES, preset_settings, with_pres
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.choices import ChoiceLog
-from transduce.training.settings import ResolvedTraining, step_rates
+from transduce.training.schedule import step_rates
+from transduce.training.settings import ResolvedTraining
 
 SMALL: dict[str, Any] = {
     "model.num_encoder_layers": 1,

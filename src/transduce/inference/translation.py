@@ -35,10 +35,8 @@ class GrowingText:
 
     def grow(self, tokens: Tensor) -> str:
         """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
-        same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
-        certain = int(same.cumprod(dim=0).sum())
-        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds)
-        text = without_incomplete_character(text)
+        certain = tokens[0, : agreed_length(tokens)].tolist()
+        text = decode_start(self.vocabulary, certain, line_feeds=self._line_feeds)
         if not text.startswith(self.shown):
             return ""
         return self._show(text)
@@ -60,6 +58,20 @@ def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool)
     """
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
+
+
+def agreed_length(tokens: Tensor) -> int:
+    """Return how many tokens at the start of a sentence's hypotheses, (W, t), are the same in all, and thus final."""
+    return int((tokens == tokens[:1]).all(dim=0).cumprod(dim=0).sum())
+
+
+def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
+    """Return the text of the first tokens of a translation, up to any end symbol, as it begins the finished text.
+
+    A last character that lacks some of its bytes is left out. `line_feeds` is as in `decode_like`.
+    """
+    ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
+    return without_incomplete_character(decode_like(vocabulary, ids, line_feeds=line_feeds))
 
 
 def without_incomplete_character(text: str) -> str:

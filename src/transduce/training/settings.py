@@ -1,20 +1,13 @@
 """Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.machine import Precision
-from transduce.training.schedule import (
-    MAX_DECAY,
-    Decision,
-    ScheduleName,
-    constant_weight_decay,
-    learning_rate,
-    position_of,
-)
+from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
@@ -271,17 +264,22 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 "`training.lora_projections` means nothing where `training.lora_rank` is 0: set both, or leave it out."
             )
-        unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
-        if unknown or not self.lora_projections:
-            raise TransduceError(
-                f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
-                f"{unknown[0] if unknown else 'none'}."
-            )
+        check_projections(self.lora_projections)
         if self.lora_rank and self.sharded:
             raise TransduceError(
                 f"`training.sharded` distributes the optimizer state, but `training.lora_rank` "
                 f"({self.lora_rank}) makes it negligible: leave one of them out."
             )
+
+
+def check_projections(projections: Sequence[str]) -> None:
+    """Raise a `TransduceError` unless the projections that LoRA is to adapt are some of `PROJECTIONS`."""
+    unknown = [name for name in projections if name not in PROJECTIONS]
+    if unknown or not projections:
+        raise TransduceError(
+            f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
+            f"{unknown[0] if unknown else 'none'}."
+        )
 
 
 class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -305,42 +303,3 @@ class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True
     adapt_dropout: bool
     best_by: BestBy
     patience: int
-
-
-# --- the learning rate and weight decay of a step ---
-
-
-class Rates(NamedTuple):
-    """The learning rate and the weight decay of one training step."""
-
-    learning_rate: float
-    weight_decay: float
-    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
-
-
-def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
-    """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
-
-    In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
-    derive the decay from that number, the decay is 0 while the number is unknown.
-    """
-    position: float = step
-    speed = 1.0
-    if settings.minutes is not None:
-        found = position_of(step, plan)
-        steps = None if found is None else found.steps
-        if found is not None and settings.schedule in ("linear", "cosine"):
-            position, speed = found.step, found.speed
-    schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
-    decay = settings.weight_decay
-    if decay is None:
-        decay = (
-            0.0
-            if steps is None
-            # Slower progress through the schedule means more steps, each with less decay.
-            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
-        )
-    return Rates(
-        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
-        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
-    )

@@ -383,9 +383,9 @@ def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: Choic
         names = [" → ".join(each.direction) if data.directions else each.tag or each.source[0] for each in data.corpora]
         ends = zip(names, mixture.shares(0.0), mixture.shares(1.0), strict=True)
         shares = ", ".join(
-            f"{Path(name).name} {one:.0%}" + (f" to {end:.0%}" if one != end else "") for name, one, end in ends
+            f"{Path(name).name} {one:.0%}" + (f" → {end:.0%}" if one != end else "") for name, one, end in ends
         )
-        choice_log.record("data.corpora", None, Choice("shares", shares))
+        choice_log.record("data.corpora", None, Choice("shares", f"of the batches: {shares}"), is_message=True)
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
@@ -558,7 +558,9 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
         model = build_any_model(config)
     reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
     if reason is not None:
-        choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
+        choice_log.record(
+            "training kernels", None, Choice("by component", f"not whole layers, because {reason}"), is_message=True
+        )
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
