@@ -708,7 +708,7 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: a file is missing, or is not what the task reads.
         """
         text = self.text(self.rewrite(settings, folder, overwrite=overwrite))
-        return msgspec.structs.replace(text, marks=(*self.special_tokens(settings.task), *text.marks))
+        return msgspec.structs.replace(text, special_tokens=(*self.special_tokens(settings.task), *text.special_tokens))
 
     # --- the corpus ---
 
