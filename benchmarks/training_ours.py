@@ -9,7 +9,7 @@ from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.kernels.select import kernels_for_training
-from transduce.machine import DTYPES, Precision, detect_machine
+from transduce.machine import DTYPES, Precision, detect_machine, prepare_device
 from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
@@ -37,6 +37,7 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
     keep_freed_memory()
+    prepare_device(work.device)
     with torch.device(work.device):
         model = Transformer(config_of(work))
     model.train()

@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizer,
     load_tokenizer,
 )
-from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
+from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes, prepare_device
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.cards import TaskCard, read_task_card
@@ -69,6 +69,7 @@ def convert_to_precision(
         # The result is of a subclass of the model's class.
         return cast(_Model, quantize_to_int8(model, machine.device, files))
     dtype = DTYPES[machine.precision if precision == "auto" else precision]
+    prepare_device(machine.device)
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
     if machine.device == "mps":
