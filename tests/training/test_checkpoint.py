@@ -145,7 +145,7 @@ def test_a_checkpoint_with_the_keys_of_version_0_1_is_read(tmp_path: Path) -> No
     environment = Environment(device="cpu", instructions="x86_64", threads=2, torch="2.13")
     sums = StepSums(steps=3, negative_log_likelihood=7.5)
     losses = LossWindow(losses=[2.5, 2.0])
-    settings = {"training": {"losses": 3}}  # not a renamed key
+    settings = {"training": {"losses": 3, "cuda_graphs": True}}  # `losses` is not a renamed key
     best = Best(2, 0.5, 1.5, validations_since=4, perfect=1, highest=0.75, lowest_loss=1.25, contributions=[0.5, 0.25])
     state = msgspec.structs.replace(
         make(3).state,
@@ -158,6 +158,7 @@ def test_a_checkpoint_with_the_keys_of_version_0_1_is_read(tmp_path: Path) -> No
     )
     path = save_checkpoint(tmp_path, Checkpoint(state, make(3).tensors), keep=2)
     stored = msgspec.to_builtins(state)
+    stored["settings"]["training"]["record"] = stored["settings"]["training"].pop("cuda_graphs")
     stored["surroundings"], stored["losses"] = stored.pop("environment"), stored.pop("loss_window")
     flat = {"validations_since": "validations_without_better", "perfect": "perfect_validations"}
     flat |= {"lowest_loss": "lowest_loss"}

@@ -1,5 +1,6 @@
 """Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -74,7 +75,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     kernels: Kernels | None = None
     """`native`: our own fused kernels for this processor or GPU; `torch`: PyTorch's operations."""
-    record: bool | None = None
+    cuda_graphs: bool | None = None
     """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
     record separately and exchange gradients after each replay.
     """
@@ -263,17 +264,22 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 "`training.lora_projections` means nothing where `training.lora_rank` is 0: set both, or leave it out."
             )
-        unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
-        if unknown or not self.lora_projections:
-            raise TransduceError(
-                f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
-                f"{unknown[0] if unknown else 'none'}."
-            )
+        check_projections(self.lora_projections)
         if self.lora_rank and self.sharded:
             raise TransduceError(
                 f"`training.sharded` distributes the optimizer state, but `training.lora_rank` "
                 f"({self.lora_rank}) makes it negligible: leave one of them out."
             )
+
+
+def check_projections(projections: Sequence[str]) -> None:
+    """Raise a `TransduceError` unless the projections that LoRA is to adapt are some of `PROJECTIONS`."""
+    unknown = [name for name in projections if name not in PROJECTIONS]
+    if unknown or not projections:
+        raise TransduceError(
+            f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
+            f"{unknown[0] if unknown else 'none'}."
+        )
 
 
 class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -292,7 +298,7 @@ class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True
     label_smoothing: float
     precision: Precision
     kernels: Kernels
-    record: bool
+    cuda_graphs: bool
     average_decay: float
     adapt_dropout: bool
     best_by: BestBy
