@@ -14,7 +14,7 @@ from training_settings import RATE, batch_of, optimizer_settings
 from training_worker import _answers, serve
 
 from transduce.data.batches import Batch
-from transduce.data.sentence_pairs import SentencePairBatch
+from transduce.data.masked_language_model import MaskedBatch
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
 from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, detect_machine
@@ -58,7 +58,7 @@ def as_batch(source: Any, target: Any, pad_id: int, *, masked: bool) -> Batch:
     if not masked:
         return batch
     types, none = np.zeros_like(source), np.empty(0, np.int64)
-    return SentencePairBatch(**vars(batch), token_types=types, follows=none, masked_per_row=1.0)
+    return MaskedBatch(**vars(batch), token_types=types, follows=none, masked_per_row=1.0)
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ def measure(folder: Path, corpus: Corpus) -> dict[str, float]:
     scored = json.loads(transduce("score", folder, "--source", source, "--target", target, "--json", "-", *computing))
     files = ["--source", source, "--reference", target, "--max-length", "60"]
     evaluated = json.loads(transduce("evaluate", folder, *files, "--json", "-", *computing))
-    return {"loss": -scored["log_probability"] / scored["pieces"], "bleu": evaluated["bleu"]["value"]}
+    return {"loss": -scored["log_probability"] / scored["tokens"], "bleu": evaluated["bleu"]["value"]}
 
 
 def run(work: Work) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from training_worker import Ids
 import transduce.inference.compiled_search
 import transduce.inference.scorers
 import transduce.kernels.select
+from transduce.acceleration import search_reductions
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.select import make_inference_copy, quantize
@@ -162,11 +163,7 @@ def decoding_without(*groups: str) -> Iterator[None]:
             stack.enter_context(patch.object(transduce.inference.compiled_search, "find_batch_search", none))
         if "compiled steps" in groups:
             stack.enter_context(patch.object(select, "_find_compiled", lambda _: "switched off"))
-        if "top-k" in groups:
-            use_kernels(None)
-            transduce.inference.scorers.install_search_kernels.cache_clear()
-            stack.enter_context(patch.object(transduce.inference.scorers, "search_reductions", none))
-            stack.callback(transduce.inference.scorers.install_search_kernels.cache_clear)
+        stack.enter_context(use_kernels(None if "top-k" in groups else search_reductions()))
         yield
 
 

@@ -146,7 +146,7 @@ class GatedModel:
         """Return one token per word."""
         return list(range(len(text.split())))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode_start(self, ids: Sequence[int], source: str) -> str:  # noqa: ARG002
         """Return one word per step."""
         return " ".join(f"word{id}" for id in ids)
 

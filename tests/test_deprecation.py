@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,15 @@ import pytest
 import transduce
 from transduce import deprecation
 from transduce.commands.main import VERBS, build_parser, main
-from transduce.deprecation import REMOVED_IN, RenamedWarning, renamed_arguments
+from transduce.deprecation import REMOVED_IN, RenamedWarning, decode_stored, renamed_arguments, with_current_keys
 from transduce.inference.generator import TextScore
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
+from transduce.interop.word_vectors import Coverage
+from transduce.model.config import ModelConfig, convert_config
 from transduce.search.settings import SearchSettings
+from transduce.tasks.run.initial_weights import StoredWeightsCard
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
 from transduce.text.glossary import Glossary, Term
@@ -181,10 +185,27 @@ def test_old_attributes_of_results() -> None:
         assert [each[:2] for each in Glossary([Term("Hund", ("dog",))]).places("ein Hund")] == [(4, 8)]
 
 
-def test_json_keeps_the_old_keys_of_results() -> None:
+def test_json_has_the_current_keys_of_results() -> None:
     written = json.loads(msgspec.json.encode(Translation("你好", (ALTERNATIVE,))))
-    assert written["given_up"] is False
-    assert {"pieces", "piece_log_probabilities"} < set(written["alternatives"][0])
+    assert written["stopped"] is False
+    assert {"tokens", "token_log_probabilities"} < set(written["alternatives"][0])
+
+
+def test_json_keys_are_the_names_of_fields() -> None:
+    for path in Path(transduce.__file__).parent.rglob("*.py"):
+        assert not re.search(r"msgspec\.field\([^)]*\bname=", path.read_text("utf-8")), path
+
+
+def test_old_keys_of_stored_records() -> None:
+    config = ModelConfig(kind="series", source_vocabulary_size=0, target_vocabulary_size=0, num_series=2)
+    content = msgspec.to_builtins(config)
+    content["foretells_deviations"] = not content.pop("predicts_deviations")
+    assert convert_config(with_current_keys(content, ModelConfig)).predicts_deviations
+    card = b'{"sha256":"0","word_vectors":{"pieces":{"pieces":3,"found":2,"words_in_file":9,"width":4}}}'
+    coverage = Coverage(tokens=3, found=2, words_in_file=9, width=4)
+    assert decode_stored(card, StoredWeightsCard) == StoredWeightsCard(sha256="0", word_vectors={"pieces": coverage})
+    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
+        decode_stored(b"[]", StoredWeightsCard)
 
 
 def test_search_settings_have_the_new_name() -> None:

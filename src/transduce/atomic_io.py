@@ -193,7 +193,8 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
-        folder: the final name; an existing folder that contains ``mark`` is replaced.
+        folder: the final name; an existing folder that contains ``mark`` is replaced. A symbolic link stays, and the
+            folder that it names is written.
         mark: name of a file or folder that every folder of this kind contains.
         description: a description of such a folder for messages: "a prepared corpus".
 
@@ -202,6 +203,7 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
             folder.
     """
     folder = Path(folder).absolute()
+    folder = folder.resolve() if folder.is_symlink() else folder
     if folder.exists() and not folder.is_dir():
         raise TransduceError(f"{folder} is a file, but {description} is a folder: choose another name.")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -223,6 +225,8 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
 def _replace(partial: Path, folder: Path) -> None:
     """Rename a finished folder to its final name; an existing one is moved away first and deleted last."""
     old = _moved_away(folder)
+    if old.is_symlink():  # which earlier versions left behind where the folder's name was a link
+        old.unlink()
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         os.replace(folder, old)

@@ -17,6 +17,7 @@ from transduce.ui_language import localized
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 REMOVED_IN = "0.3"
 """The version of transduce that will remove all names that this module lists as old."""
@@ -37,6 +38,17 @@ SETTINGS = {
     "data.teacher": "data.distill_from",
     "data.filters.max_pieces": "data.filters.max_tokens",
     "search.strict": "search.batch_invariant",
+}
+# The old and new keys of stored records, by the record's name; `*` stands for every key or item.
+STORED_KEYS = {
+    "ModelConfig": {"foretells_deviations": "predicts_deviations"},
+    "RunState": {
+        "losses": "loss_window",
+        "surroundings": "environment",
+        "report.likelihood": "report.negative_log_likelihood",
+    },
+    "ImportedTokenizerRecord": {"source.cutting": "source.algorithm", "target.cutting": "target.algorithm"},
+    "StoredWeightsCard": {"word_vectors.*.pieces": "word_vectors.*.tokens"},
 }
 PUBLIC_NAMES = {
     "Doubt": "QualityWarning",
@@ -133,22 +145,70 @@ def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str
     If a setting is set under both names, the value of the current name stays. If `warn` is set, each old name gives a
     warning.
     """
-    current = _copied(content)
-    for old, new in SETTINGS.items():
-        *tables, old_key = old.split(".")
-        table: Any = current
-        for name in tables:
-            table = table.get(name) if isinstance(table, dict) else None
-        if isinstance(table, dict) and old_key in table:
-            value = table.pop(old_key)
-            table.setdefault(new.rpartition(".")[2], value)
-            if warn:
-                warn_renamed(old, new)
+    current: dict[str, Any]
+    current, found = _renamed(content, SETTINGS)
+    for old in found if warn else ():
+        warn_renamed(old, SETTINGS[old])
     return current
 
 
-def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copied(value) if isinstance(value, dict) else value for name, value in table.items()}
+def decode_stored(content: bytes, kind: type[_T]) -> _T:
+    """Return a stored record of type `kind` from JSON bytes, which may have the keys of an older version.
+
+    Raises:
+        msgspec.MsgspecError: the content is not JSON, or is no such record.
+        UnicodeDecodeError: the content is not UTF-8.
+    """
+    import msgspec  # here, since commands that only print their help need it not
+
+    if kind.__name__ not in STORED_KEYS:
+        return msgspec.json.decode(content, type=kind)
+    return msgspec.convert(with_current_keys(msgspec.json.decode(content), kind), kind)
+
+
+def with_current_keys(content: Any, kind: type) -> Any:
+    """Return a copy of a stored record of type `kind`, in plain values, with renamed keys under their current names."""
+    return _renamed(content, STORED_KEYS.get(kind.__name__, {}))[0]
+
+
+def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
+    """Return a copy of nested tables with renamed keys under their current names, and the old names that were found.
+
+    Args:
+        content: the tables, with plain values.
+        names: the current dotted name of each key, by its old one; `*` stands for every key or item.
+    """
+    current, found = _copied(content), []
+    for old, new in names.items():
+        *tables, old_key = old.split(".")
+        holders = [table for table in _inner_tables(current, tables) if old_key in table]
+        for table in holders:
+            value = table.pop(old_key)
+            table.setdefault(new.rpartition(".")[2], value)
+        if holders:
+            found.append(old)
+    return current, found
+
+
+def _inner_tables(content: Any, path: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the tables at a path of keys, where `*` stands for every key or item."""
+    if not path:
+        if isinstance(content, dict):
+            yield content
+        return
+    key, *rest = path
+    if key == "*":
+        inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    else:
+        inner = [content[key]] if isinstance(content, dict) and key in content else ()
+    for each in inner:
+        yield from _inner_tables(each, rest)
+
+
+def _copied(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _copied(value) for name, value in content.items()}
+    return [_copied(each) for each in content] if isinstance(content, list) else content
 
 
 def renamed_arguments(**current_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

@@ -7,7 +7,7 @@ Machine-readable output, exceptions' types and the server's answers stay English
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,9 @@ _MEETING = re.compile(r"[\u4e00-\u9fff][\w`]|[\w`][\u4e00-\u9fff]", re.ASCII)  #
 _PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command is no phrase
 # What stands between messages in one text, in this order, and between their translations.
 _SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
-_NAMES = re.compile(r"[\w.*/-]+(?:, [\w.*/-]+)+")  # a list of values, which stay as they are
+_BETWEEN_LINES = ("\n", " · ")  # what stands between these is independent
+_WORD = re.compile("[a-z]")  # a part without one, such as "BLEU 0.3", is the same in every language
+_NAMES = re.compile(r"[\w.*/-]+(?:, (?:[\w.*/-]+|…))+")  # a list of values, which stay as they are
 _FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}
@@ -59,6 +61,11 @@ def localized(text: str) -> str:
 def labeled(label: str, text: str) -> str:
     """Return a label in the user's language, a colon and a text that is shown as it is: "Machine: Linux"."""
     return f"{localized(label)}{': ' if _state['language'] == 'en' else '：'}{text}"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Return texts that are shown as they are as a list in the user's language: "Linux, 2 threads"."""
+    return (", " if _state["language"] == "en" else "，").join(texts)
 
 
 def noted(text: str, note: str) -> str:
@@ -224,7 +231,11 @@ class Catalog:
         self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
 
     def translate(self, text: str) -> str:
-        """Return the translation of a message, or, if the catalog lacks it, of those lines and parts that it has."""
+        """Return the translation of a message, or, if the catalog lacks it, of those of its lines that it has.
+
+        A list of messages in one line is translated only if the catalog has all of them: other text may be data, such
+        as names of files, of which a part is a message only by chance.
+        """
         core = text.strip()
         found = self.find(core)
         if found is not None:
@@ -235,7 +246,10 @@ class Catalog:
             if separator in text:
                 parts = text.split(separator)
                 shown = [self.translate(part) for part in parts]
-                return (separator if shown == parts else translated).join(shown)
+                if separator in _BETWEEN_LINES:
+                    return separator.join(shown)
+                is_known = all(one != other or not _WORD.search(one) for one, other in zip(parts, shown, strict=True))
+                return translated.join(shown) if is_known and shown != parts else text
         return text
 
     def find(self, text: str) -> str | None:

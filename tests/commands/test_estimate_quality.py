@@ -89,8 +89,8 @@ def test_the_models_own_translations_are_reported_as_json(
     content = json.loads((tmp_path / "doubts.json").read_bytes())
     assert content["lines"] == 4
     assert content["counts"]["cut"] == 3
-    assert [each["line"] for each in content["doubtful"]] == [1, 3, 4] == [int(row[0]) for row in out.splitlines()]
-    assert {"kind": "cut", "found": ""} in content["doubtful"][0]["doubts"]
+    assert [each["line"] for each in content["flagged"]] == [1, 3, 4] == [int(row[0]) for row in out.splitlines()]
+    assert {"kind": "cut", "found": ""} in content["flagged"][0]["warnings"]
     assert json.loads(review(capsys, trained, *options, "--json", "-")[0]) == content
 
 

@@ -88,7 +88,7 @@ def test_compare_reports_the_significance_between_two_files(
     assert "bad.en" in out
     assert main(["compare", str(bad), str(good), *files, "--json", "-"]) == 0
     comparison = json.loads(capsys.readouterr().out)
-    assert "p_randomisation" in json.dumps(comparison)
+    assert "p_randomization" in json.dumps(comparison)
 
 
 def test_compare_translates_with_two_model_folders(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
 import msgspec
@@ -19,12 +19,13 @@ from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.data.series import read_table as read_series
 from transduce.errors import TransduceError
-from transduce.exchange.exporters import _check_fits
+from transduce.exchange.exporters import exporter_for
 from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
 from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
 from transduce.text.pair_files import Columns, read_table
-from transduce.ui_language import CATALOGS, Catalog, aligned, localized, wrap
+from transduce.training.choices import Choice, ChoiceLog
+from transduce.ui_language import CATALOGS, Catalog, aligned, listed, localized, wrap
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,8 +167,18 @@ def test_a_text_that_is_no_message_stays(text: str) -> None:
 
 
 @pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("data", ["a, none, b", "train.en, none", "loss; step 5; data", "news; none, x"])
+def test_parts_of_data_are_not_translated(data: str) -> None:
+    assert localized(data) == data
+    log = ChoiceLog()
+    log.record("data.corpora", None, Choice("none, step", "as the text needs"))
+    log.record("task.class_weights", None, Choice("1 to 2", "as the text needs"), is_message=True)
+    assert [line.shown_value for line in log.lines] == ["none, step", "1 到 2"]
+
+
+@pytest.mark.usefixtures("chinese")
 def test_marks_between_chinese_parts_are_full_width_and_have_no_spaces() -> None:
-    assert localized("Linux x86_64, 1 thread, AVX2") == "Linux x86_64，1 个线程，AVX2"
+    assert listed(["Linux x86_64", localized("1 thread"), "AVX2"]) == "Linux x86_64，1 个线程，AVX2"
     assert localized("6 lines in a.en and 1 line in b.en") == "a.en 有 6 行，b.en 有 1 行"
     shown = localized("greedily 292, BLEU -0.23, with 4 hypotheses 294, BLEU -0.07")
     assert shown == "贪心搜索 292，BLEU -0.23，4 个假设的束搜索 294，BLEU -0.07"
@@ -193,7 +204,7 @@ def test_an_error_is_shown_in_chinese_and_keeps_its_english_text() -> None:
 def test_refusals_of_exports_are_in_chinese() -> None:
     config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, attention_window=3)
     with use_ui_language("zh"), pytest.raises(TransduceError) as refused:
-        _check_fits("ctranslate2", "CTranslate2", config)
+        exporter_for("ctranslate2", SimpleNamespace(config=config))._check_settings()  # type: ignore[arg-type]
     with use_ui_language("zh"):
         assert str(refused.value) == "CTranslate2 无法计算带有 `model.attention_window` = 3 的模型：请改为导出成 onnx。"
 
@@ -499,6 +510,24 @@ def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
 )
 def test_messages_in_messages_are_translated_whole(message: str, shown: str) -> None:
     assert localized(message) == shown
+
+
+@pytest.mark.usefixtures("chinese")
+def test_a_list_that_is_cut_short_has_chinese_commas() -> None:
+    shown = localized(
+        "warning: the vocabulary spells some letters in bytes (a, b, …), as the training text had few or none of them: "
+        "check the translations of 3 lines (1, 2, 3)."
+    )
+    assert "（a、b、…）" in shown
+    assert shown.endswith("请检查 3 行（1、2、3）的译文。")
+
+
+@pytest.mark.usefixtures("chinese")
+def test_a_field_in_chinese_has_no_space_before_it() -> None:
+    told = "which splits words at spaces, but the references are written without them: specify their language (for "
+    for value, shown in (("not set", "现在是未设置。"), ("en", "现在是 en。")):
+        message = f"BLEU was counted with the tokenizer '13a', {told}example zh), which is {value}."
+        assert localized(message).endswith(shown)
 
 
 def test_a_value_in_backticks_stays_as_it_is() -> None:

@@ -100,8 +100,8 @@ def test_inspect_marks_a_cut_translation(trained: Path, capfdbinary: pytest.Capt
     command = ["inspect", str(trained), "我吃鱼。", "--max-length", "2", "--json", "-", *ONE_THREAD]
     assert main(command) == 0
     payload = json.loads(capfdbinary.readouterr().out)
-    assert payload["target_pieces"][-1] != "</s>"
-    assert not any(node["ended"] for node in payload["tree"] if node["piece"] != "</s>")
+    assert payload["target_tokens"][-1] != "</s>"
+    assert not any(node["ended"] for node in payload["tree"] if node["token"] != "</s>")
 
 
 def test_inspect_refuses_empty_text_and_missing_folders(

@@ -1,5 +1,6 @@
 """Test batches: every pair once per epoch, equal for equal seeds, access to any position, little padding."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.data import Batch, BatchPlan, EncodedSentences, prepare
-from transduce.data.batches import Lengths, PairRange, own_rows
+from transduce.data.batches import Lengths, PairRange, RandomPurpose, own_rows, permutation
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -198,3 +199,15 @@ def test_own_rows_are_every_nth_row_and_a_stand_in_is_the_first_row_of_all() -> 
     assert [own_rows(rows, (rank, 2)).rows.tolist() for rank in range(2)] == [[7, 9, 1], [3, 4]]
     assert [own_rows(rows, (rank, 7)).is_stand_in for rank in range(7)] == [False] * 5 + [True] * 2
     assert own_rows(rows, (6, 7)).rows.tolist() == [7]
+
+
+def test_each_new_purpose_of_random_numbers_has_its_own_value() -> None:
+    names_of = defaultdict[int, set[str]](set)
+    for name, purpose in RandomPurpose.__members__.items():
+        names_of[int(purpose)].add(name)
+    assert [names for names in names_of.values() if len(names) > 1] == [
+        {"MASKED_ROW_TIES", "SERIES_WINDOW_ORDER", "PLACEHOLDERS"},
+        {"LABELED_TEXT_ORDER", "SUBWORD_SAMPLING"},
+    ]
+    bits = np.random.Philox(np.random.SeedSequence((3, 41, 2))).random_raw(9)
+    assert permutation(9, 3, RandomPurpose.SUBWORD_SAMPLING, 2).tolist() == bits.argsort(kind="stable").tolist()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transduce.data.sentence_pairs import MaskingSettings, draw_uniform, mask_tokens
+from transduce.data.masked_language_model import MaskingSettings, draw_uniform, mask_tokens
 from transduce.errors import TransduceError
 
 MASK, PAD = 5, 0

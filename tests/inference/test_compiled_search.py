@@ -13,7 +13,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import scored_for
-from transduce.inference.scorers import EncoderDecoderScorer, install_search_kernels
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.selection import NativeReductions
 from transduce.kernels.select import quantize
@@ -47,11 +47,9 @@ LONGEST = [40, 3, 17, 1, 25, 40, 9]
 
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
-    """Make both searches use the same kernels to normalize and select, whatever earlier tests have set."""
-    install_search_kernels()
-    before = use_kernels(NativeReductions())
-    yield
-    use_kernels(before)
+    """Make both searches use the same kernels to normalize and select."""
+    with use_kernels(NativeReductions()):
+        yield
 
 
 @cache

@@ -1,8 +1,10 @@
 """Test search features of a Translator: observers, streams, phrases, forbidden texts, strict results, ensembles."""
 
+import json
 import re
 import shutil
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -389,6 +391,20 @@ def test_models_with_other_vocabularies_are_refused(
         open_translator([trained, tmp_path / "other"])
     with pytest.raises(TransduceError, match="At least one model folder is needed, but none was named"):
         open_translator([])
+
+
+@pytest.mark.parametrize(("source", "target", "is_refused"), [("en", "zh", True), ("zho_Hans", "en-GB", False)])
+def test_models_of_other_languages_are_refused(
+    trained: Path, tmp_path: Path, source: str, target: str, is_refused: bool
+) -> None:
+    """Models of both directions may share a vocabulary, but the mean of their probabilities is no translation."""
+    shutil.copytree(trained, tmp_path / "other")
+    manifest = json.loads((tmp_path / "other/manifest.json").read_text("utf-8"))
+    manifest |= {"source_language": source, "target_language": target}
+    (tmp_path / "other/manifest.json").write_text(json.dumps(manifest), "utf-8")
+    message = r"must have the same languages, but .*toy translates from zh to en, and .*other from en to zh"
+    with pytest.raises(TransduceError, match=message) if is_refused else nullcontext():
+        open_translator([trained, tmp_path / "other"])
 
 
 @pytest.mark.parametrize(

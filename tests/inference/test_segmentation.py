@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,13 @@ from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter, join_wrapped_lines
 from transduce.inference.translation import Alternative, Translation, join_parts, with_sentences
 from transduce.inference.translator import Translator
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text import Tokenizer
+from transduce.text.corpus import Pair
 from transduce.text.languages import sentence_separator
+from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -336,3 +342,37 @@ def test_an_observer_follows_texts_sentence_by_sentence(translator: Translator, 
     if beam_size == 1:
         assert reader.final[2] == found[2].text
     assert "{a}" not in reader.final[3]  # what follows a protected span is known at the end
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_final_starts_and_streams_begin_the_translation_of_a_model_that_writes_line_feeds(beam_size: int) -> None:
+    pairs = [Pair("a b c d.", "a\nb c d.", 1)]
+    settings = TokenizerSettings(kind="character", byte_fallback=False, line_feeds=True)
+    tokenizer = Tokenizer.train(lambda: pairs, settings)
+    config = ModelConfig(
+        source_vocabulary_size=tokenizer.source.size,
+        target_vocabulary_size=tokenizer.target.size,
+        d_model=16,
+        num_heads=2,
+        d_ff=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        pad_id=tokenizer.target.pad_id,
+        eos_id=tokenizer.target.eos_id,
+    )
+    torch.manual_seed(3)
+    translator = Translator(Transformer(config).eval(), tokenizer, source_language="en", target_language="de")
+    sampled = SearchSettings(min_length=20, max_length=21, sampling=SamplingSettings(temperature=50.0, seed=5))
+    search = sampled if beam_size == 1 else SearchSettings(beam_size=beam_size, min_length=20, max_length=21)
+    texts = ["  - a b c", "  - b d", " d\nc", "a\n", " c b"]
+    reader = Reader()
+    found = translator.translate(texts, search, observer=reader)
+    assert len(reader.final) == len(texts)
+    for text, (source, translation) in enumerate(zip(texts, found, strict=True)):
+        assert translation.text.startswith(reader.final[text])
+        assert "\n" in source or "\n" not in reader.final[text]
+    if beam_size == 1:
+        assert "\n" in reader.final[2].strip()
+    for source in texts:
+        (best,) = translator.translate([source], search)
+        assert "".join(translator.stream(source, search)) == best.text

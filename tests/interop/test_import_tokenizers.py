@@ -336,6 +336,12 @@ def test_padding_is_no_token_that_stands_around_a_text(tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", named | {"pad_token": "<pad>"})
     for model_type in ("bart", "t5", "bert"):
         assert our_tokenizer(tmp_path, model_type, pad_id=2, eos_id=2).source.pad_id == 1
+    text = our_tokenizer(tmp_path, "bert", pad_id=1, eos_id=2).source
+    for model_type in ("bart", "t5", "bert"):  # a padding that is text would be ignored in texts
+        padded = our_tokenizer(tmp_path, model_type, pad_id=text.id("e"), eos_id=2).source
+        assert (padded.pad_id, padded.encode("tea ee")) == (1, text.encode("tea ee"))
+    with pytest.raises(TransduceError, match=r"`pad_token_id` must not be a token of text, but it is .* is 1:"):
+        our_tokenizer(tmp_path, "roberta", pad_id=text.id("e"), eos_id=2)
     for model_type, pad_id in (("roberta", 0), ("xlm-roberta", 2)):
         with pytest.raises(
             TransduceError, match=f"must be a token that does not stand around a text, but it is {pad_id}"

@@ -374,13 +374,10 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
         step = Step(logits, scores, logits[..., :0], torch.arange(batch), normalizer)
         selection = BestSelection(beam_size=4, eos_id=1)
-        before = use_kernels(None)
-        try:
+        with use_kernels(None):
             expected = selection.select(step)
-            use_kernels(NativeReductions())
+        with use_kernels(NativeReductions()):
             found = selection.select(step)
-        finally:
-            use_kernels(before)
         for ours, theirs in zip(_real(found), _real(expected), strict=True):
             assert torch.equal(ours, theirs)
 

@@ -24,10 +24,10 @@ sys.meta_path.insert(0, NoKernels())
 """
 # A hook makes a model unknown to every backend, so that kernels are there and unused.
 UNUSED = """
-from transduce.inference import scorers
+from transduce.inference import decoding
 from transduce.model_folder import load
 
-scorers.install_search_kernels = lambda: None
+decoding._search_kernels = lambda: None
 opened = load.convert_to_precision
 def with_hook(model, *args):
     model = opened(model, *args)

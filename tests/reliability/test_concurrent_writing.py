@@ -63,6 +63,21 @@ def test_a_second_writer_is_refused_and_leaves_the_first_ones_files(
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_a_folder_is_written_where_a_link_names_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, real = tmp_path / "out", tmp_path / "disk" / "real"
+    link.symlink_to(real)
+    for _ in range(3):  # new, then replaced, then beside a link that an earlier version left behind
+        _write_folder(link)
+        assert link.is_symlink()
+        assert [path.name for path in real.iterdir()] == ["card.json"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+        if not (tmp_path / "disk" / ".real.old").exists():
+            (tmp_path / "disk" / ".real.old").symlink_to(tmp_path)
+
+
 def test_small_files_that_are_written_at_once_are_whole(tmp_path: Path) -> None:
     path, contents = tmp_path / "report.json", [bytes([number]) * 300_000 for number in range(8)]
     threads = [threading.Thread(target=write_file, args=(path, content)) for content in contents]

@@ -135,7 +135,7 @@ def report(**changes: object) -> ResumeReport:
         compared_at_step=12,
         differences=[],
         repeatable=None,
-        surroundings=Environment(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
+        environment=Environment(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
         notes=["A note."],
     )
     return msgspec.structs.replace(made, **changes)

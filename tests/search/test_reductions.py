@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from transduce.search.selection import argmax_token, log_sum_exp, top_tokens
+from transduce.acceleration import search_reductions
+from transduce.inference.decoding import make_search
+from transduce.inference.scorers import EncoderDecoderScorer
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search.beam import BeamOptions, beam_search
+from transduce.search.scorer import SequenceLimits, run_search
+from transduce.search.selection import argmax_token, log_sum_exp, top_tokens, use_kernels
 
 SIZES = [5, 1000, 1024, 8000, 8001, 8063]
 
@@ -41,3 +48,38 @@ def test_the_normalizer_is_the_logarithm_of_the_sum(size: int, spread: float) ->
     logits[..., 1] = -torch.inf
     expected = logits.double().logsumexp(dim=-1, keepdim=True)
     torch.testing.assert_close(log_sum_exp(logits).double(), expected, atol=1e-5, rtol=1e-6)
+
+
+class Watching:
+    """A scorer with the same logits at each step, which records the log-sum-exp that is computed during a search."""
+
+    def __init__(self) -> None:
+        self.logits = torch.randn(2, 1, 5000, generator=torch.Generator().manual_seed(2))
+        self.found: list[torch.Tensor] = []
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.found.append(log_sum_exp(self.logits))
+        return self.logits.expand(-1, tokens.shape[1], -1).clone()
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: torch.Tensor) -> None:
+        self.logits = self.logits[rows]
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_kernels_of_one_search_leave_other_searches_as_they_are(beam_size: int) -> None:
+    limits, beam = SequenceLimits(0, 1, torch.tensor([4, 4])), BeamOptions(beam_size=beam_size)
+    own, scorer = Watching(), Watching()
+    with use_kernels(None):
+        expected = log_sum_exp(own.logits)
+    config = ModelConfig(source_vocabulary_size=100, target_vocabulary_size=100, d_model=16, num_heads=2, d_ff=16)
+    EncoderDecoderScorer(Transformer(config).eval(), torch.tensor([[3, 1]]))
+    run_search(make_search(scorer, limits, beam, rules=[]))
+    assert torch.equal(log_sum_exp(own.logits), expected)
+    if (kernels := search_reductions()) is not None:
+        assert torch.equal(scorer.found[0], kernels.log_sum_exp(own.logits))
+    found = beam_search(own, start_id=0, eos_id=1, max_lengths=torch.tensor([4, 4]), beam_size=beam_size)
+    assert torch.equal(own.found[0], expected)
+    assert len(found) == 2

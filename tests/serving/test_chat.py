@@ -126,7 +126,7 @@ def test_several_choices_are_the_alternatives(serve: Any, gated_model: Any) -> N
 
 def test_a_stream_adds_up_to_the_answer(serve: Any, gated_model: Any) -> None:
     model = gated_model(steps=5)
-    model.decode = lambda ids: "EIN"[: len(ids)]
+    model.decode_start = lambda ids, _: "EIN"[: len(ids)]
     with serve(model) as live:
         *found, end = chunks(live, "ein Satz")
         several = chunks(live, "eins\nzwei")
@@ -206,7 +206,7 @@ def test_chat_requests_respect_limits_and_api_keys(serve: Any, gated_model: Any)
 def test_the_openai_client_library_translates(serve: Any, gated_model: Any) -> None:
     openai = pytest.importorskip("openai")
     model = gated_model()
-    model.decode = lambda ids: "EIN"[: len(ids)]
+    model.decode_start = lambda ids, _: "EIN"[: len(ids)]
     with serve(model, api_keys=("secret",)) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="secret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["de-en"]

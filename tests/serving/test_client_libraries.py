@@ -115,7 +115,7 @@ def test_deepl_with_a_key(serve: Any, gated_model: Any) -> None:
 def test_openai_completions_and_usage(serve: Any, gated_model: Any) -> None:
     openai = pytest.importorskip("openai")
     model = gated_model()
-    model.decode = lambda ids: "EIN"[: len(ids)]
+    model.decode_start = lambda ids, _: "EIN"[: len(ids)]
     with serve(model) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0)
         assert client.models.retrieve("de-en").id == "de-en"
@@ -143,7 +143,7 @@ def test_openai_completions_and_usage(serve: Any, gated_model: Any) -> None:
 def test_the_ollama_library_chats_and_lists_models(serve: Any, gated_model: Any) -> None:
     ollama = pytest.importorskip("ollama")
     model = gated_model()
-    model.decode = lambda ids: "EIN"[: len(ids)]
+    model.decode_start = lambda ids, _: "EIN"[: len(ids)]
     with serve(model) as live:
         client = ollama.Client(host=live.url)
         assert [each.model for each in client.list().models] == ["de-en:latest"]

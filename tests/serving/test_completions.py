@@ -285,7 +285,7 @@ def events(live: Any, path: str, body: dict[str, Any]) -> list[Any]:
 
 def test_a_stream_ends_with_the_usage(serve: Any, gated_model: Any) -> None:
     model = gated_model()
-    model.decode = lambda ids: "EINS"[: len(ids)]
+    model.decode_start = lambda ids, _: "EINS"[: len(ids)]
     body = {"model": "de-en", "prompt": "eins zwei\ndrei", "stream_options": {"include_usage": True}}
     with serve(model) as live:
         found = events(live, TEXT, body)
@@ -524,7 +524,7 @@ def test_ollama_chat_returns_translation_and_token_counts(live: Any) -> None:
 
 def test_ollama_streams_lines(serve: Any, gated_model: Any) -> None:
     model = gated_model()
-    model.decode = lambda ids: "EIN"[: len(ids)]
+    model.decode_start = lambda ids, _: "EIN"[: len(ids)]
     with serve(model) as live:
         reply = live.ask("POST", "/api/generate", {"model": "de-en", "prompt": "ein Satz"})
     assert reply.headers["content-type"] == "application/x-ndjson"

@@ -143,7 +143,9 @@ def test_forcing_special_tokens_is_answered_or_refused(live: Any) -> None:
         reply = study(live, "/intervene", step=1, force=piece)
         assert reply.status in (200, 400)
         if reply.status == 200:
-            assert all(isinstance(value, float) for value in reply.json["after"]["piece_log_probabilities"])
+            after = reply.json["after"]
+            assert all(isinstance(value, float) for value in after["token_log_probabilities"])
+            assert after["piece_log_probabilities"] == after["token_log_probabilities"]  # the old key
 
 
 def test_inspecting_a_model_that_only_translates_is_refused(serve: Any, gated_model: Any) -> None:

@@ -273,6 +273,20 @@ def test_files_beyond_limits_are_refused(serve: Any, gated_model: Any) -> None:
         assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins")).status == 200
 
 
+def test_a_document_that_fails_unexpectedly_is_in_the_log_without_its_text(
+    serve: Any, gated_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("secret text")
+
+    monkeypatch.setattr("transduce.serving.uploads.translate_content", fail)
+    with serve(gated_model()) as live:
+        reply = live.ask("POST", "/translate_file", *form({"source": "de", "target": "en"}, "a.txt", b"eins"))
+    assert (reply.status, reply.error.partition(",")[0]) == (400, "The document is damaged")
+    assert f"A document could not be translated (KeyError at {__file__}:" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_downloaded_documents_make_space_for_others(serve: Any, gated_model: Any) -> None:
     body, headers = form({"source": "de", "target": "en"}, "a.txt", b"eins")
     with serve(gated_model(), max_documents=2) as live:

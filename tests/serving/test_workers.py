@@ -75,8 +75,8 @@ class Meeting:
     def encode_target(self, text: str) -> list[int]:
         return list(range(len(text)))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(ids)
+    def decode_start(self, ids: Sequence[int], source: str) -> str:
+        return f"{source} {ids}"
 
     def unknown_characters(self, sentence: str) -> str:
         return sentence[:0]

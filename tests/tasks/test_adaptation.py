@@ -275,7 +275,7 @@ def test_frozen_word_vectors_stay_and_other_embeddings_are_trained(
     card = json.loads((out / "beginning.json").read_text("utf-8"))["word_vectors"]["source"]
     assert learnt == vocabulary.size - 3 - card["found"] > 0
     assert card["words_in_file"] == len(known)
-    assert f"glove.txt  {card['found']:,} of {card['pieces']:,} tokens" in said
+    assert f"glove.txt  {card['found']:,} of {card['tokens']:,} tokens" in said
 
 
 def test_vectors_that_learn_go_on_without_their_file(

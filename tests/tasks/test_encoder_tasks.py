@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import transduce
 from transduce.commands.main import main
-from transduce.data.sentence_pairs import SentencePairBatch
+from transduce.data.masked_language_model import MaskedBatch
 from transduce.errors import TransduceError
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.embedder import Embedder
@@ -740,7 +740,7 @@ def test_the_pretraining_loss_adds_the_means_of_masking_and_next_sentence(pretra
     labels[:, 1] = 20, 23, 25
     labels[0, 2] = 21
     follows = np.array([1, 0, 0])
-    batch = SentencePairBatch(ids, labels, np.arange(3), 16, 4, types, follows, 4 / 3)
+    batch = MaskedBatch(ids, labels, np.arange(3), 16, 4, types, follows, 4 / 3)
     with torch.no_grad():
         loss = MaskedLanguageObjective(model).loss(batch)
         told = F.cross_entropy(model.classify(model.encode(torch.tensor(ids))[0]), torch.tensor(follows))

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from transduce.evaluation.significance import (
     min_p_value,
     permutation_p_value,
 )
-from transduce.exchange.exporters import FORMATS, _check_fits
+from transduce.exchange.exporters import FORMATS, exporter_for
 from transduce.inspection.experiments import _score_translations
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
@@ -197,7 +198,7 @@ def test_an_own_component_takes_the_reference_path_and_no_other_name(plugin: Pat
     assert select_decoder(model).backend == "reference"
     for name in FORMATS:
         with pytest.raises(TransduceError, match=r"with `model\.attention` = gated, a component of your own"):
-            _check_fits(name, name, model.config)
+            exporter_for(name, SimpleNamespace(config=model.config))._check_settings()  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match=r"`model\.attention` = 'multi-head' is no new name"):
         transduce.register("attention", "multi-head")
     with pytest.raises(TransduceError, match="must be a subclass of MultiHeadAttention, but is"):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,7 +21,8 @@ from transduce.tasks.settings.presets import RECIPES, preset_settings, with_pres
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.choices import ChoiceLog
-from transduce.training.settings import step_rates
+from transduce.training.schedule import step_rates
+from transduce.training.settings import ResolvedTraining
 
 SMALL: dict[str, Any] = {
     "model.num_encoder_layers": 1,
@@ -49,6 +51,8 @@ def test_the_presets_of_the_paper_follow_section_5(
     request = RunRequest(settings={"preset": preset, "data": files}, out=tmp_path / "run", device="cpu", threads=1)
     resolved = prepare_run(request)
     model, training, search = resolved.model, resolved.training, resolved.search
+    # Every setting that must be chosen has a value, of the right type.
+    assert msgspec.convert(msgspec.to_builtins(training), ResolvedTraining) == training
 
     is_big = preset == "paper-big"
     # Sections 3 and 5.4, and Table 3.

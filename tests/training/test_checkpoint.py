@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from transduce.errors import TransduceError
 from transduce.training import checkpoint as checkpoint_module
 from transduce.training.checkpoint import (
     Checkpoint,
+    Environment,
     RunState,
     checkpoints,
     load_checkpoint,
@@ -20,6 +23,8 @@ from transduce.training.checkpoint import (
     newest_state,
     save_checkpoint,
 )
+from transduce.training.events import StepSums
+from transduce.training.loss_spikes import LossWindow
 
 
 def make(step: int, fill: float = 0.5) -> Checkpoint:
@@ -115,22 +120,42 @@ def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     newer = Checkpoint(msgspec.structs.replace(make(3).state, format_version=99), make(3).tensors)
     path = save_checkpoint(tmp_path, newer, keep=2)
-    with pytest.raises(TransduceError, match=r"has format 99, but this version reads formats up to 4\."):
+    with pytest.raises(TransduceError, match=r"has format 99, but this version reads formats up to 5\."):
         load_checkpoint(path)
 
 
 def test_the_previous_checkpoint_format_is_read(tmp_path: Path) -> None:
-    """The previous format has no sums, no window, no surroundings and no settings."""
+    """The previous format has no sums, no window, no environment and no settings."""
     path = save_checkpoint(tmp_path, make(3), keep=2)
     state = msgspec.json.decode((path / "state.json").read_bytes())
-    for name in ("validation_due", "report", "losses", "surroundings", "settings"):
+    for name in ("validation_due", "report", "loss_window", "environment", "settings"):
         del state[name]
-    content = msgspec.json.encode(state | {"format_version": 1})
+    replace_state(path, state | {"format_version": 1})
+    assert load_checkpoint(path).state == msgspec.structs.replace(make(3).state, format_version=1)
+
+
+def replace_state(path: Path, state: Mapping[str, Any]) -> None:
+    content = msgspec.json.encode(state)
     (path / "state.json").write_bytes(content)
     digests = msgspec.json.decode((path / "manifest.json").read_bytes())
     digests["state.json"] = hashlib.sha256(content).hexdigest()
     (path / "manifest.json").write_bytes(msgspec.json.encode(digests))
-    assert load_checkpoint(path).state == msgspec.structs.replace(make(3).state, format_version=1)
+
+
+def test_a_checkpoint_with_the_keys_of_version_0_1_is_read(tmp_path: Path) -> None:
+    environment = Environment(device="cpu", instructions="x86_64", threads=2, torch="2.13")
+    sums = StepSums(steps=3, negative_log_likelihood=7.5)
+    losses = LossWindow(losses=[2.5, 2.0])
+    settings = {"training": {"losses": 3}}  # not a renamed key
+    state = msgspec.structs.replace(
+        make(3).state, environment=environment, report=sums, loss_window=losses, settings=settings, format_version=4
+    )
+    path = save_checkpoint(tmp_path, Checkpoint(state, make(3).tensors), keep=2)
+    stored = msgspec.to_builtins(state)
+    stored["surroundings"], stored["losses"] = stored.pop("environment"), stored.pop("loss_window")
+    stored["report"]["likelihood"] = stored["report"].pop("negative_log_likelihood")
+    replace_state(path, stored)
+    assert load_checkpoint(path).state == state
 
 
 def test_the_newest_state_is_read_without_the_tensors(tmp_path: Path) -> None:

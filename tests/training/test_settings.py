@@ -1,12 +1,14 @@
 """Test the messages about invalid training settings."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.training.settings import TrainingSettings
+from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,18 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
 def test_a_score_cannot_choose_the_model_where_nothing_is_translated(score: Any) -> None:
     with pytest.raises(TransduceError, match=rf"`training\.best_by` is `{score}`, which needs translations, but"):
         TrainingSettings(best_by=score, translate_dev=0)
+
+
+def test_resolved_settings_have_the_fields_and_defaults_of_the_users_settings() -> None:
+    users, resolved = ({f.name: f for f in msgspec.structs.fields(s)} for s in (TrainingSettings, ResolvedTraining))
+    assert set(users) == set(resolved)
+    chosen = {name for name, field in resolved.items() if field.required}
+    assert {name for name in users if users[name].default is not resolved[name].default} == chosen
+    assert chosen == {name for name in users if users[name].type != resolved[name].type}
+
+
+def test_resolved_settings_that_contradict_each_other_are_refused(
+    make_settings: Callable[..., ResolvedTraining],
+) -> None:
+    with pytest.raises(TransduceError, match=r"`training\.steps` \(8\) and `training\.minutes` \(2\.0\) both set"):
+        make_settings(minutes=2.0)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.schedule import Decision, StepClock, learning_rate, position_of, validations_until
-from transduce.training.settings import ResolvedTraining, step_rates
+from transduce.training.schedule import Decision, StepClock, learning_rate, position_of, step_rates, validations_until
+from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
 

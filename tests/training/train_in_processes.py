@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ def main() -> None:
     start = Transformer(config)
     results: dict[str, object] = {
         optimizer: {
-            f"{kind} {name}": train(kind, start, ResolvedTraining(**settings), processes, dtype)
+            f"{kind} {name}": train(kind, start, msgspec.convert(settings, ResolvedTraining), processes, dtype)
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
             for kind in ("alone", "replicated", "sharded")
             if kind != "alone" or processes.is_first

@@ -39,7 +39,7 @@ class DatastoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """The weight of retrieved neighbors in the next-token distribution, from 0 to 1; the model has the rest."""
     temperature: float
     """The temperature of the softmax over distances to neighbors."""
-    tuning_tokens: int = msgspec.field(name="judged_pieces")
+    tuning_tokens: int
     """The number of tokens that the weight and the temperature were chosen by."""
     loss_without: float
     """Loss of the tuning tokens by the model without retrieval, in nats per token."""

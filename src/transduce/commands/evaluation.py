@@ -334,7 +334,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: int
     """The number of lines."""
-    tokens: int = msgspec.field(name="pieces")
+    tokens: int
     """The number of target tokens, including end symbols."""
     log_probability: float
     """The total log-probability, in nats."""
@@ -467,7 +467,7 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     """The line number, from 1."""
-    warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
+    warnings: "tuple[QualityWarning, ...]"
     """The quality warnings, which say why the translation may be bad, such as untranslated or repeated text."""
     source: str
     translation: str
@@ -504,7 +504,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of all translated lines, with or without warnings."""
     counts: "dict[WarningKind, int]"
     """Dict: kind of quality warning → number of lines with it."""
-    flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
+    flagged: list[ReviewedLine]
     """The lines that have quality warnings, in order."""
     worst: list[ReviewedLine] = []
     """The lines that --worst asks for, the worst first, with or without warnings; empty without the option."""

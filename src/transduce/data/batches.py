@@ -6,6 +6,7 @@ A batch follows from (corpus, seed, epoch, position) alone.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -24,7 +25,6 @@ from transduce.text.vocabulary import SpecialTokens
 
 CHUNK_PAIRS = 256
 BLOCK_PAIRS = 65_536
-_CHUNKS = 1  # makes this random order independent of the others
 _HALF = 1 << 31  # makes differences of lengths positive
 
 PairRange = tuple[int, int]
@@ -32,11 +32,46 @@ Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]
 
 
+class RandomPurpose(IntEnum):
+    """A purpose of random numbers, which follows the seed in their key so that each purpose has its own numbers.
+
+    Runs depend on the values, so none may change, and a new one must differ from all others. The values 31 and 41 are
+    shared by purposes that never occur in the same run; the tests permit no others.
+    """
+
+    PAIR_BLOCKS = 1
+    BLOCK_ORDER = 2
+    BATCH_ORDER = 3
+    PAIR_TIES = 4
+    CORPUS_SAMPLE = 5
+    """The first number of its key, which has no seed."""
+    REPEATED_PAIRS = 6
+    """Used with the seed 0 in every run."""
+    TEXT_WINDOW_ORDER = 21
+    TEXT_WINDOW_OFFSET = 22
+    DENOISING = 23
+    MASKED_ROW_TIES = 31
+    MASKED_ROW_OFFSET = 32
+    SEGMENTS = 33
+    MASKED_TOKENS = 34
+    MASKED_BATCH_ORDER = 35
+    LABELED_TEXT_ORDER = 41
+    LABELED_BATCH_ORDER = 42
+    STREAM_ORDER = 71
+    MIXED_TIES = 72
+    MIXED_BATCH_ORDER = 73
+    MIXED_ROUNDING = 74
+    TEXT_NOISE = 81
+    SERIES_WINDOW_ORDER = 31
+    PLACEHOLDERS = 31
+    SUBWORD_SAMPLING = 41
+
+
 def permutation(size: int, *key: int) -> Indices:
     """Return a random order of ``range(size)`` as an array of indices, (size,), that depends only on the key.
 
-    The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The order is that of raw bits of a
-    counter-based generator (Philox), which numpy keeps stable across versions.
+    The key is one or more integers ≥ 0: a seed, a `RandomPurpose`, and others such as an epoch. The order is that of
+    raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     return np.argsort(bits, kind="stable")
@@ -52,7 +87,7 @@ class Blocks:
         chunks = -(-pairs // CHUNK_PAIRS)
         self.pairs = pairs
         self.count = max(1, pairs // BLOCK_PAIRS)
-        self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
+        self._chunks = np.array_split(permutation(chunks, seed, RandomPurpose.PAIR_BLOCKS), self.count)
 
     def ranges(self, block: int) -> list[PairRange]:
         """Return the pairs of a block as a list of ranges (start, stop) of consecutive pairs, in ascending order."""
@@ -115,10 +150,6 @@ def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: 
 
 
 # --- batches ---
-
-
-# Keys that make the random orders independent (key 1 assigns chunks to blocks).
-_BLOCK_ORDER, _BATCH_ORDER, _TIES = 2, 3, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +353,7 @@ class BatchPlan:
         """
         if epoch < 0 or not 0 <= position < len(self):
             raise IndexError(f"epoch {epoch} has no batch {position}: an epoch has {len(self)} batches")
-        block_order = permutation(self._blocks.count, self._seed, _BLOCK_ORDER, epoch)
+        block_order = permutation(self._blocks.count, self._seed, RandomPurpose.BLOCK_ORDER, epoch)
         stops = np.cumsum(self._batches[block_order])
         block_position = int(np.searchsorted(stops, position, side="right"))
         number = int(block_order[block_position])
@@ -344,7 +375,11 @@ class BatchPlan:
         return self._planned[1]
 
     def _plan(self, epoch: int, number: int) -> _Block:
-        return self._plan_ranges(self._blocks.ranges(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
+        return self._plan_ranges(
+            self._blocks.ranges(number),
+            (RandomPurpose.PAIR_TIES, epoch, number),
+            (RandomPurpose.BATCH_ORDER, epoch, number),
+        )
 
     def _plan_ranges(
         self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
@@ -460,8 +495,6 @@ def _same(one: Batch, other: Batch) -> bool:
 # Legend: B texts of a batch, S tokens of a text.
 
 
-# Keys that make the random orders independent of each other and of those in other modules.
-_TEXT_ORDER, _LABELED_ORDER = 41, 42
 # The texts of this many batches are sorted by length together, so that a batch has little padding.
 _BATCHES_SORTED = 16
 
@@ -617,10 +650,11 @@ class LabeledPlan:
 
         A batch has texts of similar length, and the batches are in random order.
         """
-        order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
+        order = permutation(len(self._texts), self._seed, RandomPurpose.LABELED_TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):
             part = order[start : start + many]
             order[start : start + many] = part[np.argsort(self._texts.lengths[part], kind="stable")]
         batches = [order[start : start + self._rows] for start in range(0, len(order), self._rows)]
-        return [batches[number] for number in permutation(len(batches), self._seed, _LABELED_ORDER, epoch)]
+        batch_order = permutation(len(batches), self._seed, RandomPurpose.LABELED_BATCH_ORDER, epoch)
+        return [batches[number] for number in batch_order]

@@ -24,6 +24,7 @@ from transduce.data.batches import (
     Indices,
     Lengths,
     PairRange,
+    RandomPurpose,
     cut_batches,
     in_length_order,
     largest_among,
@@ -116,8 +117,6 @@ _MEAN_POINTS = 1_000
 # --- streams ---
 
 
-# Keys that make the random orders independent of those of other modules.
-_STREAM, _WINDOW_TIES, _WINDOW_BATCHES, _ROUNDING = 71, 72, 73, 74
 # Consecutive pairs of a corpus that stay together in its random order, so that reading takes few seeks.
 _CHUNK = 32
 
@@ -138,7 +137,8 @@ def _pass(corpus: int, pairs: PairRange, seed: int, number: int) -> _Pass:
     `pairs` is the range (start, stop) of the corpus's pairs among all.
     """
     start, stop = pairs
-    starts = np.arange(start, stop, _CHUNK)[permutation(-(-(stop - start) // _CHUNK), seed, _STREAM, corpus, number)]
+    order = permutation(-(-(stop - start) // _CHUNK), seed, RandomPurpose.STREAM_ORDER, corpus, number)
+    starts = np.arange(start, stop, _CHUNK)[order]
     return _Pass(starts, np.cumsum(np.minimum(_CHUNK, stop - starts)))
 
 
@@ -262,7 +262,11 @@ class MixedPlan(BatchPlan):
         if self._planned is None or self._planned[0] != key:
             self._planned = (
                 key,
-                self._plan_ranges(self._window_ranges(window), (_WINDOW_TIES, index), (_WINDOW_BATCHES, index)),
+                self._plan_ranges(
+                    self._window_ranges(window),
+                    (RandomPurpose.MIXED_TIES, index),
+                    (RandomPurpose.MIXED_BATCH_ORDER, index),
+                ),
             )
         block = self._planned[1]
         batch = block.batch_order[number - window.first]
@@ -298,7 +302,7 @@ class MixedPlan(BatchPlan):
         numbers = np.concatenate([np.arange(*each) for each in ranges])
         if not self._spreads(numbers):
             return in_length_order(source, target)  # faster than an order of the pairs
-        order = self._order(source, target, numbers, (_WINDOW_TIES, index))
+        order = self._order(source, target, numbers, (RandomPurpose.MIXED_TIES, index))
         return source[order], target[order]
 
     def largest_batches(self) -> list[Batch]:
@@ -360,7 +364,8 @@ def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
     The result is a list of whole numbers, determined by seed and window index. If all numbers become 0, the largest one
     becomes 1.
     """
-    draws = np.random.Philox(np.random.SeedSequence((seed, _ROUNDING, window))).random_raw(len(exact)) / 2.0**64
+    key = np.random.SeedSequence((seed, RandomPurpose.MIXED_ROUNDING, window))
+    draws = np.random.Philox(key).random_raw(len(exact)) / 2.0**64
     counts = [int(each) + int(draw < each - int(each)) for each, draw in zip(exact, draws.tolist(), strict=True)]
     if not any(counts):
         counts[int(np.argmax(exact))] = 1

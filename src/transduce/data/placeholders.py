@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Corpus, Plan, pad_rows
+from transduce.data.batches import Batch, Corpus, Plan, RandomPurpose, pad_rows
 from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -193,8 +193,6 @@ class WordAligner:
 # --- masking ---
 
 
-# Makes the choices independent of other random numbers with the same seed and epoch.
-_MASKING = 31
 # Numbers of placeholders in a changed pair, and their probabilities.
 _COUNTS, _COUNT_PROBABILITIES = (1, 2, 3, 4), (0.45, 0.3, 0.15, 0.1)
 # What a placeholder does, and how often: it replaces a word pair, or is put before it, after it, on both sides of it
@@ -268,7 +266,7 @@ class PlaceholderMasker:
             return batch
         sides = [self._rows(batch.source, 0), self._rows(batch.target, 1)]
         for row in chosen.tolist():
-            key = np.random.SeedSequence((self._seed, _MASKING, epoch, int(batch.indices[row])))
+            key = np.random.SeedSequence((self._seed, RandomPurpose.PLACEHOLDERS, epoch, int(batch.indices[row])))
             edited = self._edit(sides[0][row], sides[1][row], np.random.Generator(np.random.Philox(key)))
             sides[0][row], sides[1][row] = edited
         (source, source_tokens), (target, target_tokens) = (
@@ -375,7 +373,7 @@ def _edge(
 
 def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.float64]:
     """Return an array with a number in [0, 1) for each pair index: a hash (splitmix64) of seed, epoch and index."""
-    base = np.random.SeedSequence((seed, _MASKING, epoch)).generate_state(1, np.uint64)[0]
+    base = np.random.SeedSequence((seed, RandomPurpose.PLACEHOLDERS, epoch)).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
         state = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

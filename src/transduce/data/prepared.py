@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import atomic_folder
-from transduce.data.batches import CHUNK_PAIRS, PairRange, permutation
+from transduce.data.batches import CHUNK_PAIRS, PairRange, RandomPurpose, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.id_files import EncodedSentences, SideCard
 from transduce.data.merging import merge_parts
@@ -36,10 +36,6 @@ from transduce.text.corpus import PairBlock, PairReader
 # A deterministic sample for steps that do not need all pairs.
 
 
-# Keys that make the choices of a sample and of repeated pairs independent of the orders of batches.
-_SAMPLE, _REPEATS = 5, 6
-
-
 def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -> CorpusFiles:
     """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order; return it as `CorpusFiles`.
 
@@ -52,7 +48,8 @@ def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -
         for block in PairReader(files):
             after = before + len(block.sources)
             share = after * sample_size // pairs - before * sample_size // pairs
-            for row in sorted(permutation(len(block.sources), _SAMPLE, block.number)[:share].tolist()):
+            order = permutation(len(block.sources), RandomPurpose.CORPUS_SAMPLE, block.number)
+            for row in sorted(order[:share].tolist()):
                 pair = _object(block, row)
                 try:
                     line = encoder.encode(pair)
@@ -393,7 +390,7 @@ def _sample_of_ranges(start: int, pairs: int, wanted: int, file: int) -> list[Pa
     The ranges are random chunks of `CHUNK_PAIRS` pairs; one may be shorter. The index `file` seeds their choice.
     """
     ranges: list[PairRange] = []
-    for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, _REPEATS, file).tolist():
+    for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, RandomPurpose.REPEATED_PAIRS, file).tolist():
         first = chunk * CHUNK_PAIRS
         size = min(CHUNK_PAIRS, pairs - first, wanted)
         wanted -= size

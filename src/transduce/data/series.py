@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Indices, own_rows, permutation
+from transduce.data.batches import Indices, RandomPurpose, own_rows, permutation
 from transduce.errors import TransduceError, near_name, shown_names
 from transduce.text.files import read_lines
 
@@ -399,10 +399,6 @@ def _digest(points: Numbers) -> str:
 # --- windows ---
 
 
-# Makes this random order independent of others.
-_WINDOW_ORDER = 31
-
-
 class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of the points of time series that are read and forecast: `task.series.*` in a settings file."""
 
@@ -569,5 +565,5 @@ class SeriesPlan:
 
     def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, permutation(len(self._series), self._seed, _WINDOW_ORDER, epoch)
+            self._epoch = epoch, permutation(len(self._series), self._seed, RandomPurpose.SERIES_WINDOW_ORDER, epoch)
         return self._epoch[1]

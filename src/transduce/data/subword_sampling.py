@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, pad_rows
+from transduce.data.batches import Batch, Plan, RandomPurpose, pad_rows
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
-# A key that makes the random numbers independent of others with the same seed and epoch.
-_SAMPLING = 41
 _MIN_GROWTH_TOKENS = 4
 
 
@@ -285,7 +283,8 @@ class SampledPlan(Plan[Batch]):
         batch = self._plan.batch(epoch, position)
         if not len(batch.indices):  # the batch has no row for this process
             return batch
-        (base,) = np.random.SeedSequence((self._seed, _SAMPLING, epoch)).generate_state(1, np.uint64).tolist()
+        key = np.random.SeedSequence((self._seed, RandomPurpose.SUBWORD_SAMPLING, epoch))
+        (base,) = key.generate_state(1, np.uint64).tolist()
         sides = []
         for side, (ids, pad_id) in enumerate(zip((batch.source, batch.target), self._pads, strict=True)):
             lengths = (ids != pad_id).sum(axis=1).tolist()

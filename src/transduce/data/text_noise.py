@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, pad_rows
+from transduce.data.batches import Batch, Plan, RandomPurpose, pad_rows
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
@@ -96,8 +96,6 @@ def _misspelled(word: str, draw: Draw) -> str:
 # --- noised batches ---
 
 
-# Makes the choices independent of other random numbers with the same seed and epoch.
-_NOISE = 81
 _NUMBERS = 256
 _MAX_GROWTH = 3.0
 
@@ -161,7 +159,7 @@ class NoisyPlan(Plan[Batch]):
         The result is None if the pair stays unchanged: if no noise was drawn, or the pair has special tokens or would
         become too long. The epoch and the pair's index determine the draws.
         """
-        key = np.random.SeedSequence((self._seed, _NOISE, epoch, index))
+        key = np.random.SeedSequence((self._seed, RandomPurpose.TEXT_NOISE, epoch, index))
         drawn = (np.random.Philox(key).random_raw(_NUMBERS) / 2.0**64).tolist()
         if all(number >= share for number, share in zip(drawn, msgspec.structs.astuple(self._settings), strict=False)):
             return None

@@ -265,7 +265,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of the interval with the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
     """Two-sided p value of the difference by paired bootstrap resampling."""
-    p_randomization: float = msgspec.field(name="p_randomisation")
+    p_randomization: float
     """Two-sided p value of the difference by approximate randomization, which decides the verdict."""
     is_real: bool
     """True if the difference is significant: `p_randomization` is below 0.05."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transduce.acceleration import encode_fast, select_decoder
 from transduce.errors import TransduceError
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.inference.translation import Translation, empty_alternative, join_parts, without_incomplete_character
+from transduce.inference.translation import Translation, agreed_length, empty_alternative, join_parts
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Encoder
 from transduce.search.constraints import Phrase
@@ -438,7 +438,7 @@ class PartsObserver:
         self,
         observer: Observer | None,
         texts: Sequence[SegmentedText] = (),
-        decode: Callable[[list[int]], str] | None = None,
+        decode: Callable[[Part, list[int]], str] | None = None,
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
         """Wrap an observer of whole texts, which may be None.
@@ -446,7 +446,7 @@ class PartsObserver:
         Args:
             observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
             texts: the texts that the parts (sentences) of the batches belong to.
-            decode: returns the target text of token ids; None: no partial texts are reported.
+            decode: returns the text of a part's first target tokens; None: no partial texts are reported.
             hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
                 not reported.
         """
@@ -491,7 +491,7 @@ class PartsObserver:
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
     def _report_texts(
-        self, observer: TextObserver, decode: Callable[[list[int]], str], rows: Sequence[int], tokens: Tensor
+        self, observer: TextObserver, decode: Callable[[Part, list[int]], str], rows: Sequence[int], tokens: Tensor
     ) -> None:
         texts = set()
         for number, row in enumerate(rows):
@@ -500,13 +500,8 @@ class PartsObserver:
             is_whole = len(segmented.sentences) == 1 and not any(gap.text for gap in segmented.gaps)
             if is_whole or (text, part) in self._hidden:
                 continue
-            agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
-            ids = tokens[number, 0].tolist()
-            certain = ids[: int(agreed.cumprod(dim=0).sum())]
-            self._drafts[text, part] = (
-                without_incomplete_character(decode(certain)),
-                without_incomplete_character(decode(ids)),
-            )
+            ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
+            self._drafts[text, part] = decode(self.batch[row], ids[:certain]), decode(self.batch[row], ids)
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import search_reductions
 from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, check_evaluation_mode, pad
 from transduce.inference.compiled_search import find_compiled_search
@@ -46,7 +47,7 @@ from transduce.search.rules import (
     ranking_of,
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
-from transduce.search.selection import DiverseSelection, Selection
+from transduce.search.selection import DiverseSelection, Reductions, Selection
 from transduce.search.settings import EARLIER_DEFAULTS, SearchSettings, without_idle_penalties
 from transduce.text.filters import FilterSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
@@ -261,14 +262,22 @@ def make_search(
         if compiled is not None:
             return compiled
     is_beam = beam.beam_size > 1 and draw is None
+    options: dict[str, Any] = {"rules": rules, "reductions": _search_kernels()}
     scorer = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
     if not is_beam:
         width, divisor = 1 if draw is None else beam.beam_size, ranking_of(generate).length_penalty
         choose = draw or take_argmax
-        return GreedySearch(scorer, limits, choose, width=width, alpha=beam.alpha, divisor=divisor, rules=rules)
+        return GreedySearch(scorer, limits, choose, width=width, alpha=beam.alpha, divisor=divisor, **options)
+    options |= {"selection": selection, "coverage": coverage}
     if generate is not None:
-        return GenerateSearch(scorer, limits, beam, generate, rules=rules, selection=selection, coverage=coverage)
-    return BeamSearch(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
+        return GenerateSearch(scorer, limits, beam, generate, **options)
+    return BeamSearch(scorer, limits, beam, **options)
+
+
+@cache
+def _search_kernels() -> Reductions | None:
+    """Return the compiled top-k and log-sum-exp of this processor, which the search package takes as an argument."""
+    return search_reductions()
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:

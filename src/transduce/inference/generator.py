@@ -56,9 +56,9 @@ class Continuation(msgspec.Struct, frozen=True):
 
     text: str
     """The generated text without the prompt."""
-    tokens: tuple[str, ...] = msgspec.field(name="pieces")
+    tokens: tuple[str, ...]
     """The generated tokens as the vocabulary spells them, without those of the prompt."""
-    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
+    token_log_probabilities: tuple[float, ...]
     """The model's own log-probability of each token, in nats, before sampling settings are applied. If the text ended
     with its end symbol, which is not in `tokens`, its log-probability is the last value. Padding and the unknown
     token have zero probability here, unlike in `Generator.score`.
@@ -95,7 +95,7 @@ class Generation(msgspec.Struct, frozen=True):
 class TextScore(msgspec.Struct, frozen=True, kw_only=True):
     """The probability that a language model assigns to a text, from which perplexity is computed."""
 
-    tokens: int = msgspec.field(name="pieces")
+    tokens: int
     """Number of tokens scored: all but the first start token."""
     characters: int
     """Number of characters of the text."""

@@ -32,8 +32,8 @@ from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import (
     LoadOptions,
+    check_ensemble,
     check_precision,
-    check_vocabularies,
     read_at_precision,
     with_languages,
 )
@@ -62,7 +62,7 @@ def open_translator(
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. The models of an
-            ensemble must have the same vocabulary.
+            ensemble must have the same vocabulary and languages.
         precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU), or "auto": bf16 if the hardware multiplies it
             faster.
         device: "cpu", "cuda", or "auto": a GPU if there is one.
@@ -90,7 +90,7 @@ def open_translator(
         precision = machine.precision  # one for all
     opened = [read_at_precision(read_encoder_decoder_folder, each, precision, machine) for each in folders]
     contents = [with_languages(each, source_language, target_language) for each in opened]
-    check_vocabularies(folders, contents)
+    check_ensemble(folders, contents)
     first, *further_models = (each.model for each in contents)
     translator = Translator(
         first,
@@ -207,7 +207,7 @@ def load(
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
-            of translation models form an ensemble; they must have the same vocabulary.
+            of translation models form an ensemble; they must have the same vocabulary and languages.
         task: the expected task; a folder for another task is refused. With `task`, type checkers know the result's
             type: `load(folder, task="translation")` is a `Translator`.
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for a CPU also "int8".

@@ -26,7 +26,7 @@ from transduce.text.vocabulary import encode_masked, special_tokens_of, text_tok
 class Candidate(msgspec.Struct, frozen=True):
     """A token that may replace a mask, with its probability."""
 
-    token: str = msgspec.field(name="piece")
+    token: str
     """The token as the vocabulary spells it: ▁ stands for a space."""
     text: str
     """The text that the token stands for, with a leading space if it has one."""

@@ -1,36 +1,21 @@
 """Scorers of next tokens, which search calls: one decoding step for a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import msgspec
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from transduce.acceleration import compiled_state, exact_projection, search_reductions, start_fast, start_prompts
+from transduce.acceleration import compiled_state, exact_projection, start_fast, start_prompts
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Decoder, DecodingState, LogitsState
 from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
-from transduce.search.selection import use_kernels
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
-
-# --- registration of kernels ---
-# The search package does not depend on how kernels are made.
-
-
-@cache
-def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp, if this processor supports them; otherwise PyTorch.
-
-    Later calls do nothing.
-    """
-    if (reductions := search_reductions()) is not None:
-        use_kernels(reductions)
 
 
 def _step_to_logits(
@@ -69,7 +54,6 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
             attentive: record the attention of each step for `attention`, which costs some time.
             all_tokens: score padding and the start symbol like other tokens; False: they get the logit -inf.
         """
-        install_search_kernels()
         self.model = model
         self.state: DecodingState
         self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
@@ -138,7 +122,6 @@ class DecoderOnlyScorer(Scorer):
             context: maximum number of tokens that the model attends to.
             excluded_ids: token ids that are never generated.
         """
-        install_search_kernels()
         self.model = model
         self._project = exact_projection(model)
         self.context = context

@@ -46,9 +46,9 @@ class Score(msgspec.Struct, frozen=True):
     """The source text."""
     target: str
     """The scored translation."""
-    tokens: tuple[str, ...] = msgspec.field(name="pieces")
+    tokens: tuple[str, ...]
     """The target's tokens as the vocabulary spells them, without the end symbol."""
-    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
+    token_log_probabilities: tuple[float, ...]
     """Log-probability of each token and of the end symbol, in nats."""
     score: float
     """The log-probability in nats divided by the length penalty, as search ranks hypotheses."""

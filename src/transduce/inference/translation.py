@@ -35,10 +35,8 @@ class GrowingText:
 
     def grow(self, tokens: Tensor) -> str:
         """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
-        same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
-        certain = int(same.cumprod(dim=0).sum())
-        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds)
-        text = without_incomplete_character(text)
+        certain = tokens[0, : agreed_length(tokens)].tolist()
+        text = decode_start(self.vocabulary, certain, line_feeds=self._line_feeds)
         if not text.startswith(self.shown):
             return ""
         return self._show(text)
@@ -62,6 +60,20 @@ def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool)
     return text if line_feeds else text.replace("\n", " ")
 
 
+def agreed_length(tokens: Tensor) -> int:
+    """Return how many tokens at the start of a sentence's hypotheses, (W, t), are the same in all, and thus final."""
+    return int((tokens == tokens[:1]).all(dim=0).cumprod(dim=0).sum())
+
+
+def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
+    """Return the text of the first tokens of a translation, up to any end symbol, as it begins the finished text.
+
+    A last character that lacks some of its bytes is left out. `line_feeds` is as in `decode_like`.
+    """
+    ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
+    return without_incomplete_character(decode_like(vocabulary, ids, line_feeds=line_feeds))
+
+
 def without_incomplete_character(text: str) -> str:
     """Return the text of a translation so far without a last character that lacks some of its bytes.
 
@@ -78,9 +90,9 @@ class Alternative(msgspec.Struct, frozen=True):
 
     text: str
     """The translated text."""
-    tokens: tuple[str, ...] = msgspec.field(name="pieces")
+    tokens: tuple[str, ...]
     """The tokens, without the end symbol, as the vocabulary spells them."""
-    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
+    token_log_probabilities: tuple[float, ...]
     """The log-probability of each token and, if `ended`, of the end symbol, in nats."""
     score: float
     """The number by which alternatives are ranked, in nats: the log-probability divided by the length penalty, plus any
@@ -111,7 +123,7 @@ class Translation(msgspec.Struct, frozen=True):
     """
     joined: tuple[tuple[str, str], ...] = ()
     """A pair of source and translated text for each part (see `parts`), if there are several; else empty."""
-    stopped: bool = msgspec.field(default=False, name="given_up")
+    stopped: bool = False
     """True if an observer stopped decoding, so that the text is incomplete and may be empty."""
     sentences: tuple["Translation", ...] = ()
     """The translation of each part (see `parts`), with its alternatives, if there are several; else empty."""

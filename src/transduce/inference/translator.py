@@ -60,6 +60,7 @@ from transduce.inference.translation import (
     GrowingText,
     Translation,
     decode_like,
+    decode_start,
     empty_alternative,
     translation_from_hypotheses,
 )
@@ -362,7 +363,7 @@ class Translator:
         watch = PartsObserver(
             observer,
             texts,
-            lambda ids: remove_placeholders(self.tokenizer.target.decode(ids)),
+            lambda part, ids: remove_placeholders(self.decode_start(ids, part.text)),
             hidden={
                 part.key
                 for part in parts
@@ -690,6 +691,10 @@ class Translator:
             segmenter(text, None if each is None else [Span(*span) for span in each])
             for text, each in zip(texts, spans, strict=True)
         ]
+
+    def decode_start(self, ids: Sequence[int], source: str) -> str:
+        """Return the text of the first target tokens of a sentence's translation, as it begins the finished text."""
+        return decode_start(self.tokenizer.target, ids, line_feeds="\n" in source)
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
         """Return whether a text is exactly one sentence for the model, without layout around it and protected spans.

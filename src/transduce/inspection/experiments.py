@@ -187,7 +187,7 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     """
     p_seeds: float
     """Two-sided p value of the permutation test over runs (seeds)."""
-    min_p_seeds: float = msgspec.field(name="least_p_seeds")
+    min_p_seeds: float
     """The smallest value that `p_seeds` can have for so few runs."""
     verdict: str
     """The conclusion in a few words: "real", "may be due to the seeds", "too few seeds to tell", …"""

@@ -22,7 +22,7 @@ from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.choices import choose_kernels
-from transduce.ui_language import column, labeled, localized, ui_language
+from transduce.ui_language import column, labeled, listed, localized, ui_language
 
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The names of the package's optional dependencies, as in `pip install 'transduce[fast]'`."""
@@ -118,7 +118,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        yield "machine", localized(", ".join([self.system, threads, *self.processor]))
+        yield "machine", listed([self.system, localized(threads), *self.processor])
         if self.limits:
             yield "limits", ", ".join(f"{name}={value}" for name, value in self.limits.items())
         yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + localized(self.no_gpu or "")

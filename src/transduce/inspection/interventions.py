@@ -59,8 +59,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     translation: str
-    tokens: tuple[str, ...] = msgspec.field(name="pieces")
-    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
+    tokens: tuple[str, ...]
+    token_log_probabilities: tuple[float, ...]
     """Log-probabilities in nats by the model that wrote the translation, whose heads may be off: one per token, and one
     for the end symbol if reached.
     """

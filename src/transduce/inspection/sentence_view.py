@@ -206,7 +206,7 @@ def _width(words: tuple[str, ...]) -> int:
 class Candidate(msgspec.Struct, frozen=True):
     """A token that a model may write at a step of a translation, with its probability."""
 
-    token: str = msgspec.field(name="piece")
+    token: str
     probability: float
 
     piece = renamed_attribute("piece", "token")
@@ -215,7 +215,7 @@ class Candidate(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """A token of the translation (or another prediction) with its probability and the alternatives at its position."""
 
-    token: str = msgspec.field(name="piece")
+    token: str
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
@@ -229,7 +229,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
     parent: int
     """Index of the parent in the list of nodes; -1 for the root, which has no token."""
-    token: str = msgspec.field(name="piece")
+    token: str
     log_probability: float
     """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
@@ -300,9 +300,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The translation's log-probability divided by the length penalty."""
     source_language: str | None
     target_language: str | None
-    source_tokens: tuple[str, ...] = msgspec.field(name="source_pieces")
+    source_tokens: tuple[str, ...]
     """Source tokens with the end symbol."""
-    target_tokens: tuple[str, ...] = msgspec.field(name="target_pieces")
+    target_tokens: tuple[str, ...]
     """Target tokens, with the end symbol if the search reached it."""
     beam_size: int
     steps: tuple[Step, ...]

@@ -69,7 +69,7 @@ class MatchedVectors(NamedTuple):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """A report of how many tokens of a vocabulary have a pretrained vector."""
 
-    tokens: int = msgspec.field(name="pieces")
+    tokens: int
     """The number of tokens that could have a pretrained vector: all but padding, end and unknown."""
     found: int
     """The number of tokens that have a pretrained vector."""

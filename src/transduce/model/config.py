@@ -512,7 +512,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tokens.
     """
 
-    predicts_deviations: bool = msgspec.field(default=False, name="foretells_deviations")
+    predicts_deviations: bool = False
     """Predict the standard deviation of each number of a time series too."""
 
     # --- recurrent ---

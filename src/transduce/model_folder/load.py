@@ -27,7 +27,7 @@ from transduce.model_folder.read import ModelFolder, check_tokenizer, outline_im
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
-from transduce.text.languages import fitting_code
+from transduce.text.languages import fitting_code, short_code
 from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
@@ -408,15 +408,15 @@ def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
 # --- ensembles ---
 
 
-def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
-    """Raise an error if models cannot translate together as an ensemble, because vocabularies or start tokens differ.
+def check_ensemble(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
+    """Raise an error if models cannot translate together as an ensemble, because vocabularies or languages differ.
 
     Args:
         folders: the models' folders, for messages.
         contents: the contents that were read from the folders.
 
     Raises:
-        TransduceError: the vocabularies or the start tokens differ.
+        TransduceError: the vocabularies, the start tokens or the languages differ.
     """
     for folder, content in zip(folders[1:], contents[1:], strict=True):
         if content.tokenizer.fingerprint != contents[0].tokenizer.fingerprint:
@@ -428,6 +428,13 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
             raise TransduceError(
                 f"Models that translate together must begin alike, but {folder} starts with token "
                 f"{content.model.config.start_id} and {folders[0]} with token {contents[0].model.config.start_id}."
+            )
+        pairs = [(each.source_language, each.target_language) for each in (contents[0].manifest, content.manifest)]
+        known = [(one, other) for one, other in zip(*pairs, strict=True) if one is not None and other is not None]
+        if any(short_code(one) != short_code(other) for one, other in known):
+            raise TransduceError(
+                f"Models that translate together must have the same languages, but {folders[0]} translates from "
+                f"{pairs[0][0]} to {pairs[0][1]}, and {folder} from {pairs[1][0]} to {pairs[1][1]}: leave one out."
             )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
-from transduce.deprecation import with_current_settings
+from transduce.deprecation import with_current_keys, with_current_settings
 from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite, check_sizes
@@ -531,7 +531,7 @@ def _read_config(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         described = msgspec.convert(content["transduce"], dict[str, Any])
-        config = convert_config(described)
+        config = convert_config(with_current_keys(described, ModelConfig))
     except msgspec.ValidationError as error:
         raise TransduceError(f"{path} cannot be read as a model's configuration: {explained(error)}.") from error
     check_sizes(path, config)

@@ -6,6 +6,7 @@ Legend: B sentences still in the batch, W hypotheses of each in G groups, V voca
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -25,7 +26,16 @@ from transduce.search.scorer import (
     SequenceLimits,
     run_search,
 )
-from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Selection, Step, log_sum_exp
+from transduce.search.selection import (
+    IMPOSSIBLE,
+    BestSelection,
+    Candidates,
+    Reductions,
+    Selection,
+    Step,
+    log_sum_exp,
+    use_kernels,
+)
 
 # --- coverage penalty for source tokens that received little attention (Wu et al. 2016, equation 14) ---
 # cp = β Σ over source tokens i of log(min(Σ over target tokens j of p(i, j), 1)), where p(i, j) is the attention from
@@ -159,6 +169,7 @@ class BeamSearch:
         rules: Sequence[Rule] = (),
         selection: Selection | None = None,
         coverage: Coverage | None = None,
+        reductions: Reductions | None = None,
     ) -> None:
         """Create a search with one hypothesis per sentence, which contains only the start symbol.
 
@@ -169,11 +180,13 @@ class BeamSearch:
             rules: rules applied to the logits in turn.
             selection: chooses the continuations to keep at each step; None for the best ones.
             coverage: a penalty on hypotheses that leave source tokens untranslated; None: no penalty.
+            reductions: compiled top-k, log-sum-exp and selection; None: PyTorch's.
         """
         sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
         self.beam = beam
         self.rules = rules
+        self.reductions = reductions
         self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=limits.eos_id)
         self.coverage = coverage
         self.eos_id = limits.eos_id
@@ -200,6 +213,10 @@ class BeamSearch:
         Every live hypothesis is extended by every token. Continuations that end become finished hypotheses, and the W
         best others stay live.
         """
+        with nullcontext() if self.reductions is None else use_kernels(self.reductions):
+            self._extend_all()
+
+    def _extend_all(self) -> None:
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
@@ -460,12 +477,14 @@ class GenerateSearch(BeamSearch):
         rules: Sequence[Rule] = (),
         selection: Selection | None = None,
         coverage: Coverage | None = None,
+        reductions: Reductions | None = None,
     ) -> None:
         """Create a search like a `BeamSearch`, from a scorer whose `step` returns log-probabilities, not logits.
 
         `settings.stop` decides when a sentence is finished.
         """
-        super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
+        options: dict[str, Any] = {"selection": selection, "coverage": coverage, "reductions": reductions}
+        super().__init__(scorer, limits, beam, rules=rules, **options)
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 

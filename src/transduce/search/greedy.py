@@ -7,13 +7,14 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t to
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from transduce.search.rules import Rule
 from transduce.search.scorer import Hypothesis, LengthPenalty, Scorer, SequenceLimits, length_penalty, run_search
-from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
+from transduce.search.selection import Reductions, argmax_token, log_sum_exp, top_tokens_and_log_sum_exp, use_kernels
 from transduce.search.settings import SamplingSettings
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
@@ -53,15 +54,18 @@ class GreedySearch:
         alpha: float = 0.0,
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
+        reductions: Reductions | None = None,
     ) -> None:
         """Create a search with `width` hypotheses per sentence, whose next tokens `choose` selects from logits.
 
-        The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores.
+        The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores. `reductions` are
+        compiled top-k and log-sum-exp; None: PyTorch's.
         """
         sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
         self.choose = choose
         self.rules = rules
+        self.reductions = reductions
         self.width = width
         self.eos_id = limits.eos_id
         self.alpha = alpha
@@ -78,6 +82,10 @@ class GreedySearch:
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Extend every hypothesis by its next token, and remove sentences that are finished; `steps` is ignored."""
+        with nullcontext() if self.reductions is None else use_kernels(self.reductions):
+            self._extend_all()
+
+    def _extend_all(self) -> None:
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)

@@ -3,6 +3,9 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t tokens so far.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 import torch
@@ -49,24 +52,25 @@ class Reductions(Protocol):
         """
 
 
-class _Kernels:
-    """A namespace for one variable of the process: the compiled `Reductions` in use; None: PyTorch computes them."""
-
-    reductions: Reductions | None = None
+_reductions: ContextVar[Reductions | None] = ContextVar("reductions", default=None)
 
 
-def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use compiled reductions from now on in this process, for all logits that they support; None: use PyTorch.
+@contextmanager
+def use_kernels(reductions: Reductions | None) -> Iterator[None]:
+    """Use compiled reductions in the body of the `with` statement, for all logits that they support; None: PyTorch.
 
-    The reductions that were in use before are returned, so that a caller can restore them.
+    Only this thread's context uses them, so that other searches of the process compute as before.
     """
-    before, _Kernels.reductions = _Kernels.reductions, reductions
-    return before
+    token = _reductions.set(reductions)
+    try:
+        yield
+    finally:
+        _reductions.reset(token)
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
     """Return the compiled reductions to use for the `count` greatest of these logits; None: PyTorch must find them."""
-    kernels = _Kernels.reductions
+    kernels = _reductions.get()
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
     return kernels if kernels.supports(logits) else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.translation import agreed_length
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, TextProgress, estimate_work
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
@@ -518,8 +519,7 @@ class BatchObserver:
             is_unsplit = entry.tokens - 1 <= job.model.max_source_tokens and row_list.count(row) == 1
             if job.progress is not None and job in self.batch.jobs and is_unsplit:
                 # The longest common prefix of all hypotheses is final.
-                agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
-                job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
+                job.progress(index, tokens[number, 0].tolist(), agreed_length(tokens[number]))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
         """Report the progress of a text with several sentences to the client that waits for it.

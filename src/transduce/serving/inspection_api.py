@@ -4,7 +4,7 @@ Serving does not import inspection: the functions and the types of their results
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,14 @@ from transduce.serving.responses import watching_disconnect
 from transduce.serving.service import RequestChecks, with_alternatives
 
 _LINE_ENDS = ("\n", "\r")
+# The keys of version 0.1, which answers have beside the current ones until version 0.3.
+_OLD_KEYS = {
+    "token": "piece",
+    "tokens": "pieces",
+    "token_log_probabilities": "piece_log_probabilities",
+    "source_tokens": "source_pieces",
+    "target_tokens": "target_pieces",
+}
 
 
 class InspectionViews(NamedTuple):
@@ -81,7 +89,7 @@ class InspectionHandlers:
 
         def work(observer: Observer) -> bytes:
             with model.access.hold_shared():
-                return msgspec.json.encode(self.views.inspect(model.translator, message, search, observer))
+                return _encoded(self.views.inspect(model.translator, message, search, observer))
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
@@ -110,7 +118,7 @@ class InspectionHandlers:
 
         def work(observer: Observer) -> bytes:
             with model.access.hold_exclusively():
-                return msgspec.json.encode(self.views.intervene(model.translator, message, search, observer))
+                return _encoded(self.views.intervene(model.translator, message, search, observer))
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
@@ -166,3 +174,15 @@ class InspectionHandlers:
         with watching_disconnect(request) as disconnected:
             ((content,),) = await self.service.engine.decode([job], disconnected)
         return Response(content, media_type="application/json")
+
+
+def _encoded(answer: msgspec.Struct) -> bytes:
+    """Return an answer as JSON that has renamed keys under both names."""
+    return msgspec.json.encode(_with_old_keys(msgspec.to_builtins(answer)))
+
+
+def _with_old_keys(answer: Any) -> Any:
+    if isinstance(answer, dict):
+        content = {key: _with_old_keys(value) for key, value in answer.items()}
+        return content | {_OLD_KEYS[key]: value for key, value in content.items() if key in _OLD_KEYS}
+    return [_with_old_keys(each) for each in answer] if isinstance(answer, list | tuple) else answer

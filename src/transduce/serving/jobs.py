@@ -108,8 +108,8 @@ class Model(QueuedModel, Protocol):
     def encode_target(self, text: str) -> list[int]:
         """Return the list of token ids of a text in the target language, without special tokens."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text in the target language that token ids spell."""
+    def decode_start(self, ids: Sequence[int], source: str) -> str:
+        """Return the text of the first target tokens of a sentence's translation, as it begins the finished text."""
 
     def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary lacks, joined in order; "" without any."""

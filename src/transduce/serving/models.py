@@ -133,8 +133,8 @@ class ServedModel(Model):
         return self.translator.tokenizer.target.encode(text)
 
     @override
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.translator.tokenizer.target.decode(ids)
+    def decode_start(self, ids: Sequence[int], source: str) -> str:
+        return self.translator.decode_start(ids, source)
 
     @override
     def unknown_characters(self, sentence: str) -> str:

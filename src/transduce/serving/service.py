@@ -23,7 +23,7 @@ from transduce.inference.quality_estimation import (
     describe_wrong_language,
     find_quality_warnings,
 )
-from transduce.inference.translation import Alternative, Translation, without_incomplete_character
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
@@ -496,7 +496,7 @@ class _Reporter:
             text_settings: the settings of the request; they decide which lines are plain sentences.
         """
         self._model = model
-        self._positions = list(lines)
+        self._positions, self._lines = list(lines), list(lines.values())
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._silent = {number for number, line in enumerate(lines.values()) if glossary and glossary.find(line)}
@@ -511,8 +511,8 @@ class _Reporter:
             certain: how many of these ids do not change any more.
         """
         if self._is_plain[number]:
-            text, draft = (without_incomplete_character(self._model.decode(part)) for part in (ids[:certain], ids))
-            self._put(number, text, draft)
+            line = self._lines[number]
+            self._put(number, self._model.decode_start(ids[:certain], line), self._model.decode_start(ids, line))
 
     def report_text(self, number: int, final: str, draft: str) -> None:
         """Report the progress of a line that has several sentences, layout around its text, or protected spans.

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import hmac
 import html
+import logging
 import re
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import PurePath
@@ -28,6 +30,7 @@ from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import is_sign
 
+_LOG = logging.getLogger("transduce.serving")
 DocumentState = Literal["queued", "translating", "done", "error"]
 _RETRY_SECONDS = 0.5  # while the queue is full
 _MAX_READERS = 2  # documents that are parsed at once: parsing takes the interpreter's lock
@@ -125,7 +128,11 @@ class DocumentTranslation:
             error = RequestError(400, str(failure))
         except ClientGoneError:
             error = RequestError(503, "The translation was canceled.")
-        except Exception:  # noqa: BLE001 - a damaged document must not end in silence
+        except Exception as failure:  # noqa: BLE001 - a damaged document must not end in silence
+            place = traceback.extract_tb(failure.__traceback__)[-1]
+            # Neither the error's text nor its whole traceback, which may hold the document's text or fill the log.
+            kind = type(failure).__name__
+            _LOG.warning("A document could not be translated (%s at %s:%s).", kind, place.filename, place.lineno)
             error = RequestError(
                 400, "The document is damaged, or has a form that cannot be translated: save it again."
             )

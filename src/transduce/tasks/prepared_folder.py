@@ -12,6 +12,7 @@ import msgspec
 from transduce.atomic_io import file_sha256, write_json
 from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
+from transduce.deprecation import decode_stored
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, load_tokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
@@ -201,7 +202,7 @@ def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
         TransduceError: the file is missing or damaged.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_stored(path.read_bytes(), kind)
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 

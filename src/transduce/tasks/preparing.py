@@ -402,7 +402,7 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
         marks=text.marks,
     )
     for line in choice_log.lines:
-        display.show(f"  {line.name}  {localized(line.value)}  {localized(line.reason)}")
+        display.show(f"  {line.name}  {line.shown_value}  {localized(line.reason)}")
     return tokenizer
 
 

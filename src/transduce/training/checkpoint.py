@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, sync_file, sync_folder
+from transduce.deprecation import decode_stored
 from transduce.errors import TransduceError, writing_remedy
 from transduce.training.distributed import Processes
 from transduce.training.events import StepSums, ValidationEvent
@@ -129,8 +130,8 @@ def differences(before: Environment, now: Environment) -> Iterator[str]:
 # --- checkpoints ---
 
 
-FORMAT_VERSION = 4
-_READABLE = (1, 2, 3, 4)  # fields that older formats lack take their defaults
+FORMAT_VERSION = 5
+_READABLE = (1, 2, 3, 4, 5)  # fields that older formats lack take their defaults
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 
@@ -182,9 +183,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """True if dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums, such as of losses, over the steps since the last report, so that the next report includes these steps."""
-    loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
+    loss_window: LossWindow = msgspec.field(default_factory=LossWindow)
     """The window of recent losses that detects loss spikes."""
-    environment: Environment | None = msgspec.field(default=None, name="surroundings")
+    environment: Environment | None = None
     """The environment of the last steps; None in checkpoints that did not store it."""
     settings: dict[str, Any] = {}
     """The settings of the last steps, nested as in a settings file; empty in checkpoints that did not store them."""
@@ -421,7 +422,7 @@ def load_state(path: Path) -> RunState:
             raise TransduceError(
                 f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
             )
-        return msgspec.json.decode(content, type=RunState)
+        return decode_stored(content, RunState)
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 

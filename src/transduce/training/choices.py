@@ -16,6 +16,7 @@ from transduce.machine import Precision
 from transduce.text.files import count_noun
 from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
+from transduce.ui_language import localized
 
 T = TypeVar("T")
 
@@ -545,6 +546,14 @@ class LogEntry(msgspec.Struct, frozen=True):
     """The value of the setting, as text."""
     reason: str
     """The reason why the value was chosen."""
+    is_message: bool = False
+    """True if the value is a message, which is shown in the user's language; False for a number, a name and other data.
+    """
+
+    @property
+    def shown_value(self) -> str:
+        """The value as it is shown to the user."""
+        return localized(self.value) if self.is_message else self.value
 
 
 class ChoiceLog:
@@ -560,17 +569,21 @@ class ChoiceLog:
         self.lines: list[LogEntry] = []
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
-    def record(self, name: str, specified: T | None, choice: Choice[T] | None) -> T:
+    def record(self, name: str, specified: T | None, choice: Choice[T] | None, *, is_message: bool = False) -> T:
         """Log a setting's value with its reason, and return the value: the specified one, or else that of `choice`.
 
-        `specified` is None if neither the user nor a preset set a value; the reason then comes from `choice`.
+        Args:
+            name: the setting's dotted name.
+            specified: the value that the user or a preset set; None: the value and its reason come from `choice`.
+            choice: the default and its reason; not used with a specified value.
+            is_message: the value of `choice` is a message, which is shown in the user's language.
         """
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)
             self.lines.append(LogEntry(name, _shown(specified), reason))
             return specified
         assert choice is not None
-        self.lines.append(LogEntry(name, _shown(choice.value), choice.reason))
+        self.lines.append(LogEntry(name, _shown(choice.value), choice.reason, is_message))
         return choice.value
 
     def amend(self, name: str, value: Any, reason: str) -> None:

@@ -407,7 +407,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
     total: float = 0.0
     """Summed loss, in nats with label smoothing, of the steps that changed the weights."""
-    negative_log_likelihood: float = msgspec.field(default=0.0, name="likelihood")
+    negative_log_likelihood: float = 0.0
     """Summed negative log-likelihood, in nats, of the steps that changed the weights."""
     norms: float = 0.0
     """Summed gradient norms of the steps that changed the weights."""

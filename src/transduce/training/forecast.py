@@ -380,7 +380,7 @@ _COUNTED_LAYERS = 8
 
 def refuse_too_large_model(
     config: ModelConfig,
-    training: TrainingSettings | ResolvedTraining,
+    training: TrainingSettings,
     machine: Machine,
     *,
     knows_vocabulary: bool = True,
@@ -405,7 +405,7 @@ def refuse_too_large_model(
 
 def least_memory(
     config: ModelConfig,
-    training: TrainingSettings | ResolvedTraining,
+    training: TrainingSettings,
     machine: Machine,
     *,
     knows_vocabulary: bool = True,

@@ -56,8 +56,8 @@ from transduce.training.loss_spikes import (
     find_origin,
 )
 from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
-from transduce.training.schedule import Decision, StepClock, StepPlan
-from transduce.training.settings import ResolvedTraining, step_rates
+from transduce.training.schedule import Decision, StepClock, StepPlan, step_rates
+from transduce.training.settings import ResolvedTraining
 
 # --- safeguards ---
 

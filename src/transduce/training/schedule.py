@@ -5,7 +5,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:  # it needs the names of schedules in this module
+    from transduce.training.settings import ResolvedTraining
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -329,3 +332,42 @@ def has_decay_of_steps(training: Mapping[str, Any]) -> bool:
     """
     decay, chosen = training.get("weight_decay"), decay_of_steps(training)
     return chosen is not None and isinstance(decay, float) and math.isclose(decay, chosen, rel_tol=1e-6)
+
+
+# --- the learning rate and weight decay of a step ---
+
+
+class Rates(NamedTuple):
+    """The learning rate and the weight decay of one training step."""
+
+    learning_rate: float
+    weight_decay: float
+    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
+
+
+def step_rates(step: int, settings: "ResolvedTraining", steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+    """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
+
+    In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
+    derive the decay from that number, the decay is 0 while the number is unknown.
+    """
+    position: float = step
+    speed = 1.0
+    if settings.minutes is not None:
+        found = position_of(step, plan)
+        steps = None if found is None else found.steps
+        if found is not None and settings.schedule in ("linear", "cosine"):
+            position, speed = found.step, found.speed
+    schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
+    decay = settings.weight_decay
+    if decay is None:
+        decay = (
+            0.0
+            if steps is None
+            # Slower progress through the schedule means more steps, each with less decay.
+            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+        )
+    return Rates(
+        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
+        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
+    )

@@ -1,20 +1,12 @@
 """Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.machine import Precision
-from transduce.training.schedule import (
-    MAX_DECAY,
-    Decision,
-    ScheduleName,
-    constant_weight_decay,
-    learning_rate,
-    position_of,
-)
+from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
@@ -284,88 +276,24 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
 
 
-class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of a training run in which every choice has been made.
+class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a training run in which every choice has been made; those that were chosen have no default.
 
     With `minutes`, `steps` is None until the speed of training is known, as is a default `weight_decay`, which depends
     on the number of steps.
     """
 
-    seed: int
-    steps: int | None
-    minutes: float | None
-    time_plan: tuple[tuple[int, int, int], ...] = ()
     batch_tokens: int
     accumulate: int
-    optimizer: OptimizerName = "adam"
+    optimizer: OptimizerName
     learning_rate: float
     schedule: ScheduleName
     warmup_steps: int
-    momentum: float = 0.95
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float | None = 0.0
-    clip_norm: float
     label_smoothing: float
     precision: Precision
-    compile: bool = False
-    kernels: Kernels = "torch"
-    record: bool = False
-    sharded: bool = False
+    kernels: Kernels
+    record: bool
     average_decay: float
-    average_checkpoints: int = 0
-    adapt_dropout: bool = False
-    report_every: int
-    validate_every: int | None
-    save_every: int | None
+    adapt_dropout: bool
     best_by: BestBy
     patience: int
-    translate_dev: int
-    placeholder_rate: float = 0.05
-    spread_copies: bool = True
-    bpe_dropout: float = 0.0
-    unigram_alpha: float | None = None
-    keep_checkpoints: int
-    lora_rank: int = 0
-    lora_alpha: float | None = None
-    lora_projections: tuple[str, ...] = PROJECTIONS
-
-
-# --- the learning rate and weight decay of a step ---
-
-
-class Rates(NamedTuple):
-    """The learning rate and the weight decay of one training step."""
-
-    learning_rate: float
-    weight_decay: float
-    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
-
-
-def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
-    """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
-
-    In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
-    derive the decay from that number, the decay is 0 while the number is unknown.
-    """
-    position: float = step
-    speed = 1.0
-    if settings.minutes is not None:
-        found = position_of(step, plan)
-        steps = None if found is None else found.steps
-        if found is not None and settings.schedule in ("linear", "cosine"):
-            position, speed = found.step, found.speed
-    schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
-    decay = settings.weight_decay
-    if decay is None:
-        decay = (
-            0.0
-            if steps is None
-            # Slower progress through the schedule means more steps, each with less decay.
-            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
-        )
-    return Rates(
-        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
-        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
-    )

@@ -29,7 +29,7 @@ class Example(msgspec.Struct, frozen=True):
     """A shortened line of the corpus with its file and line number, as an example of a finding."""
 
     side: Literal["source", "target"]
-    location: str = msgspec.field(name="place")
+    location: str
     """The file and line as FILE:LINE, counted from 1; a line is a row in a Parquet file and a unit in a TMX file."""
     text: str
 

@@ -55,9 +55,9 @@ function changesInWords(change, words, inspection) {
 
 // One translation with its tokens and their probabilities; tokens that the other one lacks are marked.
 function outcomeView(heading, outcome, other) {
-  const isNew = newOnes(other.pieces, outcome.pieces);
-  const tokens = outcome.pieces.map((token, position) => {
-    const probability = percent(Math.exp(outcome.piece_log_probabilities[position] ?? -Infinity));
+  const isNew = newOnes(other.tokens, outcome.tokens);
+  const tokens = outcome.tokens.map((token, position) => {
+    const probability = percent(Math.exp(outcome.token_log_probabilities[position] ?? -Infinity));
     return make("span", {class: isNew[position] ? "new" : ""}, visible(token), make("small", {}, probability));
   });
   return make("div", {class: "outcome"}, make("h3", {}, heading),

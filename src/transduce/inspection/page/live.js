@@ -274,10 +274,10 @@ function headSwitches() {
 // The last token is the end symbol, which can be forbidden like any other.
 function tokenActions(row) {
   const {position} = chosen;
-  const isTaken = row.piece === found.inspection.steps[position].piece;
+  const isTaken = row.token === found.inspection.steps[position].token;
   const change = isTaken ? forbidToken : forceToken;
   return make("td", {}, make("button", {
-    type: "button", class: "small", onclick: () => makeChange(change(chosen.change, position, row.piece)),
+    type: "button", class: "small", onclick: () => makeChange(change(chosen.change, position, row.token)),
   }, isTaken ? words().forbid : words().write));
 }
 

@@ -47,7 +47,7 @@ function column(side, words) {
   return make("div", {class: "column"}, ...sideBar(side, words),
     make("p", {class: "dim"}, factsOf(inspection, words)),
     wordsSection(inspection, words, chosen, choose),
-    probabilitiesSection(inspection, words, state, change, undefined, newOnes(other.target_pieces, inspection.target_pieces)),
+    probabilitiesSection(inspection, words, state, change, undefined, newOnes(other.target_tokens, inspection.target_tokens)),
     ...coreferenceSections(inspection, words, state, pointer => change({pointer})),
     attentionSection(inspection, words, state, change),
     treeSection(inspection, words));

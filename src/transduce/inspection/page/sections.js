@@ -10,9 +10,9 @@ function toggle(text, pressed, onclick) {
 
 // The weights of one kind of attention, with the tokens of its rows and columns.
 function attentionOf(inspection, kind) {
-  const before = ["<start>", ...inspection.target_pieces.slice(0, -1)];
-  const from = kind === "encoder" ? inspection.source_pieces : inspection.target_pieces;
-  const to = kind === "decoder" ? before : inspection.source_pieces;
+  const before = ["<start>", ...inspection.target_tokens.slice(0, -1)];
+  const from = kind === "encoder" ? inspection.source_tokens : inspection.target_tokens;
+  const to = kind === "decoder" ? before : inspection.source_tokens;
   return {attention: decodeAttention(inspection[kind]), from: from.map(visible), to: to.map(visible)};
 }
 

@@ -49,7 +49,7 @@ function layOutTree(nodes) {
 // The text of a hypothesis.
 function textOf(nodes, number) {
   const tokens = [];
-  for (let at = number; at > 0; at = nodes[at].parent) tokens.unshift(nodes[at].piece);
+  for (let at = number; at > 0; at = nodes[at].parent) tokens.unshift(nodes[at].token);
   return tokens.filter(token => token !== "</s>").join("").replaceAll("▁", " ").trim();
 }
 
@@ -92,7 +92,7 @@ function isBelow(nodes, number, top) {
 function treePicture(nodes, words, unfold) {
   const {positions, children, columns, lines} = layOutTree(nodes);
   const widths = Array.from({length: columns}, () => 44);
-  nodes.forEach((node, number) => { widths[positions[number].x] = Math.max(widths[positions[number].x], widthOf(visible(node.piece) || words.begin) + 18, isFound(node) || node.folded ? 84 : 0); });
+  nodes.forEach((node, number) => { widths[positions[number].x] = Math.max(widths[positions[number].x], widthOf(visible(node.token) || words.begin) + 18, isFound(node) || node.folded ? 84 : 0); });
   const lefts = widths.reduce((all, width) => [...all, all[all.length - 1] + width + 34], [4]);
   const lineHeight = 46, boxHeight = 36, top = 4;
   const width = lefts[columns] + 4, height = top + lineHeight * lines + 4;
@@ -123,12 +123,12 @@ function treePicture(nodes, words, unfold) {
     const act = () => node.folded ? unfold(number) : say(number);
     const box = draw("g", {
       class: `node${node.best ? " best" : ""}${node.ended ? " ended" : ""}${lost ? " left" : ""}${node.folded ? " folded" : ""}`,
-      role: node.folded ? "button" : "img", "aria-label": `${visible(node.piece) || words.begin} ${figure}: ${describe(number)}`,
+      role: node.folded ? "button" : "img", "aria-label": `${visible(node.token) || words.begin} ${figure}: ${describe(number)}`,
       onmouseenter: () => say(number), onfocus: () => say(number), onclick: act,
       onkeydown: event => { if (node.folded && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); act(); } },
     }, draw("rect", {x, y, width: widths[positions[number].x], height: boxHeight, rx: 6}));
     const center = x + widths[positions[number].x] / 2;
-    box.append(draw("text", {x: center, y: y + 15, "text-anchor": "middle"}, visible(node.piece) || words.begin));
+    box.append(draw("text", {x: center, y: y + 15, "text-anchor": "middle"}, visible(node.token) || words.begin));
     box.append(draw("text", {x: center, y: y + 30, "text-anchor": "middle", class: "figure"}, figure));
     picture.append(box);
     return box;

@@ -108,7 +108,7 @@ function alignmentView(words, languages, help) {
 // `differs` marks tokens that the other one of two translations lacks; `outputs` names what each step predicts, such as
 // the word that a tag belongs to.
 function tokensView(steps, chosen, onchoose, differs = [], outputs = []) {
-  const nameOf = ({piece: token}, position) => [outputs[position], token].filter((name, at) => name && (at || name !== token)).map(visible).join(" → ");
+  const nameOf = ({token}, position) => [outputs[position], token].filter((name, at) => name && (at || name !== token)).map(visible).join(" → ");
   const buttons = steps.map((step, position) => {
     const sureness = step.probability < 0.2 ? " doubtful" : step.probability < 0.6 ? " unsure" : "";
     return make("button", {
@@ -123,11 +123,11 @@ function tokensView(steps, chosen, onchoose, differs = [], outputs = []) {
 
 // A row for each candidate; `actionFor` may add a button to it.
 function candidatesView(step, actionFor = () => []) {
-  const known = step.candidates.some(candidate => candidate.piece === step.piece);
-  const taken = {piece: step.piece, probability: step.probability};
+  const known = step.candidates.some(candidate => candidate.token === step.token);
+  const taken = {token: step.token, probability: step.probability};
   const rows = known ? step.candidates : [...step.candidates, taken];
   return make("table", {class: "candidates"}, make("tbody", {}, ...rows.map(row =>
-    make("tr", {class: row.piece === step.piece ? "taken" : ""}, make("th", {scope: "row"}, visible(row.piece)),
+    make("tr", {class: row.token === step.token ? "taken" : ""}, make("th", {scope: "row"}, visible(row.token)),
       make("td", {}, make("div", {class: "length", style: `width:${100 * row.probability}%`})),
       make("td", {}, percent(row.probability)), ...actionFor(row)))));
 }

@@ -267,6 +267,8 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     special = _special_ids(files, parts, model)
     languages = _languages(files, model, parts)
     tags = frozenset(languages.tags.values()) if languages else frozenset()
+    before, after = _surroundings(files, parts, special, tags, model)
+    special["pad_id"] = _padding(files, parts, special, (*before, *after), model)
     control = _control_tokens(files, special, parts.ids)
     is_decoder, is_encoder_decoder = model.family.kind == "decoder", model.family.kind == "transformer"
     added = _prompt_tokens(files, parts) if is_decoder else parts.added
@@ -274,8 +276,6 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     # An encoder–decoder may be trained to generate such tokens (T5's sentinels), but none writes the mask.
     masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
     silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
-    before, after = _surroundings(files, parts, special, tags, model)
-    special["pad_id"] = _padding(files, parts, special, (*before, *after), model)
     record = ImportedVocabularyRecord(
         algorithm=parts.algorithm,
         ids=parts.ids,
@@ -342,20 +342,26 @@ def _padding(
 ) -> int:
     """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
 
-    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, the result is the id of
-    the tokenizer's own padding.
+    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, or stands for text, the
+    result is the id of the tokenizer's own padding.
 
     Raises:
-        TransduceError: the tokenizer's own padding is missing or also around a text, or the model numbers positions by
-            the configuration's padding.
+        TransduceError: the configuration's padding is around a text, and the tokenizer's own is missing or there, too;
+            or the model numbers positions by the configuration's padding.
     """
-    if model.family.kind == "decoder" or special["pad_id"] not in around:
-        return special["pad_id"]
-    own = _token_id(files, parts.ids, "pad_token")
+    padding, own = special["pad_id"], _token_id(files, parts.ids, "pad_token")
+    is_text = own not in (None, padding) and padding in _text_ids(files, parts)
+    if model.family.kind == "decoder" or (padding not in around and not is_text):
+        return padding
+    if is_text and padding not in around and model.family.numbers_by_padding:
+        raise TransduceError(
+            f"{files.location}: `pad_token_id` must not be a token of text, but it is {padding}, and the tokenizer's "
+            f"is {own}: set that in config.json if the model was trained with it."
+        )
     if own is None or own in around or model.family.numbers_by_padding:
         raise TransduceError(
-            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is "
-            f"{special['pad_id']}, which does: change it in config.json, and `pad_token` in tokenizer_config.json."
+            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is {padding}, "
+            "which does: change it in config.json, and `pad_token` in tokenizer_config.json."
         )
     return own
 

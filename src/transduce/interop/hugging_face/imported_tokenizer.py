@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from transduce.atomic_io import write_file
-from transduce.deprecation import warn_renamed
+from transduce.deprecation import decode_stored, warn_renamed
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, TokenizerJson, WordListRecord
 from transduce.text.languages import fitting_code
@@ -35,7 +35,7 @@ _FORMAT_VERSION = 1
 class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A serializable description of the source or target vocabulary of an imported tokenizer."""
 
-    algorithm: TokenizationRecord = msgspec.field(name="cutting")
+    algorithm: TokenizationRecord
     """The settings of the algorithm that splits text into tokens, one of several kinds of records."""
     ids: dict[str, int]
     """A dict from each token to its id; no two tokens share an id."""
@@ -239,7 +239,12 @@ class ImportedTokenizer(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """The SHA-256 (hexadecimal) of everything that determines the token ids, by which tokenizers are compared."""
-        return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
+        record = msgspec.to_builtins(self.record, order="deterministic")
+        for side in ("source", "target"):
+            if record[side] is not None:
+                # The digest has the key of version 0.1, so that corpora that it prepared remain valid.
+                record[side] = {"cutting": record[side].pop("algorithm"), **record[side]}
+        return hashlib.sha256(msgspec.json.encode(record)).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
         """Write the whole tokenizer to foreign_tokenizer.json in a folder, which is created if it does not exist.
@@ -258,7 +263,7 @@ class ImportedTokenizer(Tokenizer):
         """
         path = Path(folder) / IMPORTED_TOKENIZER_FILE
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=ImportedTokenizerRecord)
+            record = decode_stored(path.read_bytes(), ImportedTokenizerRecord)
         except FileNotFoundError:
             raise TransduceError(f"{path} does not exist: a tokenizer needs it, copy it again.") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -239,9 +239,12 @@ class ClassificationKind(LabelChoices, TextKind):
             return
         weights = class_weights(corpus, resolved)
         shown = ", ".join(f"{label} {weight:.3g}" for label, weight in weights.items())
-        if len(shown) > _SHOWN_WEIGHTS:
+        is_range = len(shown) > _SHOWN_WEIGHTS
+        if is_range:
             shown = f"{min(weights.values()):.3g} to {max(weights.values()):.3g}"
-        choice_log.record("task.class_weights", None, Choice(shown, "the loss of each class, set by you"))
+        choice_log.record(
+            "task.class_weights", None, Choice(shown, "the loss of each class, set by you"), is_message=is_range
+        )
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the classes."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, BatchPlan, Plan, pad_rows
+from transduce.data.batches import Batch, BatchPlan, Plan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.errors import common_options, shell_word
@@ -25,8 +25,6 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Tas
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.loss import Loss
 
-# Makes the noise independent of other random numbers with the same seed and epoch.
-_NOISE = 23
 # The dev set's noise is the same in every run.
 _DEV_SEED = 0
 
@@ -57,7 +55,7 @@ class NoiseGenerator:
     def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
         row_ids, prefix, suffix = row[row != self._target.pad_id], self._target.before, self._target.after
         ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
-        key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
+        key = np.random.SeedSequence((self._seed, RandomPurpose.DENOISING, epoch, int(number)))
         source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
         return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
+from transduce.data.masked_language_model import SentenceStore
 from transduce.data.prepared import PreparedCorpus
-from transduce.data.sentence_pairs import SentenceStore
 from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder

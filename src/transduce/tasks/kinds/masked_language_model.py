@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from transduce.atomic_io import write_file
 from transduce.data.batches import Batch
-from transduce.data.sentence_pairs import (
+from transduce.data.masked_language_model import (
+    MaskedBatch,
+    MaskedPlan,
+    MaskedPlanSettings,
     MaskingSettings,
-    PairSettings,
-    SentencePairBatch,
-    SentencePairPlan,
     SentenceStore,
 )
 from transduce.errors import TransduceError, common_options, shell_word
@@ -160,7 +160,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
 
         Its `negative_log_likelihood` and token count cover masked tokens only.
         """
-        assert isinstance(batch, SentencePairBatch)
+        assert isinstance(batch, MaskedBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
         hidden = self.model.hidden(states[present][None])  # (1, N, D)
@@ -181,7 +181,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
-    def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
+    def encode(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
         """Return the encoder's output, (B, L, D), and labels, (B, L): true ids of masked tokens, or padding ids."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
@@ -219,7 +219,7 @@ class MaskedDevSet(Validation):
         The loss is in nats, summed over masked tokens. Rows are classified by whether one segment follows the other.
         Without this next-sentence prediction, the last two numbers are 0.
         """
-        assert isinstance(batch, SentencePairBatch)
+        assert isinstance(batch, MaskedBatch)
         states, labels = self.objective.encode(batch)
         present = labels != self.model.config.pad_id
         targets = labels[present]
@@ -399,9 +399,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
         choice_log.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
-    def plan(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
-    ) -> SentencePairPlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> MaskedPlan:
         """Return the plan of a process's training batches of token sequences, sized by input tokens, not masked ones.
 
         `rank_and_count` are the process's rank and the number of processes.
@@ -489,9 +487,9 @@ def _plan(
     tokens: int,
     seed: int,
     rank_and_count: RankAndCount = (0, 1),
-) -> SentencePairPlan:
+) -> MaskedPlan:
     vocabulary = corpus.tokenizer.target
-    settings = PairSettings(
+    settings = MaskedPlanSettings(
         length=text_length(model, _context(task)),
         batch_tokens=tokens,
         seed=seed,
@@ -499,6 +497,6 @@ def _plan(
         masking=task.masking or MaskingSettings(),
         pad_id=vocabulary.pad_id,
     )
-    return SentencePairPlan(
+    return MaskedPlan(
         text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), rank_and_count
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import open_atomically
-from transduce.data.batches import Batch, Plan, as_stand_in, non_padding_id, own_rows, permutation
+from transduce.data.batches import Batch, Plan, RandomPurpose, as_stand_in, non_padding_id, own_rows, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -246,9 +246,6 @@ def describe_frequencies(perplexity: float, frequencies: float) -> str | None:
 # Legend: B windows, T tokens of a window.
 
 
-# Keys that make these random orders independent of each other and of those in the `data` package.
-_WINDOW_ORDER, _OFFSET = 21, 22
-
 Ids = NDArray[np.unsignedinteger]
 """Token ids of a text, unsigned integers, (N,)."""
 
@@ -317,8 +314,8 @@ class WindowPlan:
 
     def _epoch_order(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         if self._epoch is None or self._epoch[0] != epoch:
-            offset = int(permutation(self._offsets, self._seed, _OFFSET, epoch)[0])
-            self._epoch = epoch, offset, permutation(self.windows, self._seed, _WINDOW_ORDER, epoch)
+            offset = int(permutation(self._offsets, self._seed, RandomPurpose.TEXT_WINDOW_OFFSET, epoch)[0])
+            self._epoch = epoch, offset, permutation(self.windows, self._seed, RandomPurpose.TEXT_WINDOW_ORDER, epoch)
         return self._epoch[1:]
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, replace_file, write_json
+from transduce.deprecation import with_current_keys
 from transduce.errors import TransduceError, shown_names
 from transduce.inference.decoding import read_search_settings
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -398,7 +399,8 @@ def load_base_config(folder: Path) -> ModelConfig:
     """
     path = folder / _CONFIG_COPY
     try:
-        return convert_config(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return convert_config(with_current_keys(content, ModelConfig))
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 

@@ -286,29 +286,6 @@ MAX_CHARACTERS = 40_000
 MAX_WORDS = 30_000
 # Smaller corpora and vocabularies get no placeholder tokens by default.
 _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
-# Training settings that are copied unchanged.
-_COPIED_SETTINGS = (
-    "seed",
-    "minutes",
-    "time_plan",
-    "momentum",
-    "beta1",
-    "beta2",
-    "epsilon",
-    "clip_norm",
-    "average_checkpoints",
-    "sharded",
-    "placeholder_rate",
-    "spread_copies",
-    "bpe_dropout",
-    "unigram_alpha",
-    "report_every",
-    "validate_every",
-    "save_every",
-    "keep_checkpoints",
-    "lora_rank",
-    "lora_projections",
-)
 
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
@@ -406,9 +383,9 @@ def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: Choic
         names = [" → ".join(each.direction) if data.directions else each.tag or each.source[0] for each in data.corpora]
         ends = zip(names, mixture.shares(0.0), mixture.shares(1.0), strict=True)
         shares = ", ".join(
-            f"{Path(name).name} {one:.0%}" + (f" to {end:.0%}" if one != end else "") for name, one, end in ends
+            f"{Path(name).name} {one:.0%}" + (f" → {end:.0%}" if one != end else "") for name, one, end in ends
         )
-        choice_log.record("data.corpora", None, Choice("shares", shares))
+        choice_log.record("data.corpora", None, Choice("shares", f"of the batches: {shares}"), is_message=True)
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
@@ -500,39 +477,38 @@ def resolve_training(
     smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
     # Accumulate at most the batches of one epoch.
     parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
-    return ResolvedTraining(
-        steps=steps,
-        batch_tokens=batch_tokens,
-        accumulate=_resolve_accumulate(training.accumulate, parts, choice_log, batch_tokens),
-        optimizer=optimizer,
-        learning_rate=rate,
-        schedule=schedule,
-        warmup_steps=warmup,
-        weight_decay=_resolve_weight_decay(
+    chosen: dict[str, Any] = {
+        "steps": steps,
+        "batch_tokens": batch_tokens,
+        "accumulate": _resolve_accumulate(training.accumulate, parts, choice_log, batch_tokens),
+        "optimizer": optimizer,
+        "learning_rate": rate,
+        "schedule": schedule,
+        "warmup_steps": warmup,
+        "weight_decay": _resolve_weight_decay(
             settings,
             choose_weight_decay(optimizer, schedule, rate, warmup, steps, fine_tuning_rate),
             rate,
             choice_log,
         ),
-        label_smoothing=take("training.label_smoothing", training.label_smoothing, smoothing),
-        precision=precision,
-        compile=training.compile,
-        kernels=take("training.kernels", training.kernels, kernels),
-        record=_resolve_record(
+        "label_smoothing": take("training.label_smoothing", training.label_smoothing, smoothing),
+        "precision": precision,
+        "kernels": take("training.kernels", training.kernels, kernels),
+        "record": _resolve_record(
             training.record, _choose_record(settings, model, machine, machine.processes), choice_log
         ),
-        average_decay=take(
+        "average_decay": take(
             "training.average_decay", training.average_decay, choose_average_decay(steps, training.average_checkpoints)
         ),
-        adapt_dropout=_adapts_dropout(settings),
-        best_by=take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
-        patience=take("training.patience", training.patience, choose_patience()),
-        translate_dev=translated,
-        lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
+        "adapt_dropout": _adapts_dropout(settings),
+        "best_by": take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
+        "patience": take("training.patience", training.patience, choose_patience()),
+        "translate_dev": translated,
+        "lora_alpha": take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
         if training.lora_rank
         else None,
-        **{name: getattr(training, name) for name in _COPIED_SETTINGS},
-    )
+    }
+    return ResolvedTraining(**msgspec.structs.asdict(training) | chosen)
 
 
 def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
@@ -582,7 +558,9 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
         model = build_any_model(config)
     reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
     if reason is not None:
-        choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
+        choice_log.record(
+            "training kernels", None, Choice("by component", f"not whole layers, because {reason}"), is_message=True
+        )
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:

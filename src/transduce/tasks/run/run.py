@@ -316,8 +316,7 @@ class Run:
     def _say_choices(self, choice_log: ChoiceLog) -> None:
         self.display.show(labeled("Machine", localized(describe(self.machine))))
         width = max(len(line.name) for line in choice_log.lines)
-        shown = [localized(line.value) if " " in line.value else line.value for line in choice_log.lines]  # not a name
-        shown = [shortened(value, _VALUE_COLUMNS) for value in shown]
+        shown = [shortened(line.shown_value, _VALUE_COLUMNS) for line in choice_log.lines]
         values = max(map(columns_of, shown))
         for line, value in zip(choice_log.lines, shown, strict=True):
             name = column(line.name, width) if " " in line.name else f"{line.name:{width}}"

@@ -44,13 +44,13 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptions of what differs: kinds of tensors, and the first step with other metrics; empty if nothing does."""
     repeatable: bool | None
     """True if two uninterrupted runs are equal; None if that was not tested, as the resumed run is equal to one."""
-    surroundings: Environment
+    environment: Environment
     """The device, instruction set, threads and PyTorch version that the results depend on."""
     notes: list[str]
     """Remarks for the user on settings that were changed for the test."""
 
     def __str__(self) -> str:
-        used = self.surroundings
+        used = self.environment
         threads = f"{used.threads} thread{'s' if used.threads > 1 else ''}"
         around = f"{used.device}, {used.instructions}, {threads}, torch {used.torch}"
         tried = (
@@ -68,7 +68,7 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
             return f"{differences} Two uninterrupted runs are equal, so resuming is at fault: please report this."
         return (
             f"{differences} Two uninterrupted runs differ as well, so the difference is not due to resuming: sums are "
-            f"computed in another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
+            f"computed in another order each time on `{self.environment.device}`. `--device cpu` is exact."
         )
 
 
@@ -127,7 +127,7 @@ class _Verification:
             compared_at_step=compared,
             differences=differences,
             repeatable=repeatable,
-            surroundings=state.environment,
+            environment=state.environment,
             notes=self.notes,
         )
 

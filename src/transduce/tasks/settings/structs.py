@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from transduce.data.masked_language_model import MaskingSettings
 from transduce.data.mixing import Mixture, Schedule
-from transduce.data.sentence_pairs import MaskingSettings
 from transduce.data.series import SeriesSettings
 from transduce.data.text_noise import NoiseSettings, TextNoiseSettings
 from transduce.errors import TransduceError

@@ -5,11 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from transduce.data.sentence_pairs import (
+from transduce.data.masked_language_model import (
+    MaskedBatch,
+    MaskedPlan,
+    MaskedPlanSettings,
     MaskingSettings,
-    PairSettings,
-    SentencePairBatch,
-    SentencePairPlan,
     SentenceStore,
 )
 from transduce.errors import TransduceError
@@ -38,16 +38,16 @@ def text(documents: int = 4) -> SentenceStore:
 
 def plan(
     rank_and_count: tuple[int, int] = (0, 1), *, store: SentenceStore | None = None, **changed: object
-) -> SentencePairPlan:
+) -> MaskedPlan:
     settings = {"length": 33, "batch_tokens": 8 * 33, "seed": 1} | changed
-    return SentencePairPlan(store or text(), MARKS, PairSettings(**settings), np.arange(FIRST, 60_000), rank_and_count)  # type: ignore[arg-type]
+    return MaskedPlan(store or text(), MARKS, MaskedPlanSettings(**settings), np.arange(FIRST, 60_000), rank_and_count)  # type: ignore[arg-type]
 
 
-def unmasked(batch: SentencePairBatch) -> np.ndarray:
+def unmasked(batch: MaskedBatch) -> np.ndarray:
     return np.where(batch.target != 0, batch.target, batch.source)
 
 
-def stretches(batch: SentencePairBatch) -> list[tuple[list[int], list[int]]]:
+def stretches(batch: MaskedBatch) -> list[tuple[list[int], list[int]]]:
     """Return both segments of each row, with their original tokens."""
     found = []
     for row in unmasked(batch).tolist():
@@ -59,7 +59,7 @@ def stretches(batch: SentencePairBatch) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def all_batches(epochs: int = 1, **changed: object) -> list[SentencePairBatch]:
+def all_batches(epochs: int = 1, **changed: object) -> list[MaskedBatch]:
     made = plan(**changed)  # type: ignore[arg-type]
     return [made.batch(epoch, position) for epoch in range(epochs) for position in range(len(made))]
 
@@ -94,7 +94,7 @@ def test_an_epoch_reads_the_whole_text_and_the_next_one_cuts_it_elsewhere() -> N
     assert cuts(1) != cuts(2)
 
 
-def stretches_of_one(batch: SentencePairBatch) -> list[tuple[list[int]]]:
+def stretches_of_one(batch: MaskedBatch) -> list[tuple[list[int]]]:
     assert len(batch.follows) == 0
     assert not batch.token_types.any()
     return [([id for id in row if id][1:-1],) for row in unmasked(batch).tolist()]

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, as_stand_in, own_rows, permutation
+from transduce.data.batches import Batch, RandomPurpose, as_stand_in, own_rows, permutation
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -109,16 +109,14 @@ def _ranks(values: NDArray[np.float64]) -> Ids:
 def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
     """Return an array of random numbers in [0, 1) that depend only on its shape and the key.
 
-    The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The numbers come from the raw bits of a
-    counter-based generator (Philox), which numpy keeps stable across versions.
+    The key is one or more integers ≥ 0: a seed, a `RandomPurpose`, and others such as an epoch. The numbers come from
+    the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
     numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
     return numbers
 
 
-# Keys that make the random numbers independent of each other and of those in other modules.
-_TIES, _OFFSET, _STRETCHES, _MASKING, _BATCH_ORDER = 31, 32, 33, 34, 35
 # [CLS], and [SEP] after each segment.
 PAIR_SPECIAL_TOKENS = 3
 
@@ -155,7 +153,7 @@ class SentenceStore(NamedTuple):
         return self._replace(offsets=self.offsets[start : stop + 1])
 
 
-class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
+class MaskedPlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of how a text becomes rows of tokens, some of them masked, with two segments (BERT) or one (RoBERTa)."""
 
     length: int
@@ -170,7 +168,7 @@ class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, eq=False)
-class SentencePairBatch(Batch):
+class MaskedBatch(Batch):
     """A batch whose source is the model's input and whose target is the masked tokens, with padding elsewhere."""
 
     token_types: NDArray[np.int64]
@@ -275,7 +273,7 @@ class _Epoch(NamedTuple):
     """The number of tokens of each row, including special ones."""
 
 
-class SentencePairPlan:
+class MaskedPlan:
     """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
@@ -289,7 +287,7 @@ class SentencePairPlan:
         self,
         text: SentenceStore,
         marks: SpecialTokens,
-        settings: PairSettings,
+        settings: MaskedPlanSettings,
         ordinary: Ids,
         rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
@@ -343,22 +341,24 @@ class SentencePairPlan:
         """Return the number of batches in an epoch."""
         return self._count
 
-    def batch(self, epoch: int, position: int) -> SentencePairBatch:
-        """Return a `SentencePairBatch`: this process's rows of tokens of the batch at a position of an epoch.
+    def batch(self, epoch: int, position: int) -> MaskedBatch:
+        """Return a `MaskedBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
         Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
         any gets one row as a stand-in.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
-        hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
+        hiding = draw_uniform(
+            (3, len(chosen), int(lengths.max())), self._settings.seed, RandomPurpose.MASKED_TOKENS, epoch, position
+        )
         numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
         rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
         return as_stand_in(batch) if is_stand_in else batch
 
-    def largest_batches(self) -> list[SentencePairBatch]:
+    def largest_batches(self) -> list[MaskedBatch]:
         """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
 
         One is the largest by padded tokens, the other by attention scores; often both are the same, and the list has
@@ -370,12 +370,12 @@ class SentencePairPlan:
         highest = max(lengths, key=lambda rows: len(rows) * int(rows.max()) ** 2)
         return [self._stand_in(rows) for rows in ([widest] if widest is highest else [widest, highest])]
 
-    def _stand_in(self, lengths: Ids) -> SentencePairBatch:
+    def _stand_in(self, lengths: Ids) -> MaskedBatch:
         """Return an artificial batch of rows with these numbers of tokens, (B,), to test whether memory suffices."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
-        return SentencePairBatch(
+        return MaskedBatch(
             ids,
             labels,
             np.full(len(lengths), -1),
@@ -392,7 +392,8 @@ class SentencePairPlan:
         The result is cached until another epoch is requested.
         """
         if self._epoch.number != number:
-            offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
+            order = permutation(self._row_tokens, self._settings.seed, RandomPurpose.MASKED_ROW_OFFSET, number)
+            offset = int(order[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
             self._batches = self._divide(self._epoch)
         return self._epoch
@@ -403,7 +404,7 @@ class SentencePairPlan:
         middle, second = stop, (stop, stop)
         has_next = follows = np.zeros(len(start), bool)
         if self._settings.next_sentence:
-            draws = draw_uniform((3, len(start)), self._settings.seed, _STRETCHES, number)
+            draws = draw_uniform((3, len(start)), self._settings.seed, RandomPurpose.SEGMENTS, number)
             middle, stop = text.split(start, stop, draws[0])
             has_next = stop > middle
             follows = (draws[1] < 0.5) & has_next
@@ -419,13 +420,15 @@ class SentencePairPlan:
         Rows of a batch have similar lengths. A batch has about an equal share of the epoch's tokens, and at least one
         row.
         """
-        order = np.lexsort((permutation(len(epoch.start), self._settings.seed, _TIES, epoch.number), epoch.lengths))
+        seed = self._settings.seed
+        ties = permutation(len(epoch.start), seed, RandomPurpose.MASKED_ROW_TIES, epoch.number)
+        order = np.lexsort((ties, epoch.lengths))
         order = np.resize(order, max(len(order), self._count))  # if there are fewer rows than batches, some repeat
         before, parts = np.append(0, np.cumsum(epoch.lengths[order])), np.arange(self._count)
         starts = np.searchsorted(before[:-1], parts * before[-1] / self._count)
         starts = np.minimum(np.maximum.accumulate(starts - parts), len(order) - self._count) + parts
         batches = np.split(order, starts[1:])
-        return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
+        return [batches[n] for n in permutation(self._count, seed, RandomPurpose.MASKED_BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
         """Return the text's sentences for an epoch, with those longer than a row cut where the segments of rows end.
@@ -486,10 +489,8 @@ class SentencePairPlan:
             parts += [stretch, np.array([self._marks.sep])]
         return np.concatenate(parts)
 
-    def _assemble(
-        self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
-    ) -> SentencePairBatch:
-        """Return a `SentencePairBatch` of rows, padded to the longest one, with masked tokens and their labels.
+    def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float) -> MaskedBatch:
+        """Return a `MaskedBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
             rows: the rows.
@@ -514,6 +515,6 @@ class SentencePairPlan:
         )
         labels = masked.labels
         follows = np.array([row.follows for row in rows] * self._settings.next_sentence, np.int64)
-        return SentencePairBatch(
+        return MaskedBatch(
             masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows, hidden
         )
