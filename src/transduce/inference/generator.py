@@ -142,6 +142,9 @@ class Generator:
             tokenizer: the tokenizer that the model was trained with.
             context: maximum number of tokens that the model attends to, prompt and continuation together.
             language: the code of the texts' language; None: unknown.
+
+        Raises:
+            TransduceError: the model is of another kind, or the tokenizer is that of another model.
         """
         check_parts("Generator", ("decoder",), (model,), tokenizer)
         self.model = model

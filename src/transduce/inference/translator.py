@@ -135,6 +135,9 @@ class Translator:
             datastore: datastore for kNN retrieval, for a single model; None: no retrieval.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
                 `auto` splits texts unless the model was trained on lines with several sentences.
+
+        Raises:
+            TransduceError: the model is of another kind, or the tokenizer is that of another model.
         """
         self.model = model
         self.models = (model, *as_list(ensemble, "ensemble"))
