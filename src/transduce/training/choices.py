@@ -489,7 +489,7 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
     return Choice("native", "compiled for this processor; fuses the operations between matrix multiplications")
 
 
-def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
+def choose_cuda_graphs(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
     """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
 
     A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes do not record:
