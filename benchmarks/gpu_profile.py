@@ -24,7 +24,7 @@ from training_settings import RATE, Present, batch_of, config_of, optimizer_sett
 from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
-from transduce.machine import DTYPES, detect_machine
+from transduce.machine import DTYPES, detect_machine, prepare_device
 from transduce.model.backend import using_backend
 from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.transformer import Transformer
@@ -67,6 +67,7 @@ def rows_of(what: str, found: Profiled) -> list[Row]:
 def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[Row]:
     """Measure steps with Adam over a few batches, after a warm-up, with or without recording (CUDA graphs)."""
     machine = detect_machine(device)
+    prepare_device(device)
     work = make_work(size, path, size.vocabulary_size, machine)
     with np.load(path) as arrays:
         batches = Present([batch_of(arrays[f"s{n}"], arrays[f"t{n}"], work.pad_id) for n in range(BATCHES)])
@@ -108,6 +109,7 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     """Measure a batch from encoder to hypotheses, none of which ends before its maximum length."""
     what, (count, length) = f"decoding, {size.name}, beam {beam_size}", DECODED
     machine = detect_machine(device)
+    prepare_device(device)
     config = config_of(make_work(size, Path(), size.vocabulary_size, machine))
     model = Transformer(config).to(device, DTYPES[machine.precision]).eval()
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)

@@ -33,10 +33,13 @@ OPTIONS = {
     "--max-study-pieces": "--max-inspection-tokens",
     "--out": "--output",
 }
+# `*` stands for every table of an array.
 SETTINGS = {
     "start_from": "init_from",
     "data.teacher": "data.distill_from",
     "data.filters.max_pieces": "data.filters.max_tokens",
+    "data.corpora.*.weight": "data.corpora.*.sampling_weight",
+    "training.record": "training.cuda_graphs",
     "search.strict": "search.batch_invariant",
 }
 # The old and new keys of stored records, by the record's name; `*` stands for every key or item.
@@ -148,8 +151,25 @@ def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str
     current: dict[str, Any]
     current, found = _renamed(content, SETTINGS)
     for old in found if warn else ():
-        warn_renamed(old, SETTINGS[old])
+        warn_renamed(old.replace(".*", ""), SETTINGS[old].replace(".*", ""))
     return current
+
+
+def with_current_items(setting: str, value: Any) -> Any:
+    """Return a copy of a setting's value in which tables of an array have the current names, with a warning for each.
+
+    Args:
+        setting: the dotted name of the setting, such as `data.corpora`.
+        value: its value, which is returned as it is if it is no array of tables with renamed keys.
+    """
+    start = f"{setting}.*."
+    names = {old: new for old, new in SETTINGS.items() if old.startswith(start)}
+    if not names:
+        return value
+    items, found = _renamed(value, {old[len(setting) + 1 :]: new for old, new in names.items()})
+    for old in found:
+        warn_renamed(f"{setting}.{old}".replace(".*", ""), names[f"{setting}.{old}"].replace(".*", ""))
+    return items
 
 
 def decode_stored(content: bytes, kind: type[_T]) -> _T:

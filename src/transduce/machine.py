@@ -137,10 +137,6 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
     device_name = _find_device(device)
-    if device_name.startswith("cuda"):
-        # cuDNN's attention makes a new plan for each shape, which takes longer than a decoding step, and keeps all
-        # plans.
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return Machine(
         device=device_name,
         threads=threads or openmp_threads() or usable_cores(),
@@ -148,6 +144,15 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         avx512_bf16=isa not in (_WITHOUT_AMX if has_amx else _WITHOUT_BF16) and _has_avx512_bf16(),
         gpu_bf16=device_name.startswith("cuda") and torch.cuda.get_device_capability(device_name) >= (8, 0),
     )
+
+
+def prepare_device(device: str) -> None:
+    """Set PyTorch up to compute with models on a device: on a GPU, cuDNN's attention is turned off in this process.
+
+    cuDNN's attention makes a new plan for each shape, which takes longer than a decoding step, and keeps all plans.
+    """
+    if device.startswith("cuda"):
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
 
 def _find_device(device: str | torch.device) -> str:

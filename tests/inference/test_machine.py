@@ -15,6 +15,7 @@ from transduce.machine import (
     available_memory,
     describe,
     detect_machine,
+    prepare_device,
     usable_cores,
 )
 from transduce.model.config import ModelConfig
@@ -183,8 +184,21 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert detect_machine("auto", 1).device == "cuda"
     assert [detect_machine(device, 1).precision for device in ("cuda", "cuda:1")] == ["bf16", "fp32"]
     assert detect_machine("cuda:1", 1).device == "cuda:1"
+    assert torch.backends.cuda.cudnn_sdp_enabled()  # only detected
     with pytest.raises(TransduceError, match="`cuda:2` was asked for, but PyTorch finds 2 GPUs, counted from 0 here"):
         detect_machine("cuda:2")
+
+
+def test_models_on_a_gpu_compute_without_cudnns_attention() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+        prepare_device("cpu")
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        prepare_device("cuda:1")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -530,7 +530,11 @@ def test_a_small_number_that_became_another_is_missing(source: str, target: str,
 
 
 @pytest.mark.parametrize(
-    "unit", ["77 a ", "-77 b ", "12 345 ", "万", "hundred ", "24.12.2023 ", "12:30 ", "1 million ", "7 km "]
+    "unit",
+    [
+        *("77 a ", "-77 b ", "12 345 ", "万", "hundred ", "24.12.2023 ", "12:30 ", "1 million ", "7 km "),
+        *("７．７", "一点五", "千分之三", "令和六", "77折", "a? " * 20),
+    ],
 )
 def test_time_is_linear_in_the_numbers_of_a_text(unit: str) -> None:
     times = []

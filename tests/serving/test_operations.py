@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -74,6 +75,30 @@ def test_models_that_cannot_be_loaded_leave_the_old_ones(
         live.server.handle_reload()
         wait_until(lambda: "de → en has two" in caplog.text)
         assert live.translate("eins").status == 200
+
+
+def test_a_server_that_shuts_down_finishes_loading_and_does_not_begin_again(gated_model: Any, wait_until: Any) -> None:
+    begun, may_end, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def load() -> Catalog:
+        begun.release()
+        assert may_end.wait(20)
+        time.sleep(0.1)
+        ended.set()
+        return Catalog([gated_model()])
+
+    settings = ServingSettings(port=0, shutdown_seconds=10.0)
+    server = Server(Application(Service([gated_model()], settings)), settings, load=load)
+    opened = open_socket(settings.host, 0)
+    with running(server, opened, wait_until):
+        server.handle_reload()
+        server.handle_reload()  # waits for the first one
+        assert begun.acquire(timeout=10)
+        server.should_exit = True
+        threading.Timer(0.2, may_end.set).start()
+    assert ended.is_set()
+    assert not begun.acquire(blocking=False)
+    assert not [thread for thread in server._reloads if thread.is_alive()]
 
 
 @pytest.mark.slow

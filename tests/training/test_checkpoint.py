@@ -146,12 +146,13 @@ def test_a_checkpoint_with_the_keys_of_version_0_1_is_read(tmp_path: Path) -> No
     environment = Environment(device="cpu", instructions="x86_64", threads=2, torch="2.13")
     sums = StepSums(steps=3, negative_log_likelihood=7.5)
     losses = LossWindow(losses=[2.5, 2.0])
-    settings = {"training": {"losses": 3}}  # not a renamed key
+    settings = {"training": {"losses": 3, "cuda_graphs": True}}  # `losses` is not a renamed key
     state = msgspec.structs.replace(
         make(3).state, environment=environment, report=sums, loss_window=losses, settings=settings, format_version=4
     )
     path = save_checkpoint(tmp_path, Checkpoint(state, make(3).tensors), keep=2)
     stored = msgspec.to_builtins(state)
+    stored["settings"]["training"]["record"] = stored["settings"]["training"].pop("cuda_graphs")
     stored["surroundings"], stored["losses"] = stored.pop("environment"), stored.pop("loss_window")
     stored["report"]["likelihood"] = stored["report"].pop("negative_log_likelihood")
     replace_state(path, stored)

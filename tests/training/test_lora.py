@@ -107,7 +107,7 @@ def test_low_rank_updates_are_stored_and_loaded_separately(pretrained: Transform
     [
         ({"rank": 0}, "`training.lora_rank` must be at least 1"),
         ({"alpha": 0.0}, "`training.lora_alpha` must be greater than 0"),
-        ({"projections": ("gate",)}, "must name some of queries-keys-values, .* but names 'gate'"),
+        ({"projections": ("gate",)}, "must name some of queries-keys-values, .* but names gate"),
     ],
 )
 def test_lora_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:

@@ -54,7 +54,7 @@ class Classifier:
         if len(labels) != model.config.num_labels:
             raise TransduceError(
                 f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the "
-                "folder is not whole."
+                "folder's files are of different models."
             )
         self.model = model
         self.tokenizer = tokenizer

@@ -17,7 +17,7 @@ from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import MAX_VALUE, Numbers
 from transduce.errors import TransduceError, shown_names
 from transduce.inference.batching import check_evaluation_mode
-from transduce.machine import DTYPES, Precision, detect_machine
+from transduce.machine import DTYPES, Precision, detect_machine, prepare_device
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SeriesCard, read_series_card, read_task_card
 from transduce.model_folder.load import summary
@@ -58,7 +58,7 @@ class Forecaster:
         if model.config.num_series != len(card.columns):
             raise TransduceError(
                 f"A model of {model.config.num_series} series needs as many names, but has {len(card.columns)}: the "
-                "folder is not whole."
+                "folder's files are of different models."
             )
         self.model = model
         self.card = card
@@ -259,6 +259,7 @@ def load_forecaster(
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
+    prepare_device(machine.device)
     model = read_series_model(folder).to(device=machine.device, dtype=_DTYPES[precision])
     return Forecaster(model, read_series_card(folder))
 

@@ -65,7 +65,7 @@ class Tagger:
         if not model.config.token_labels or len(tags) != model.config.num_labels:
             raise TransduceError(
                 f"A tagger needs a label of each token for {len(tags)} tags, but its model has "
-                f"{model.config.num_labels}: the folder is not whole."
+                f"{model.config.num_labels}: the folder's files are of different models."
             )
         check_parts("Tagger", ("encoder",), (model,), tokenizer)
         self.model = model

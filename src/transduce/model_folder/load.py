@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizer,
     load_tokenizer,
 )
-from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
+from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes, prepare_device
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder, Transformer
@@ -70,6 +70,7 @@ def convert_to_precision(
         # The result is of a subclass of the model's class.
         return cast(_Model, quantize_to_int8(model, machine.device, files))
     dtype = DTYPES[machine.precision if precision == "auto" else precision]
+    prepare_device(machine.device)
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
     if machine.device == "mps":
@@ -168,10 +169,11 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    The argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
+    The argument `prepacked_precision` is a precision whose prepacked weights are taken from the folder's cache, if
+    there are any.
     """
 
-    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
+    def __call__(self, folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(
@@ -244,26 +246,26 @@ def read_at_precision(
     Raises:
         TransduceError: the folder cannot be read, or the model does not support the precision.
     """
-    packed = precision if precision == "int8" and machine.device == "cpu" else None
+    prepacked = precision if precision == "int8" and machine.device == "cpu" else None
     if precision == "auto" and machine.device == "cpu" and has_proofs(folder):
-        content = read(folder, packed="int8")
+        content = read(folder, prepacked_precision="int8")
         if isinstance(content.model, PrepackedModel):
             proof = None if content.prepacked is None else read_proof(content.prepacked)
             if proof is not None and proof.holds:
                 return content
             content = read(folder)
     else:
-        content = read(folder, packed=packed)
+        content = read(folder, prepacked_precision=prepacked)
     if isinstance(content.model, PrepackedModel):
         return content
     model = convert_to_precision(content.model, precision, machine, content.files)
     for file in content.files:
         file.release()
-    layers = packed_layers(model) if packed is not None and content.source else None
+    layers = packed_layers(model) if prepacked is not None and content.weights_digest else None
     if layers is not None:
-        cache = PrepackedCache(folder, precision, content.source)
+        cache = PrepackedCache(folder, precision, content.weights_digest)
         if cache.store(layers, always=always_store) is not None:
-            stored = read(folder, packed=packed)
+            stored = read(folder, prepacked_precision=prepacked)
             if isinstance(stored.model, PrepackedModel):
                 del content, model, layers
                 release_freed_memory()  # the stored model's weights are mapped

@@ -11,6 +11,7 @@ import ssl
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from types import FrameType
@@ -451,6 +452,7 @@ class Server(uvicorn.Server):
         self._has_terminal = os.isatty(2)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_loading = threading.Lock()
+        self._reloads: list[threading.Thread] = []  # those that have not ended
         self._tls = config.ssl
         if config.ssl is not None:
             config.ssl.sni_callback = self._use_current_tls
@@ -482,7 +484,9 @@ class Server(uvicorn.Server):
         if self._has_terminal and not os.isatty(2):
             self.handle_exit(signal.SIGTERM, frame)
         elif self._load is not None and self._loop is not None:
-            threading.Thread(target=self._reload, name="reload", daemon=True).start()
+            self._reloads = [thread for thread in self._reloads if thread.is_alive()]
+            self._reloads.append(threading.Thread(target=self._reload, name="reload", daemon=True))
+            self._reloads[-1].start()
 
     def _use_current_tls(self, tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:  # noqa: ARG002
         """Let a new connection use the certificate that was loaded last; called by `ssl` in each handshake."""
@@ -507,6 +511,8 @@ class Server(uvicorn.Server):
         assert self._load is not None
         assert self._loop is not None
         with self._is_loading:  # a further signal waits and loads what is there then
+            if self.should_exit:
+                return
             try:
                 catalog, tls = self._load(), self._load_certificate()
             except TransduceError as error:
@@ -550,6 +556,7 @@ class Server(uvicorn.Server):
         Args:
             sockets: the sockets to close.
         """
+        until = time.monotonic() + self.settings.shutdown_seconds
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()
@@ -558,6 +565,8 @@ class Server(uvicorn.Server):
         giving_up.cancel()
         engine.fail_remaining()
         engine.workers.join(_FINAL_SECONDS)
+        for thread in self._reloads:  # a thread that computes in C++ when the interpreter ends would abort the process
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager

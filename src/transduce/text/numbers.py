@@ -414,10 +414,12 @@ def _word_values(text: str) -> set[Decimal]:
             found.append([*run])
         elif len(token) <= _LONGEST_WORD and (match := compound.fullmatch(token)) is not None:
             if token in _ARTICLES or len(run) > _LONGEST_NUMERAL:
-                found, run = [*found, run], []
+                found.append(run)
+                run = []
             run += [numbers[each] for each in one.findall(match["words"])]
-        else:
-            found, run = [*found, run], []
+        elif run:
+            found.append(run)
+            run = []
     values = {Decimal(_sum(each)) for each in found if each}
     korean = " ".join(_KOREAN_NUMERAL.findall(text)).translate(_KOREAN)
     for match in _HAN_NUMERAL.finditer(f"{text} {korean}".translate(_FORMAL_HAN)):

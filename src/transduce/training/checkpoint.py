@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, sync_file, sync_folder
-from transduce.deprecation import decode_stored
+from transduce.deprecation import decode_stored, with_current_settings
 from transduce.errors import TransduceError, writing_remedy
 from transduce.training.distributed import Processes
 from transduce.training.events import StepSums, ValidationEvent
@@ -422,7 +422,8 @@ def load_state(path: Path) -> RunState:
             raise TransduceError(
                 f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
             )
-        return decode_stored(content, RunState)
+        state = decode_stored(content, RunState)
+        return msgspec.structs.replace(state, settings=with_current_settings(state.settings, warn=False))
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 

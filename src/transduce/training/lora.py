@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from transduce.errors import TransduceError
 from transduce.model.known_classes import register_parametrization
 from transduce.training.choices import Choice
-from transduce.training.settings import PROJECTIONS, ResolvedTraining
+from transduce.training.settings import PROJECTIONS, ResolvedTraining, check_projections
 
 _NAMES: dict[str, str] = {
     "queries-keys-values": "projection",
@@ -46,11 +46,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError(f"`training.lora_rank` must be at least 1 to adapt a model, but is {self.rank}.")
         if not self.alpha > 0.0:
             raise TransduceError(f"`training.lora_alpha` must be greater than 0, but is {self.alpha}.")
-        unknown = next((name for name in self.projections if name not in PROJECTIONS), None)
-        if unknown is not None or not self.projections:
-            raise TransduceError(
-                f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names {unknown!r}."
-            )
+        check_projections(self.projections)
 
 
 def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:

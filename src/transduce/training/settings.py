@@ -1,5 +1,6 @@
 """Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -37,7 +38,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     says.
     """
     batch_tokens: int | None = None
-    """Target tokens of one step without padding, over all micro-batches and processes."""
+    """The size of one step over all micro-batches and processes, in target tokens without padding. Some tasks count
+    others: classification counts texts, tagging sentences, time series the numbers to predict, and masked language
+    models all tokens that are read.
+    """
     accumulate: int | None = None
     """Number of micro-batches per step, whose gradients are added."""
     optimizer: OptimizerName | None = None
@@ -74,7 +78,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     kernels: Kernels | None = None
     """`native`: our own fused kernels for this processor or GPU; `torch`: PyTorch's operations."""
-    record: bool | None = None
+    cuda_graphs: bool | None = None
     """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
     record separately and exchange gradients after each replay.
     """
@@ -263,17 +267,22 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 "`training.lora_projections` means nothing where `training.lora_rank` is 0: set both, or leave it out."
             )
-        unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
-        if unknown or not self.lora_projections:
-            raise TransduceError(
-                f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
-                f"{unknown[0] if unknown else 'none'}."
-            )
+        check_projections(self.lora_projections)
         if self.lora_rank and self.sharded:
             raise TransduceError(
                 f"`training.sharded` distributes the optimizer state, but `training.lora_rank` "
                 f"({self.lora_rank}) makes it negligible: leave one of them out."
             )
+
+
+def check_projections(projections: Sequence[str]) -> None:
+    """Raise a `TransduceError` unless the projections that LoRA is to adapt are some of `PROJECTIONS`."""
+    unknown = [name for name in projections if name not in PROJECTIONS]
+    if unknown or not projections:
+        raise TransduceError(
+            f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
+            f"{unknown[0] if unknown else 'none'}."
+        )
 
 
 class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -292,7 +301,7 @@ class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True
     label_smoothing: float
     precision: Precision
     kernels: Kernels
-    record: bool
+    cuda_graphs: bool
     average_decay: float
     adapt_dropout: bool
     best_by: BestBy

@@ -12,7 +12,7 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
-from transduce.machine import detect_machine
+from transduce.machine import detect_machine, prepare_device
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.positions import BIASES
@@ -228,6 +228,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
         kind_of(settings.task.kind).label_smoothing,
     )
     smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
+    prepare_device(device)
     return subject_from_transformer(model.to(device), name=str(path), label_smoothing=smoothing)
 
 

@@ -27,7 +27,7 @@ from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer
-from transduce.machine import Machine, describe, detect_machine, usable_cores
+from transduce.machine import Machine, describe, detect_machine, prepare_device, usable_cores
 from transduce.model.backend import using_backend
 from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
@@ -219,6 +219,7 @@ class Run:
         self.machine: Machine = detect_machine(request.device, request.threads)
         if self.machine.device == "mps":
             raise TransduceError("Training on `mps` is not checked, so models train on `cpu` or `cuda`: set `device`.")
+        prepare_device(self.machine.device)
         self.processes = join_processes(self.machine.device)
         self.machine = machine_of_process(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
