@@ -30,7 +30,7 @@ from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine
 from transduce.model.build import Model
 from transduce.model_folder.load import load_model_at, with_languages
-from transduce.model_folder.read import ModelFolder, read_any_model_folder, read_directions
+from transduce.model_folder.read import ModelFolder, read_any_model_folder
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -153,7 +153,6 @@ def _select_directions(
         TransduceError: the model does not translate to the target language, or it has several and the format can hold
             only one, but none is chosen.
     """
-    content = msgspec.structs.replace(content, directions=read_directions(folder))
     if not content.directions:
         if target_language is not None:
             raise TransduceError(

@@ -58,7 +58,7 @@ class Forecaster:
         if model.config.num_series != len(card.columns):
             raise TransduceError(
                 f"A model of {model.config.num_series} series needs as many names, but has {len(card.columns)}: the "
-                "folder is not whole."
+                "folder's files are of different models."
             )
         self.model = model
         self.card = card

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
+from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names, shown_value
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -19,10 +19,11 @@ from transduce.interop.hugging_face.imported_tokenizer import (
 )
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes, prepare_device
 from transduce.model.build import AnyModel, EncoderDecoder, Model
+from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.cards import TaskCard, read_task_card
 from transduce.model_folder.hugging_face import is_hugging_face_folder
-from transduce.model_folder.read import ModelFolder, outline_imported
+from transduce.model_folder.read import ModelFolder, check_tokenizer, outline_imported
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
@@ -168,10 +169,11 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    The argument `packed` is a precision whose prepacked weights are taken from the folder's cache, if there are any.
+    The argument `prepacked_precision` is a precision whose prepacked weights are taken from the folder's cache, if
+    there are any.
     """
 
-    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
+    def __call__(self, folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(
@@ -244,26 +246,26 @@ def read_at_precision(
     Raises:
         TransduceError: the folder cannot be read, or the model does not support the precision.
     """
-    packed = precision if precision == "int8" and machine.device == "cpu" else None
+    prepacked = precision if precision == "int8" and machine.device == "cpu" else None
     if precision == "auto" and machine.device == "cpu" and has_proofs(folder):
-        content = read(folder, packed="int8")
+        content = read(folder, prepacked_precision="int8")
         if isinstance(content.model, PrepackedModel):
             proof = None if content.prepacked is None else read_proof(content.prepacked)
             if proof is not None and proof.holds:
                 return content
             content = read(folder)
     else:
-        content = read(folder, packed=packed)
+        content = read(folder, prepacked_precision=prepacked)
     if isinstance(content.model, PrepackedModel):
         return content
     model = convert_to_precision(content.model, precision, machine, content.files)
     for file in content.files:
         file.release()
-    layers = packed_layers(model) if packed is not None and content.source else None
+    layers = packed_layers(model) if prepacked is not None and content.weights_digest else None
     if layers is not None:
-        cache = PrepackedCache(folder, precision, content.source)
+        cache = PrepackedCache(folder, precision, content.weights_digest)
         if cache.store(layers, always=always_store) is not None:
-            stored = read(folder, packed=packed)
+            stored = read(folder, prepacked_precision=prepacked)
             if isinstance(stored.model, PrepackedModel):
                 del content, model, layers
                 release_freed_memory()  # the stored model's weights are mapped
@@ -439,6 +441,30 @@ def check_ensemble(folders: Sequence[Path], contents: Sequence[ModelFolder[Encod
 
 
 # --- summary ---
+
+
+def check_parts(name: str, kinds: Sequence[str], models: Sequence[Any], tokenizer: Tokenizer) -> None:
+    """Check the models and the tokenizer that a constructor was called with.
+
+    Args:
+        name: the name of the class, for messages.
+        kinds: the kinds of models that the class takes, as `model.kind` names them.
+        models: the models.
+        tokenizer: the tokenizer.
+
+    Raises:
+        TransduceError: a model is of another kind, or the tokenizer is that of another model.
+    """
+    if not isinstance(tokenizer, Tokenizer):
+        raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {shown_value(tokenizer)}.")
+    for model in models:
+        config = getattr(model, "config", None)
+        if not isinstance(config, ModelConfig) or config.kind not in kinds:
+            raise TransduceError(
+                f"`{name}` needs a model of the kind {' or '.join(kinds)}, but got a "
+                f"`{type(model).__name__}`: use transduce.load, which opens every kind."
+            )
+        check_tokenizer(tokenizer, config, f"`{name}`")
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:

@@ -84,7 +84,7 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     manifest: Manifest
     directions: tuple[tuple[str, str], ...] = ()
     """The pairs of source and target language that a model of several language pairs was trained for; else empty."""
-    source: str = ""
+    weights_digest: str = ""
     """A SHA-256 digest of the weights and the configuration, by which cached weights are checked; empty for a folder
     without a manifest.
     """
@@ -182,63 +182,64 @@ _USES = {
 }
 
 
-def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
+def read_model_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Transformer]:
     """Read and check the folder of an encoder-decoder Transformer, in float32, as a `ModelFolder`; refuse other models.
 
-    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
+    it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    return _read_kind(folder, packed, "a Transformer with an encoder and a decoder", Transformer)
+    return _read_kind(folder, prepacked_precision, "a Transformer with an encoder and a decoder", Transformer)
 
 
-def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
+def read_encoder_decoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[EncoderDecoder]:
     """Read and check the folder of an encoder-decoder (Transformer or recurrent), in float32, as a `ModelFolder`.
 
-    The pairs of languages of a multilingual model are read, too. With `packed`, such as "int8", prepacked weights of
-    this precision are taken from the folder's cache if it has them.
+    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
+    it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    content: ModelFolder[EncoderDecoder]
-    content = _read_kind(folder, packed, "a model with an encoder and a decoder", Transformer, Recurrent)
-    return msgspec.structs.replace(content, directions=read_directions(folder))
+    return _read_kind(folder, prepacked_precision, "a model with an encoder and a decoder", Transformer, Recurrent)
 
 
-def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
+def read_decoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Decoder]:
     """Read and check the folder of a decoder-only language model, in float32, as a `ModelFolder`; refuse other models.
 
-    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
+    it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    return _read_kind(folder, packed, "a language model (decoder-only)", Decoder)
+    return _read_kind(folder, prepacked_precision, "a language model (decoder-only)", Decoder)
 
 
-def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
+def read_encoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Encoder]:
     """Read and check the folder of an encoder-only model, such as BERT, in float32, as a `ModelFolder`; refuse others.
 
-    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
+    it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    return _read_kind(folder, packed, "an encoder-only model", Encoder)
+    return _read_kind(folder, prepacked_precision, "an encoder-only model", Encoder)
 
 
-def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
+def _read_kind(folder: Path, prepacked_precision: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
     """Read, as a `ModelFolder`, a folder whose model must be of one of the classes `kinds`.
 
-    Error messages call such a model `needed`. With `packed`, a precision, prepacked weights are taken from the folder's
+    Error messages call such a model `needed`. With `prepacked_precision`, prepacked weights are taken from the folder's
     cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    content = read_any_model_folder(folder, packed=packed)
+    content = read_any_model_folder(folder, prepacked_precision=prepacked_precision)
     if not isinstance(content.model, kinds):
         raise _other_kind(folder, content.model.config, needed)
     return cast(ModelFolder[M], content)
@@ -276,27 +277,29 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Model]:
+def read_any_model_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Model]:
     """Read a model folder in float32 as a `ModelFolder`, after checking its files; no code from the folder is run.
 
     The weights are mapped from disk, and are read into memory when they are used.
 
     Args:
         folder: the model folder.
-        packed: a precision, such as "int8", whose prepacked weights are taken from the folder's cache if it has them;
-            the model is then a `PrepackedModel`.
+        prepacked_precision: a precision, such as "int8", whose prepacked weights are taken from the folder's cache if
+            it has them; the model is then a `PrepackedModel`.
 
     Raises:
         TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
     """
     if is_hugging_face_folder(_checked_folder(folder)):
-        return _read_imported(folder)
+        return msgspec.structs.replace(_read_imported(folder), directions=read_directions(folder))
     config = _read_config(folder)
     if config.kind == "series":
         raise _other_kind(folder, config, "a model of text")
-    own = _read_own(folder, config, build_model, packed=packed)
+    own = _read_own(folder, config, build_model, prepacked_precision=prepacked_precision)
     tokenizer = _read_tokenizer(folder, config)
-    return ModelFolder(own.model, tokenizer, own.manifest, (), own.source, (own.file,), own.prepacked)
+    return ModelFolder(
+        own.model, tokenizer, own.manifest, read_directions(folder), own.weights_digest, (own.file,), own.prepacked
+    )
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
@@ -356,23 +359,23 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 class _Own(NamedTuple, Generic[Built]):
     """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it.
 
-    `source` is a digest of weights and configuration, and `prepacked` the cache file with prepacked weights, if one is
-    used.
+    `weights_digest` is a digest of weights and configuration, and `prepacked` the cache file with prepacked weights, if
+    one is used.
     """
 
     model: Built
     manifest: Manifest
-    source: str
+    weights_digest: str
     file: MappedTensors
     prepacked: MappedTensors | None = None
 
 
 def _read_own(
-    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, packed: str | None = None
+    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, prepacked_precision: str | None = None
 ) -> _Own[Built]:
     """Read the model, manifest and files of a folder that this package wrote, after checking every file's digest.
 
-    With `packed`, a precision, the model gets prepacked weights from the folder's cache if it has them.
+    With `prepacked_precision`, the model gets prepacked weights from the folder's cache if it has them.
 
     Raises:
         TransduceError: transformers saved the folder again, or a file is missing or damaged.
@@ -384,15 +387,16 @@ def _read_own(
         )
     verified = VerifiedFiles(folder)
     manifest, digest = _read_checked_manifest(folder, verified)
-    source = hashlib.sha256(digest.encode() + msgspec.json.encode(config)).hexdigest()
-    cache = None if packed is None else PrepackedCache(folder, packed, source)
+    weights_digest = hashlib.sha256(digest.encode() + msgspec.json.encode(config)).hexdigest()
+    cache = None if prepacked_precision is None else PrepackedCache(folder, prepacked_precision, weights_digest)
     if cache is not None and cache.has_files():
         found = _read_prepacked(folder, config, build, cache)
         if found is not None:
             model, file, prepacked = found
-            return _Own(model, manifest, source, file, prepacked)
-    model, file = _read_model(folder, config, build, verified, bytes_per_weight=_LEAST_BYTES if packed is None else 1)
-    return _Own(model, manifest, source, file)
+            return _Own(model, manifest, weights_digest, file, prepacked)
+    least_bytes = _LEAST_BYTES if prepacked_precision is None else 1
+    model, file = _read_model(folder, config, build, verified, bytes_per_weight=least_bytes)
+    return _Own(model, manifest, weights_digest, file)
 
 
 def _read_prepacked(

@@ -38,7 +38,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     says.
     """
     batch_tokens: int | None = None
-    """Target tokens of one step without padding, over all micro-batches and processes."""
+    """The size of one step over all micro-batches and processes, in target tokens without padding. Some tasks count
+    others: classification counts texts, tagging sentences, time series the numbers to predict, and masked language
+    models all tokens that are read.
+    """
     accumulate: int | None = None
     """Number of micro-batches per step, whose gradients are added."""
     optimizer: OptimizerName | None = None

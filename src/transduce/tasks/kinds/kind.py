@@ -297,6 +297,8 @@ class TaskKind(ABC, Generic[C]):
     """The noun for an example that the task learns from, in the singular, such as "pair"."""
     counted: ClassVar[str] = "tokens"
     """The noun for what the loss and the speed of training count, in the plural, such as "tokens"."""
+    batch_note: ClassVar[str] = ""
+    """What `training.batch_tokens` counts in this task, as a note in the choice log; empty: target tokens."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps may be recorded as CUDA graphs and replayed (`training.cuda_graphs`)."""
     label_smoothing: ClassVar[float] = 0.1

@@ -451,7 +451,10 @@ def resolve_training(
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
-        "training.batch_tokens", training.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)
+        "training.batch_tokens",
+        training.batch_tokens,
+        kind.choose_batch_tokens(epoch_tokens, machine.device),
+        note=kind.batch_note,
     )
     if training.minutes is not None:
         take("training.minutes", training.minutes, None)
@@ -514,8 +517,7 @@ def resolve_training(
 def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
     if specified is not None and specified > batch_tokens:
         raise TransduceError(
-            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
-            f"{specified:,}."
+            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), but is {specified:,}."
         )
     if specified is None and choice.value == 1:
         return 1  # not worth a log entry
