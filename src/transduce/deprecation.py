@@ -46,6 +46,14 @@ SETTINGS = {
 STORED_KEYS = {
     "ModelConfig": {"foretells_deviations": "predicts_deviations"},
     "RunState": {
+        "best_step": "best.step",
+        "best_value": "best.value",
+        "best_loss": "best.loss",
+        "best_highest": "best.highest",
+        "best_contributions": "best.contributions",
+        "lowest_loss": "best.lowest_loss",
+        "perfect_validations": "best.perfect",
+        "validations_without_better": "best.validations_since",
         "losses": "loss_window",
         "surroundings": "environment",
         "report.likelihood": "report.negative_log_likelihood",
@@ -162,11 +170,11 @@ def with_current_items(setting: str, value: Any) -> Any:
         setting: the dotted name of the setting, such as `data.corpora`.
         value: its value, which is returned as it is if it is no array of tables with renamed keys.
     """
-    start = f"{setting}.*."
-    names = {old: new for old, new in SETTINGS.items() if old.startswith(start)}
+    prefix = f"{setting}."
+    names = {old: new for old, new in SETTINGS.items() if old.startswith(f"{prefix}*.")}
     if not names:
         return value
-    items, found = _renamed(value, {old[len(setting) + 1 :]: new for old, new in names.items()})
+    items, found = _renamed(value, {old.removeprefix(prefix): new.removeprefix(prefix) for old, new in names.items()})
     for old in found:
         warn_renamed(f"{setting}.{old}".replace(".*", ""), names[f"{setting}.{old}"].replace(".*", ""))
     return items
@@ -196,7 +204,8 @@ def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
 
     Args:
         content: the tables, with plain values.
-        names: the current dotted name of each key, by its old one; `*` stands for every key or item.
+        names: the current dotted name of each key, by its old one; `*` stands for every key or item. A key may move
+            into a table inside its own.
     """
     current, found = _copied(content), []
     for old, new in names.items():
@@ -204,7 +213,11 @@ def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
         holders = [table for table in _inner_tables(current, tables) if old_key in table]
         for table in holders:
             value = table.pop(old_key)
-            table.setdefault(new.rpartition(".")[2], value)
+            *inner_tables, new_key = new.split(".")[len(tables) :]
+            for name in inner_tables:
+                table = table.setdefault(name, {})
+            if isinstance(table, dict):
+                table.setdefault(new_key, value)
         if holders:
             found.append(old)
     return current, found
