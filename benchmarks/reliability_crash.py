@@ -58,9 +58,6 @@ def make(step: int) -> Checkpoint:
         step=step,
         updates=step,
         steps=100,
-        best_step=None,
-        best_value=None,
-        validations_without_better=0,
         elapsed_seconds=1.0,
     )
     tensors = {"first": torch.full((64, 32), float(step)), "second": torch.arange(64.0)}

@@ -14,7 +14,7 @@ from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.kinds.translation import TranslationObjective
-from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
+from transduce.training.choices import choose_accumulate, choose_cuda_graphs, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import PrefetchedBatches
 
@@ -45,7 +45,7 @@ def main() -> None:
     precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
     kind = work.kernels or choose_kernels(work.device, work.threads).value
-    record = choose_record(work.device, kind, processes=1).value if work.record is None else work.record
+    record = choose_cuda_graphs(work.device, kind, processes=1).value if work.record is None else work.record
     objective = TranslationObjective(model, label_smoothing=work.label_smoothing, record=record)
 
     def make_parts(source: Ids, target: Ids) -> list[Batch]:

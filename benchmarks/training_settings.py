@@ -35,7 +35,7 @@ def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> Res
         label_smoothing=LABEL_SMOOTHING,
         precision="fp32" if precision == "fp32" else "bf16",
         kernels="torch",
-        record=False,
+        cuda_graphs=False,
         average_decay=0.99,
         adapt_dropout=False,
         report_every=50,

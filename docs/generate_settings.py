@@ -38,8 +38,8 @@ TYPES = {
     "task.class_weights": "`balanced` or a table",
     "search.forbidden": "list of strings",
     "tokenizer.user_symbols": "list of strings",
-    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, "
-    "`share`, `tag`, `run`, `loss_weight`",
+    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, "
+    "`sampling_weight`, `upsample`, `share`, `tag`, `run`, `loss_weight`",
     "search.generate.forbidden_ids": "list of integers",
 }
 

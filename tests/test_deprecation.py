@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.run.initial_weights import StoredWeightsCard
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
+from transduce.tasks.settings.structs import CorpusSettings
 from transduce.text.glossary import Glossary, Term
 
 ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
@@ -33,7 +35,8 @@ def warned(old: str, new: str) -> str:
 
 def test_every_replacement_of_a_deprecated_name_exists() -> None:
     assert set(deprecation.COMMANDS.values()) <= set(VERBS)
-    assert set(deprecation.SETTINGS.values()) <= set(setting_names())
+    corpora = {f"data.corpora.*.{name}" for name in CorpusSettings.__struct_fields__}
+    assert set(deprecation.SETTINGS.values()) <= {*setting_names(), *corpora}
     assert set(deprecation.PUBLIC_NAMES.values()) <= set(transduce.__all__)
     options = {option for verb in VERBS for option in build_parser(verb)._option_string_actions}
     assert set(deprecation.OPTIONS.values()) <= options
@@ -124,6 +127,34 @@ def test_an_old_setting_of_set_and_of_python_is_read() -> None:
     assert make_settings(content).data.distill_from == ("t",)
     with pytest.warns(RenamedWarning, match="`start_from` is now `init_from`"):
         assert make_settings({"start_from": "m", "init_from": "n"}).init_from == "n"
+
+
+def test_old_settings_of_corpora_and_cuda_graphs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    tables = "[training]\nrecord = false\n" + 2 * "[[data.corpora]]\nsource = ['a.tsv']\nweight = 2.0\n"
+    path.write_text(tables, "utf-8")
+    assert read_stored(path).training.cuda_graphs is False
+    with pytest.warns(RenamedWarning) as shown:
+        content = read_settings(path)
+    assert [str(each.message).partition(";")[0] for each in shown] == [
+        "`data.corpora.weight` is now `data.corpora.sampling_weight`",
+        "`training.record` is now `training.cuda_graphs`",
+    ]
+    settings = make_settings(content)
+    assert settings.training.cuda_graphs is False
+    assert [corpus.sampling_weight for corpus in settings.data.corpora] == [2.0, 2.0]
+    path.write_text(tables.replace("2.0", "'much'"), "utf-8")
+    with pytest.warns(RenamedWarning):
+        content = read_settings(path)
+    with pytest.raises(transduce.TransduceError, match=r"settings.toml, line 5: `data.corpora\[0\].sampling_weight`"):
+        make_settings(content)
+
+
+def test_old_settings_of_corpora_in_python_are_read() -> None:
+    content: dict[str, Any] = {}
+    with pytest.warns(RenamedWarning, match=r"`data.corpora.weight` is now `data.corpora.sampling_weight`"):
+        put_setting(content, "data.corpora", [{"source": ["a.tsv"], "weight": 2.0}])
+    assert make_settings(content).data.corpora[0].sampling_weight == 2.0  # without another warning
 
 
 def test_settings_that_an_earlier_version_wrote_give_no_warning(tmp_path: Path) -> None:

@@ -33,16 +33,27 @@ OPTIONS = {
     "--max-study-pieces": "--max-inspection-tokens",
     "--out": "--output",
 }
+# `*` stands for every table of an array.
 SETTINGS = {
     "start_from": "init_from",
     "data.teacher": "data.distill_from",
     "data.filters.max_pieces": "data.filters.max_tokens",
+    "data.corpora.*.weight": "data.corpora.*.sampling_weight",
+    "training.record": "training.cuda_graphs",
     "search.strict": "search.batch_invariant",
 }
 # The old and new keys of stored records, by the record's name; `*` stands for every key or item.
 STORED_KEYS = {
     "ModelConfig": {"foretells_deviations": "predicts_deviations"},
     "RunState": {
+        "best_step": "best.step",
+        "best_value": "best.value",
+        "best_loss": "best.loss",
+        "best_highest": "best.highest",
+        "best_contributions": "best.contributions",
+        "lowest_loss": "best.lowest_loss",
+        "perfect_validations": "best.perfect",
+        "validations_without_better": "best.validations_since",
         "losses": "loss_window",
         "surroundings": "environment",
         "report.likelihood": "report.negative_log_likelihood",
@@ -148,8 +159,25 @@ def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str
     current: dict[str, Any]
     current, found = _renamed(content, SETTINGS)
     for old in found if warn else ():
-        warn_renamed(old, SETTINGS[old])
+        warn_renamed(old.replace(".*", ""), SETTINGS[old].replace(".*", ""))
     return current
+
+
+def with_current_items(setting: str, value: Any) -> Any:
+    """Return a copy of a setting's value in which tables of an array have the current names, with a warning for each.
+
+    Args:
+        setting: the dotted name of the setting, such as `data.corpora`.
+        value: its value, which is returned as it is if it is no array of tables with renamed keys.
+    """
+    prefix = f"{setting}."
+    names = {old: new for old, new in SETTINGS.items() if old.startswith(f"{prefix}*.")}
+    if not names:
+        return value
+    items, found = _renamed(value, {old.removeprefix(prefix): new.removeprefix(prefix) for old, new in names.items()})
+    for old in found:
+        warn_renamed(f"{setting}.{old}".replace(".*", ""), names[f"{setting}.{old}"].replace(".*", ""))
+    return items
 
 
 def decode_stored(content: bytes, kind: type[_T]) -> _T:
@@ -176,7 +204,8 @@ def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
 
     Args:
         content: the tables, with plain values.
-        names: the current dotted name of each key, by its old one; `*` stands for every key or item.
+        names: the current dotted name of each key, by its old one; `*` stands for every key or item. A key may move
+            into a table inside its own.
     """
     current, found = _copied(content), []
     for old, new in names.items():
@@ -184,7 +213,11 @@ def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
         holders = [table for table in _inner_tables(current, tables) if old_key in table]
         for table in holders:
             value = table.pop(old_key)
-            table.setdefault(new.rpartition(".")[2], value)
+            *inner_tables, new_key = new.split(".")[len(tables) :]
+            for name in inner_tables:
+                table = table.setdefault(name, {})
+            if isinstance(table, dict):
+                table.setdefault(new_key, value)
         if holders:
             found.append(old)
     return current, found

@@ -21,6 +21,7 @@ from transduce.data.series import read_table as read_series
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import exporter_for
 from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
+from transduce.tasks.kinds.classification import ClassificationKind
 from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
 from transduce.text.pair_files import Columns, read_table
@@ -174,6 +175,8 @@ def test_parts_of_data_are_not_translated(data: str) -> None:
     log.record("data.corpora", None, Choice("none, step", "as the text needs"))
     log.record("task.class_weights", None, Choice("1 to 2", "as the text needs"), is_message=True)
     assert [line.shown_value for line in log.lines] == ["none, step", "1 到 2"]
+    log.record("training.batch_tokens", 32, None, note=ClassificationKind.batch_note)
+    assert localized(log.lines[-1].reason) == "由你设定；这个任务数的是文本，不是词元"
 
 
 @pytest.mark.usefixtures("chinese")

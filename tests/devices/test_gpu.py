@@ -156,7 +156,7 @@ def training_results(
         }
         jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
         if on_gpu and device != "pretend":
-            own = {"training.steps": 12, "training.validate_every": 6, "training.record": device == "cuda"}
+            own = {"training.steps": 12, "training.validate_every": 6, "training.cuda_graphs": device == "cuda"}
             longer = settings | kernels_for(device) | own
             jobs["recorded"] = {"do": "train", "out": str(folder / "recorded"), "settings": longer}
             half = {"do": "train", "out": str(folder / "half"), "settings": longer | {"training.steps": 6}}

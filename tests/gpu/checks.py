@@ -367,9 +367,9 @@ def training_settings(optimizer: OptimizerName) -> ResolvedTraining:
     return ResolvedTraining(
         seed=1, steps=10, minutes=None, batch_tokens=64, accumulate=1, optimizer=optimizer, learning_rate=0.01,
         schedule="linear", warmup_steps=0, beta1=0.9, beta2=0.98, epsilon=1e-3, weight_decay=0.0, clip_norm=1.0,
-        label_smoothing=0.1, precision="fp32", kernels="torch", record=False, average_decay=0.9, adapt_dropout=False,
-        report_every=5, validate_every=None, save_every=None, best_by="loss", patience=0, translate_dev=0,
-        keep_checkpoints=1,
+        label_smoothing=0.1, precision="fp32", kernels="torch", cuda_graphs=False, average_decay=0.9,
+        adapt_dropout=False, report_every=5, validate_every=None, save_every=None, best_by="loss",
+        patience=0, translate_dev=0, keep_checkpoints=1,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 
 SOURCE = "我吃鱼。"
+MODELS = Path(__file__).parents[1] / "compat" / "sets" / "0.1.0" / "models"
 
 
 def test_iterators_of_texts_and_phrases_are_accepted(translator: Translator) -> None:
@@ -229,10 +230,59 @@ def test_a_text_in_place_of_a_list_is_not_split_into_characters(
             read_vocabulary(["a", "b"], **options)
 
 
+# --- models with a tokenizer of another model ---
+
+
+CONSTRUCTORS: dict[str, tuple[str, str, Callable[[Any, Any], object]]] = {
+    "Translator": ("translation-joint", "language-model", transduce.Translator),
+    "ensemble": (
+        "translation-joint",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Translator(
+            model, tokenizer, ensemble=[load(MODELS / "language-model", precision="fp32").model]
+        ),
+    ),
+    "Generator": (
+        "language-model",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Generator(model, tokenizer, context=64),
+    ),
+    "Filler": (
+        "masked-language-model",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Filler(model, tokenizer, length=64),
+    ),
+    "Embedder": (
+        "masked-language-model",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Embedder(model, tokenizer, length=64),
+    ),
+    "Parser": ("parsing", "translation-joint", transduce.Parser),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_constructors_refuse_models_and_tokenizers_that_do_not_belong_together(name: str) -> None:
+    own, other, construct = CONSTRUCTORS[name]
+    right, wrong = load(MODELS / own, precision="fp32"), load(MODELS / other, precision="fp32")
+    anything: Any = right
+    with pytest.raises(TransduceError, match=r"they are of different models|needs a model of the kind"):
+        construct(anything.model, wrong.tokenizer)
+    for model in (None, torch.nn.Linear(2, 2), anything.model.state_dict()):
+        with pytest.raises(TransduceError, match=r"needs a model of the kind .*, but got a `(NoneType|Linear|Ordered)"):
+            construct(model, anything.tokenizer)
+    with pytest.raises(TransduceError, match="`tokenizer` must be a Tokenizer, but is 'x'"):
+        construct(anything.model, "x")
+
+
+def test_texts_are_not_split_into_parts_without_tokens(translator: Translator) -> None:
+    with pytest.raises(TransduceError, match="`max_source_tokens` must be at least 1, but is 0"):
+        Translator(translator.model, translator.tokenizer, max_source_tokens=0)
+
+
 # --- models in training mode ---
 
 
-MODELS = Path(__file__).parents[1] / "compat" / "sets" / "0.1.0" / "models"
 WORDS = "我吃鱼。"
 # The folder of each model, its task, and what is computed by it; without the check, with dropout.
 COMPUTED: dict[str, tuple[str, Any, Callable[[Any], object]]] = {

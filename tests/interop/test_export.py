@@ -30,6 +30,7 @@ from transduce.text.tokenizer import Tokenizer, tokenizer_json
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
 MakeTranslator = Callable[..., Translator]
+MakeModel = Callable[..., Any]
 
 # Ignore warnings of these libraries.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -168,7 +169,7 @@ def test_learned_positions_limit_the_length_of_compared_texts(make_translator: M
 
 
 def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
-    make_translator: MakeTranslator, toy_corpus: Path, tmp_path: Path
+    make_model: MakeModel, toy_corpus: Path, tmp_path: Path
 ) -> None:
     from transduce.text.corpus import CorpusFiles, read_pairs
     from transduce.text.sentencepiece_model import TokenizerSettings
@@ -178,8 +179,8 @@ def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
     settings = TokenizerSettings(vocabulary_size=80, joint=False, byte_fallback=False)
     tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
     sizes = {"source_vocabulary_size": tokenizer.source.size, "target_vocabulary_size": tokenizer.target.size}
-    apart = make_translator(**sizes, tie_source_target=False)
-    folder = write_folder(Translator(apart.model, tokenizer), tmp_path / "model")
+    model = make_model(**sizes, tie_source_target=False)
+    folder = write_folder(Translator(model, tokenizer), tmp_path / "model")
     for form in ("ctranslate2", "onnx"):
         need(form)
         export(folder, tmp_path / form, to=form, threads=1)

@@ -115,8 +115,9 @@ def test_balanced_weights_give_every_class_the_same_share(trained: Path, capsys:
     source, target = str(trained / "train.text"), str(trained / "train.label")
     arguments = ["train", "--task", "classification", "--source", source, "--target", target, "--dry-run"]
     balanced = ["--set", "task.class_weights=balanced", "--out", str(trained / "other")]
-    assert main([*arguments, *balanced]) == 0
+    assert main([*arguments, *balanced, "--set", "training.batch_tokens=24"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
+    assert "training.batch_tokens 24 set by you; this task counts texts, not tokens" in shown
     rare, common = (
         float(shown.split(f"{label} ")[1].split(",")[0].split()[0]) for label in ("a.question", "no question")
     )

@@ -198,7 +198,7 @@ def test_model_and_training_settings_may_change_before_the_first_checkpoint(trai
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "changed", "record"),
+    ("before", "now", "changed", "cuda_graphs"),
     [
         (2, 2, {}, True),
         (1, 1, {}, None),
@@ -206,8 +206,8 @@ def test_model_and_training_settings_may_change_before_the_first_checkpoint(trai
         (1, 2, {}, None),
         (None, 2, {}, None),
         (2, 2, {"sharded": True}, None),
-        (2, 2, {"record": False}, False),
-        (2, 4, {"record": True}, True),
+        (2, 2, {"cuda_graphs": False}, False),
+        (2, 4, {"cuda_graphs": True}, True),
     ],
 )
 def test_steps_are_recorded_as_before_by_as_many_processes(
@@ -216,15 +216,17 @@ def test_steps_are_recorded_as_before_by_as_many_processes(
     before: int | None,
     now: int,
     changed: dict[str, bool],
-    record: bool | None,
+    cuda_graphs: bool | None,
 ) -> None:
     """None: chosen anew, by all that a new run goes by."""
     monkeypatch.setattr(resume_module, "choose_kernels", lambda *_, **__: Choice("native", ""))
-    stored = apply_changes(read_stored(trained / "settings.toml"), {"training": {"record": True, "kernels": "native"}})
+    stored = apply_changes(
+        read_stored(trained / "settings.toml"), {"training": {"cuda_graphs": True, "kernels": "native"}}
+    )
     settings = apply_changes(stored, {"training": changed})
     machine = msgspec.structs.replace(detect_machine("cpu", 1), device="cuda:0", processes=now)
     environment = Environment(device="", instructions="", threads=1, torch="", processes=before)
-    assert adapt_to_machine(settings, changed, machine, environment).training.record is record
+    assert adapt_to_machine(settings, changed, machine, environment).training.cuda_graphs is cuda_graphs
 
 
 @pytest.mark.parametrize(

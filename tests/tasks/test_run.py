@@ -394,8 +394,8 @@ def test_the_checkpoint_records_the_best_validation(trained: Path) -> None:
     assert refused == []
     lines = (trained / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]
     scores = {e["step"]: e["bleu"] for e in map(json.loads, lines) if e["event"] == "validation"}
-    assert checkpoint.state.best_step == max(scores, key=scores.__getitem__)
-    assert checkpoint.state.best_value == max(scores.values())
+    assert checkpoint.state.best.step == max(scores, key=scores.__getitem__)
+    assert checkpoint.state.best.value == max(scores.values())
 
 
 # --- stopping and going on ---

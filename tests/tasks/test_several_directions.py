@@ -377,8 +377,8 @@ def test_sampling_follows_temperature_and_weight(
     temperature: float, weights: tuple[float, float], expected: list[float]
 ) -> None:
     corpora = [
-        {"source": ["a.en"], "target": ["a.de"], "weight": weights[0]},
-        {"source": ["b.en"], "target": ["b.cs"], "weight": weights[1]},
+        {"source": ["a.en"], "target": ["a.de"], "sampling_weight": weights[0]},
+        {"source": ["b.en"], "target": ["b.cs"], "sampling_weight": weights[1]},
     ]
     data = make_settings({"data": {"corpora": corpora, "temperature": temperature}}).data
     assert data.repetitions([4_000, 1_000]) == pytest.approx(expected, rel=0.02)
@@ -410,7 +410,10 @@ def test_corpora_survive_the_settings_file() -> None:
             {"corpora": [{"source": ["a.en"], "target": ["a.de"], "wieght": 2}]},
             r"no setting `data\.corpora\[0\]\.wieght`",
         ),
-        ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "weight": 0}]}, "`weight` must be above 0"),
+        (
+            {"corpora": [{"source": ["a.en"], "target": ["a.de"], "sampling_weight": 0}]},
+            "`sampling_weight` must be above 0",
+        ),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "monolingual": ["c.de"]}, "one pair of languages"),
         ({"temperature": 0.5}, "`data.temperature` must be from 1"),

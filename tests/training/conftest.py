@@ -32,7 +32,7 @@ def make_settings() -> Callable[..., ResolvedTraining]:
         label_smoothing=0.0,
         precision="fp32",
         kernels="torch",
-        record=False,
+        cuda_graphs=False,
         average_decay=0.0,
         adapt_dropout=False,
         report_every=2,

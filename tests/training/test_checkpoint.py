@@ -14,6 +14,7 @@ from transduce.atomic_io import sync_file
 from transduce.errors import TransduceError
 from transduce.training import checkpoint as checkpoint_module
 from transduce.training.checkpoint import (
+    Best,
     Checkpoint,
     Environment,
     RunState,
@@ -32,9 +33,7 @@ def make(step: int, fill: float = 0.5) -> Checkpoint:
         step=step,
         updates=step - 1,
         steps=100,
-        best_step=None,
-        best_value=-2.5,
-        validations_without_better=1,
+        best=Best(value=-2.5, validations_since=1),
         elapsed_seconds=12.5,
     )
     weights = {"first": torch.full((2, 3), fill + step), "second.bias": torch.arange(4.0)}
@@ -146,16 +145,34 @@ def test_a_checkpoint_with_the_keys_of_version_0_1_is_read(tmp_path: Path) -> No
     environment = Environment(device="cpu", instructions="x86_64", threads=2, torch="2.13")
     sums = StepSums(steps=3, negative_log_likelihood=7.5)
     losses = LossWindow(losses=[2.5, 2.0])
-    settings = {"training": {"losses": 3}}  # not a renamed key
+    settings = {"training": {"losses": 3, "cuda_graphs": True}}  # `losses` is not a renamed key
+    best = Best(2, 0.5, 1.5, validations_since=4, perfect=1, highest=0.75, lowest_loss=1.25, contributions=[0.5, 0.25])
     state = msgspec.structs.replace(
-        make(3).state, environment=environment, report=sums, loss_window=losses, settings=settings, format_version=4
+        make(3).state,
+        best=best,
+        environment=environment,
+        report=sums,
+        loss_window=losses,
+        settings=settings,
+        format_version=4,
     )
     path = save_checkpoint(tmp_path, Checkpoint(state, make(3).tensors), keep=2)
     stored = msgspec.to_builtins(state)
+    stored["settings"]["training"]["record"] = stored["settings"]["training"].pop("cuda_graphs")
     stored["surroundings"], stored["losses"] = stored.pop("environment"), stored.pop("loss_window")
+    flat = {"validations_since": "validations_without_better", "perfect": "perfect_validations"}
+    flat |= {"lowest_loss": "lowest_loss"}
+    stored |= {flat.get(name, f"best_{name}"): value for name, value in stored.pop("best").items()}
     stored["report"]["likelihood"] = stored["report"].pop("negative_log_likelihood")
     replace_state(path, stored)
     assert load_checkpoint(path).state == state
+    for name in ("best_loss", "best_highest", "best_contributions", "lowest_loss", "perfect_validations"):
+        del stored[name]
+    replace_state(path, stored)
+    assert load_checkpoint(path).state.best == Best(2, 0.5, validations_since=4)
+    replace_state(path, stored | {"best": 3})
+    with pytest.raises(TransduceError, match="is damaged: Expected `object`, got `int`"):
+        load_checkpoint(path)
 
 
 def test_the_newest_state_is_read_without_the_tensors(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transduce.tasks.run.resolving import check_training
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings as check_settings
 from transduce.tasks.train import train
-from transduce.training.choices import Choice, choose_kernels, choose_record
+from transduce.training.choices import Choice, choose_cuda_graphs, choose_kernels
 from transduce.training.settings import Kernels, TrainingSettings
 
 
@@ -100,16 +100,18 @@ def test_native_kernels_are_refused_with_the_reason_if_unavailable(
 
 
 def test_recorded_steps_are_refused_without_a_gpu(toy_settings: dict[str, Any], tmp_path: Path) -> None:
-    settings = toy_settings | {"training.record": True}
-    with pytest.raises(TransduceError, match=r"`training.record` is true, but there is no GPU: leave it out"):
+    settings = toy_settings | {"training.cuda_graphs": True}
+    with pytest.raises(TransduceError, match=r"`training.cuda_graphs` is true, but there is no GPU: leave it out"):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "m").exists()
 
 
 def test_recorded_steps_are_refused_with_pytorchs_kernels() -> None:
-    settings = check_settings({"training": {"record": True, "kernels": "torch"}})
+    settings = check_settings({"training": {"cuda_graphs": True, "kernels": "torch"}})
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda")
-    with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.kernels` is torch: leave it"):
+    with pytest.raises(
+        TransduceError, match=r"`training.cuda_graphs` is true, but `training.kernels` is torch: leave it"
+    ):
         check_training(settings, ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9), machine)
 
 
@@ -118,7 +120,7 @@ def test_recorded_steps_are_refused_for_tasks_without_packed_batches(
 ) -> None:
     ignored = ("model.num_encoder_layers", *TARGETS)
     settings = {name: value for name, value in toy_settings.items() if name not in ignored}
-    settings |= {"task.kind": "language-model", "training.record": True}
+    settings |= {"task.kind": "language-model", "training.cuda_graphs": True}
     with pytest.raises(TransduceError, match=r"but `task.kind` = language-model does not support recorded steps"):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
 
@@ -128,15 +130,15 @@ def test_a_run_with_recorded_steps_resumes_without_a_gpu(toy_settings: dict[str,
     train(out=tmp_path / "m", settings=toy_settings | short, device="cpu", threads=1)
     stored = tmp_path / "m" / SETTINGS_FILE
     text = stored.read_text("utf-8")
-    assert "record = false" in text
-    stored.write_text(text.replace("record = false", "record = true"), "utf-8")
+    assert "cuda_graphs = false" in text
+    stored.write_text(text.replace("cuda_graphs = false", "cuda_graphs = true"), "utf-8")
     result = train(out=tmp_path / "m", settings={"training.steps": 6}, resume=True, device="cpu", threads=1)
     assert result is not None
     assert result.step == 6
     with pytest.raises(TransduceError, match="there is no GPU"):
         train(
             out=tmp_path / "m",
-            settings={"training.record": True, "training.steps": 8},
+            settings={"training.cuda_graphs": True, "training.steps": 8},
             resume=True,
             device="cpu",
             threads=1,
@@ -155,19 +157,19 @@ def test_a_run_with_recorded_steps_resumes_without_a_gpu(toy_settings: dict[str,
 def test_steps_are_recorded_by_one_process_with_a_gpu(
     device: str, kernels: Kernels, processes: int, chosen: bool
 ) -> None:
-    assert choose_record(device, kernels, processes).value is chosen
+    assert choose_cuda_graphs(device, kernels, processes).value is chosen
 
 
 def test_recorded_steps_are_allowed_in_unsharded_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.tasks.run.resolving.choose_kernels", lambda *_, **__: Choice("native", ""))
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda:0", processes=2)
     model = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
-    check_training(check_settings({"training": {"record": True}}), model, machine)
+    check_training(check_settings({"training": {"cuda_graphs": True}}), model, machine)
     with pytest.raises(TransduceError, match=r"is true, but with `training.sharded`, parameters move"):
-        check_training(check_settings({"training": {"record": True, "sharded": True}}), model, machine)
+        check_training(check_settings({"training": {"cuda_graphs": True, "sharded": True}}), model, machine)
     rotary = msgspec.structs.replace(model, positions="rotary")
-    with pytest.raises(TransduceError, match=r"`training.record` is true, but batches of such a model are padded"):
-        check_training(check_settings({"training": {"record": True}}), rotary, machine)
+    with pytest.raises(TransduceError, match=r"`training.cuda_graphs` is true, but batches of such a model are padded"):
+        check_training(check_settings({"training": {"cuda_graphs": True}}), rotary, machine)
 
 
 def test_a_run_with_kernels_resumes_without_them_and_reports_it(

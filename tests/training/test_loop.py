@@ -631,7 +631,7 @@ def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path, make_setti
     assert (result.reason, result.step, result.best_step) == ("no improvement", 10, 6)
     newest, _ = load_newest(tmp_path / "checkpoints")
     assert newest is not None
-    assert (newest.state.step, newest.state.best_value) == (10, -0.5)
+    assert (newest.state.step, newest.state.best.value) == (10, -0.5)
 
 
 def test_a_run_ends_once_all_of_the_dev_set_was_right_twice_in_a_row(tmp_path: Path, make_settings: Make) -> None:
@@ -691,7 +691,7 @@ def test_a_skill_against_another_baseline_is_not_compared_on_resume(
     Setup(tmp_path, shorter, validate=skills([0.9, 0.8])).trainer.run()
     checkpoint, _ = load_newest(tmp_path / "checkpoints")
     assert checkpoint is not None
-    assert checkpoint.state.validations_without_better == 1
+    assert checkpoint.state.best.validations_since == 1
     resumed = Setup(tmp_path, settings, validate=skills([0.3, 0.4]))
     resumed.trainer.resume_from(
         msgspec.structs.replace(checkpoint, state=msgspec.structs.replace(checkpoint.state, format_version=version))

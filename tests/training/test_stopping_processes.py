@@ -132,9 +132,6 @@ def checkpoint(rows: dict[str, RowRange] | None) -> Checkpoint:
         step=1,
         updates=1,
         steps=2,
-        best_step=None,
-        best_value=None,
-        validations_without_better=0,
         elapsed_seconds=1.0,
     )
     return Checkpoint(state, {"weights": {"w": torch.ones(2, 3)}}, rows)

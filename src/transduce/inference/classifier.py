@@ -16,7 +16,7 @@ from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import special_tokens_of
@@ -50,6 +50,7 @@ class Classifier:
         Raises:
             TransduceError: the numbers of labels and classes differ, or the vocabulary lacks the special tokens.
         """
+        check_parts("Classifier", ("encoder",), (model,), tokenizer)
         if len(labels) != model.config.num_labels:
             raise TransduceError(
                 f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the "

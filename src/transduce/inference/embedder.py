@@ -17,7 +17,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
-from transduce.model_folder.load import LoadOptions, load_model_at, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import special_tokens_of
@@ -57,6 +57,7 @@ class Embedder:
         Raises:
             TransduceError: the pooling is unknown, or the vocabulary lacks the special tokens.
         """
+        check_parts("Embedder", ("encoder",), (model,), tokenizer)
         if pooling not in POOLINGS:
             raise TransduceError(f"`pooling` must be one of {', '.join(POOLINGS)}, but is `{pooling}`.")
         self.model = model

@@ -29,7 +29,7 @@ from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
-from transduce.model_folder.load import LoadOptions, load_model_at, precision_of, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, summary
 from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
@@ -142,7 +142,11 @@ class Generator:
             tokenizer: the tokenizer that the model was trained with.
             context: maximum number of tokens that the model attends to, prompt and continuation together.
             language: the code of the texts' language; None: unknown.
+
+        Raises:
+            TransduceError: the model is of another kind, or the tokenizer is that of another model.
         """
+        check_parts("Generator", ("decoder",), (model,), tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.vocabulary: Vocabulary = tokenizer.target

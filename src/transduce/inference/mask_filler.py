@@ -17,7 +17,7 @@ from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import check_evaluation_mode
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import encode_masked, special_tokens_of, text_token_ids
@@ -61,6 +61,7 @@ class Filler:
         Raises:
             TransduceError: the vocabulary lacks the special tokens.
         """
+        check_parts("Filler", ("encoder",), (model,), tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.length = length

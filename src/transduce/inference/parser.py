@@ -18,7 +18,7 @@ from transduce.inference.batching import batch_token_budget, batches_by_length, 
 from transduce.inference.decoding import make_search, max_model_positions, read_search_settings
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import LoadOptions, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken
@@ -76,6 +76,7 @@ class Parser:
         Raises:
             TransduceError: the vocabulary has no tree symbols.
         """
+        check_parts("Parser", ("transformer", "recurrent"), (model,), tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.search = search or SearchSettings()

@@ -17,7 +17,7 @@ from transduce.data.batches import WordTokens
 from transduce.errors import TransduceError
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tagged import Span, spans_of
 from transduce.text.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ class Tagger:
                 f"A tagger needs a label of each token for {len(tags)} tags, but its model has "
                 f"{model.config.num_labels}: the folder's files are of different models."
             )
+        check_parts("Tagger", ("encoder",), (model,), tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.tags = tuple(tags)

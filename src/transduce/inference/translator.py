@@ -9,7 +9,7 @@ import msgspec
 import torch
 from typing_extensions import Unpack
 
-from transduce.argument_checks import as_integer, as_phrases, as_text, as_texts, one_per_sentence
+from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import (
@@ -66,7 +66,7 @@ from transduce.inference.translation import (
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import choose_direction, precision_of, summary
+from transduce.model_folder.load import check_parts, choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_with_warnings
@@ -135,13 +135,17 @@ class Translator:
             datastore: datastore for kNN retrieval, for a single model; None: no retrieval.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
                 `auto` splits texts unless the model was trained on lines with several sentences.
+
+        Raises:
+            TransduceError: the model is of another kind, or the tokenizer is that of another model.
         """
         self.model = model
-        self.models = (model, *ensemble)
+        self.models = (model, *as_list(ensemble, "ensemble"))
+        check_parts("Translator", ("transformer", "recurrent"), self.models, tokenizer)
         self.search = search or SearchSettings()
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
-        self.max_source_tokens = max_source_tokens
+        self.max_source_tokens = as_integer(max_source_tokens, "max_source_tokens", minimum=1)
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
         self.context: DocumentContext | None = None

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
+from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names, shown_value
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -19,10 +19,11 @@ from transduce.interop.hugging_face.imported_tokenizer import (
 )
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes, prepare_device
 from transduce.model.build import AnyModel, EncoderDecoder, Model
+from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.cards import TaskCard, read_task_card
 from transduce.model_folder.hugging_face import is_hugging_face_folder
-from transduce.model_folder.read import ModelFolder, outline_imported
+from transduce.model_folder.read import ModelFolder, check_tokenizer, outline_imported
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
@@ -440,6 +441,30 @@ def check_ensemble(folders: Sequence[Path], contents: Sequence[ModelFolder[Encod
 
 
 # --- summary ---
+
+
+def check_parts(name: str, kinds: Sequence[str], models: Sequence[Any], tokenizer: Tokenizer) -> None:
+    """Check the models and the tokenizer that a constructor was called with.
+
+    Args:
+        name: the name of the class, for messages.
+        kinds: the kinds of models that the class takes, as `model.kind` names them.
+        models: the models.
+        tokenizer: the tokenizer.
+
+    Raises:
+        TransduceError: a model is of another kind, or the tokenizer is that of another model.
+    """
+    if not isinstance(tokenizer, Tokenizer):
+        raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {shown_value(tokenizer)}.")
+    for model in models:
+        config = getattr(model, "config", None)
+        if not isinstance(config, ModelConfig) or config.kind not in kinds:
+            raise TransduceError(
+                f"`{name}` needs a model of the kind {' or '.join(kinds)}, but got a "
+                f"`{type(model).__name__}`: use transduce.load, which opens every kind."
+            )
+        check_tokenizer(tokenizer, config, f"`{name}`")
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, sync_file, sync_folder
-from transduce.deprecation import decode_stored
+from transduce.deprecation import decode_stored, with_current_settings
 from transduce.errors import TransduceError, writing_remedy
 from transduce.training.distributed import Processes
 from transduce.training.events import StepSums, ValidationEvent
@@ -134,6 +134,30 @@ FORMAT_VERSION = 5
 _READABLE = (1, 2, 3, 4, 5)  # fields that older formats lack take their defaults
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
+_WORST = sys.float_info.max  # the worst loss; JSON in checkpoints cannot hold infinity
+
+
+class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The best validation of a run so far, and what decides whether a later one is better or training stops."""
+
+    step: int | None = None
+    """The step of the best validation; None without a validation of finite loss."""
+    value: float | None = None
+    """The selection metric, greater is better; None: the next validation becomes the best."""
+    loss: float = 0.0
+    """The dev loss of the best validation; the lower loss wins if the difference of two metrics may be noise."""
+    validations_since: int = 0
+    """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
+    perfect: int = 0
+    """The number of latest validations in a row with a perfect result, which may stop training early."""
+    highest: float = -_WORST
+    """The highest selection metric since a validation last exceeded the best one by more than noise; the best
+    validation's own metric may be slightly lower.
+    """
+    lowest_loss: float = _WORST
+    """The lowest dev loss so far."""
+    contributions: list[float] = []
+    """The contribution of each dev sentence to the best metric (`ValidationEvent.contributions`), to estimate noise."""
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,27 +171,10 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The last step of the run; None in a run limited by `minutes` that has not been converted to a number of steps
     yet.
     """
-    best_step: int | None
-    best_value: float | None
-    """The value of the selection metric at `best_step`, greater is better; None without a validation of finite loss."""
-    best_loss: float = 0.0
-    """The dev loss at `best_step`, which decides between equally good validations; 0, the best possible, if the
-    checkpoint lacks it.
-    """
+    best: Best = Best()
+    """The best validation so far."""
     best_by: BestBy | None = None
-    """The metric that `best_value` measures; None in checkpoints that did not store it."""
-    validations_without_better: int
-    """The number of validations since the best one; training stops when it reaches the patience."""
-    perfect_validations: int = 0
-    """The number of latest validations in a row with a perfect result, which may stop training early."""
-    best_highest: float | None = None
-    """The highest selection metric since the best validation last improved by more than noise; None in checkpoints that
-    did not store it.
-    """
-    lowest_loss: float | None = None
-    """The lowest dev loss so far; None in checkpoints that did not store it."""
-    best_contributions: list[float] = []
-    """The contribution of each dev sentence to `best_value`, from which the noise of later differences is estimated."""
+    """The metric that `best.value` measures; None in checkpoints that did not store it."""
     elapsed_seconds: float
     """Seconds of training by the wall clock, summed over all processes that have continued this run one after another.
     """
@@ -422,7 +429,8 @@ def load_state(path: Path) -> RunState:
             raise TransduceError(
                 f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
             )
-        return decode_stored(content, RunState)
+        state = decode_stored(content, RunState)
+        return msgspec.structs.replace(state, settings=with_current_settings(state.settings, warn=False))
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 
@@ -550,29 +558,6 @@ def check_kinds(
 _PERFECT_VALIDATIONS = 2
 # Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
 _MIN_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
-_WORST = sys.float_info.max
-
-
-class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run so far, and what decides whether a later one is better or training stops."""
-
-    step: int | None = None
-    value: float | None = None
-    """The selection metric, greater is better; None: the next validation becomes the best."""
-    loss: float = 0.0
-    """The dev loss of the best validation; the lower loss wins if the difference of two metrics may be noise."""
-    validations_since: int = 0
-    """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
-    perfect: int = 0
-    """The number of latest validations in a row with a perfect result, which may stop training early."""
-    highest: float = -_WORST
-    """The highest selection metric since a validation last exceeded the best one by more than noise; the best
-    validation's own metric may be slightly lower.
-    """
-    lowest_loss: float = _WORST
-    """The lowest dev loss so far."""
-    contributions: list[float] = []
-    """The contribution of each dev sentence to the best metric (`ValidationEvent.contributions`), to estimate noise."""
 
 
 class BestModelTracker:

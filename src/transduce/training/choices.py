@@ -489,7 +489,7 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
     return Choice("native", "compiled for this processor; fuses the operations between matrix multiplications")
 
 
-def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
+def choose_cuda_graphs(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
     """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
 
     A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes do not record:
@@ -569,7 +569,9 @@ class ChoiceLog:
         self.lines: list[LogEntry] = []
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
-    def record(self, name: str, specified: T | None, choice: Choice[T] | None, *, is_message: bool = False) -> T:
+    def record(
+        self, name: str, specified: T | None, choice: Choice[T] | None, *, is_message: bool = False, note: str = ""
+    ) -> T:
         """Log a setting's value with its reason, and return the value: the specified one, or else that of `choice`.
 
         Args:
@@ -577,10 +579,11 @@ class ChoiceLog:
             specified: the value that the user or a preset set; None: the value and its reason come from `choice`.
             choice: the default and its reason; not used with a specified value.
             is_message: the value of `choice` is a message, which is shown in the user's language.
+            note: what the log adds to the reason of a specified value; empty: nothing.
         """
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)
-            self.lines.append(LogEntry(name, _shown(specified), reason))
+            self.lines.append(LogEntry(name, _shown(specified), f"{reason}; {note}" if note else reason))
             return specified
         assert choice is not None
         self.lines.append(LogEntry(name, _shown(choice.value), choice.reason, is_message))

@@ -250,16 +250,10 @@ class Trainer:
         # for the skill in a checkpoint of a format below 4, which may be measured against another baseline.
         same = state.best_by in (None, self.settings.best_by)
         same = same and not (self.settings.best_by == "skill" and state.format_version < 4)
-        self._best_model.best = Best(
-            step=state.best_step,
-            value=state.best_value if same else None,
-            loss=state.best_loss,
-            validations_since=state.validations_without_better if same else 0,
-            perfect=state.perfect_validations,
-            highest=Best().highest if state.best_highest is None else state.best_highest,
-            lowest_loss=Best().lowest_loss if state.lowest_loss is None else state.lowest_loss,
-            contributions=state.best_contributions if same else [],
-        )
+        best = state.best
+        if not same:
+            best = msgspec.structs.replace(best, value=None, validations_since=0, contributions=[])
+        self._best_model.best = best
         if state.dropout_off:
             self._dropout.disable()
         # The last step is validated, also if it is the last one only since this continuation.
@@ -708,20 +702,12 @@ class Trainer:
 
     def _save(self) -> None:
         self._check_folder()
-        best = self._best_model.best
         state = RunState(
             step=self.step,
             updates=self.optimizer.updates,
             steps=self.steps,
-            best_step=best.step,
-            best_value=best.value,
-            best_loss=best.loss,
+            best=self._best_model.best,
             best_by=self.settings.best_by,
-            validations_without_better=best.validations_since,
-            perfect_validations=best.perfect,
-            best_highest=best.highest,
-            lowest_loss=best.lowest_loss,
-            best_contributions=best.contributions,
             elapsed_seconds=self.elapsed_seconds,
             overhead_seconds=self.time_use.overhead_seconds,
             time_plan=list(self.plan.decisions),

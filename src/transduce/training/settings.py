@@ -38,7 +38,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     says.
     """
     batch_tokens: int | None = None
-    """Target tokens of one step without padding, over all micro-batches and processes."""
+    """The size of one step over all micro-batches and processes, in target tokens without padding. Some tasks count
+    others: classification counts texts, tagging sentences, time series the numbers to predict, and masked language
+    models all tokens that are read.
+    """
     accumulate: int | None = None
     """Number of micro-batches per step, whose gradients are added."""
     optimizer: OptimizerName | None = None
@@ -75,7 +78,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     kernels: Kernels | None = None
     """`native`: our own fused kernels for this processor or GPU; `torch`: PyTorch's operations."""
-    record: bool | None = None
+    cuda_graphs: bool | None = None
     """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
     record separately and exchange gradients after each replay.
     """
@@ -298,7 +301,7 @@ class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True
     label_smoothing: float
     precision: Precision
     kernels: Kernels
-    record: bool
+    cuda_graphs: bool
     average_decay: float
     adapt_dropout: bool
     best_by: BestBy

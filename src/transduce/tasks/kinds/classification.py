@@ -142,6 +142,7 @@ class ClassificationKind(LabelChoices, TextKind):
     search_advice = "leave it out"
     reads_pairs = True
     example, counted = "text", "texts"
+    batch_note = "this task counts texts, not tokens"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:

@@ -109,7 +109,7 @@ class DenoisingKind(TextOnlyKind):
         """
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.cuda_graphs)
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)

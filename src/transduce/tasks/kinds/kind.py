@@ -297,8 +297,10 @@ class TaskKind(ABC, Generic[C]):
     """The noun for an example that the task learns from, in the singular, such as "pair"."""
     counted: ClassVar[str] = "tokens"
     """The noun for what the loss and the speed of training count, in the plural, such as "tokens"."""
+    batch_note: ClassVar[str] = ""
+    """What `training.batch_tokens` counts in this task, as a note in the choice log; empty: target tokens."""
     may_be_recorded: ClassVar[bool] = False
-    """True if training steps may be recorded as CUDA graphs and replayed (`training.record`)."""
+    """True if training steps may be recorded as CUDA graphs and replayed (`training.cuda_graphs`)."""
     label_smoothing: ClassVar[float] = 0.1
     """The default of the setting `training.label_smoothing` in this task."""
     task_settings: ClassVar[tuple[str, ...]] = ()

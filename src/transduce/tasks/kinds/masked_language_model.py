@@ -244,6 +244,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
 
     name = "masked-language-model"
     model_noun = "masked language model"
+    batch_note = "this task counts all tokens that are read"
     example = "sentence"
     model_kinds = ("encoder",)
     label_smoothing = 0.0

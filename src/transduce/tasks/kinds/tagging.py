@@ -280,6 +280,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     task_settings = ("context",)
     search_advice = "leave it out"
     example, counted = "sentence", "words"
+    batch_note = "this task counts sentences, not tokens"
 
     def check(self, settings: Settings) -> None:
         """Raise an error for settings that tagging does not use, such as target files, or if no file is named.

@@ -324,6 +324,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     """
 
     scales_rate_with_batch = False
+    batch_note = "this task counts numbers to predict, not tokens"
     reads_text = False
     name = "time-series"
     accepts_user_symbols = False

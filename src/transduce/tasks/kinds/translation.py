@@ -323,7 +323,7 @@ class SequenceToSequenceKind(TextKind):
         """Return the training objective, a function from a batch to its `Loss`: teacher-forced cross-entropy."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.cuda_graphs)
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return the time of the final beam search of the whole dev set, as a multiple of that of one validation.

@@ -45,12 +45,12 @@ from transduce.training.choices import (
     CorpusSize,
     choose_accumulate,
     choose_average_decay,
+    choose_cuda_graphs,
     choose_dropout,
     choose_kernels,
     choose_label_smoothing,
     choose_patience,
     choose_preset_in_time,
-    choose_record,
     choose_vocabulary_size,
     choose_warmup_steps,
     choose_weight_decay,
@@ -415,11 +415,11 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
-    if training.record and not (record_choice := _choose_record(settings, model, machine, processes=1)).value:
-        raise TransduceError(f"`training.record` is true, but {record_choice.reason}: leave it out.")
+    if training.cuda_graphs and not (graph_choice := _choose_cuda_graphs(settings, model, machine, processes=1)).value:
+        raise TransduceError(f"`training.cuda_graphs` is true, but {graph_choice.reason}: leave it out.")
 
 
-def _choose_record(settings: Settings, model: ModelConfig, machine: Machine, processes: int) -> Choice[bool]:
+def _choose_cuda_graphs(settings: Settings, model: ModelConfig, machine: Machine, processes: int) -> Choice[bool]:
     training, kind = settings.training, kind_of(settings.task.kind)
     if not kind.may_be_recorded:
         return Choice(value=False, reason=f"`task.kind` = {kind.name} does not support recorded steps")
@@ -428,7 +428,7 @@ def _choose_record(settings: Settings, model: ModelConfig, machine: Machine, pro
     if training.sharded and machine.processes > 1:
         return Choice(value=False, reason="with `training.sharded`, parameters move in memory")
     kernels = training.kernels or choose_kernels(machine.device, machine.threads, compiled=training.compile).value
-    return choose_record(machine.device, kernels, processes)
+    return choose_cuda_graphs(machine.device, kernels, processes)
 
 
 def resolve_training(
@@ -451,7 +451,10 @@ def resolve_training(
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
-        "training.batch_tokens", training.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)
+        "training.batch_tokens",
+        training.batch_tokens,
+        kind.choose_batch_tokens(epoch_tokens, machine.device),
+        note=kind.batch_note,
     )
     if training.minutes is not None:
         take("training.minutes", training.minutes, None)
@@ -494,8 +497,8 @@ def resolve_training(
         "label_smoothing": take("training.label_smoothing", training.label_smoothing, smoothing),
         "precision": precision,
         "kernels": take("training.kernels", training.kernels, kernels),
-        "record": _resolve_record(
-            training.record, _choose_record(settings, model, machine, machine.processes), choice_log
+        "cuda_graphs": _resolve_cuda_graphs(
+            training.cuda_graphs, _choose_cuda_graphs(settings, model, machine, machine.processes), choice_log
         ),
         "average_decay": take(
             "training.average_decay", training.average_decay, choose_average_decay(steps, training.average_checkpoints)
@@ -514,8 +517,7 @@ def resolve_training(
 def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
     if specified is not None and specified > batch_tokens:
         raise TransduceError(
-            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
-            f"{specified:,}."
+            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), but is {specified:,}."
         )
     if specified is None and choice.value == 1:
         return 1  # not worth a log entry
@@ -579,10 +581,10 @@ def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) ->
     choice_log.record("decoding kernels", None, Choice(backend, reason))
 
 
-def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: ChoiceLog) -> bool:
+def _resolve_cuda_graphs(specified: bool | None, choice: Choice[bool], choice_log: ChoiceLog) -> bool:
     if specified is None and not choice.value:
         return False  # not worth a log entry
-    return choice_log.record("training.record", specified, choice)
+    return choice_log.record("training.cuda_graphs", specified, choice)
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:

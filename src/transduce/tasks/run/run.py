@@ -377,7 +377,7 @@ class Run:
         if loaded is not None and last < (state := loaded.state).step:
             raise TransduceError(
                 f"`training.steps` must be at least {state.step:,}, because the run in {self.request.out} has already "
-                f"taken as many, but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
+                f"taken as many, but is {last:,}: the model of step {state.best.step or state.step:,} is there already."
             )
 
     def _use_threads_of(self, environment: Environment) -> None:

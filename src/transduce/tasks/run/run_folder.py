@@ -31,7 +31,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment, checkpoints
-from transduce.training.choices import choose_kernels, choose_record, choose_weight_decay
+from transduce.training.choices import choose_cuda_graphs, choose_kernels, choose_weight_decay
 from transduce.training.events import last_logged_step
 from transduce.training.loop import CHECKPOINTS
 
@@ -163,7 +163,7 @@ _CHANGEABLE = {
         "learning_rate",
         "compile",
         "kernels",
-        "record",
+        "cuda_graphs",
         "sharded",
         "report_every",
         "validate_every",
@@ -354,7 +354,7 @@ def adapt_to_machine(
         before: the environment of the last checkpoint; None if there is none.
     """
     training = settings.training
-    kernels, compiled, record = training.kernels, training.compile, training.record
+    kernels, compiled, cuda_graphs = training.kernels, training.compile, training.cuda_graphs
     if "kernels" not in specified:
         if kernels is None and before is not None:
             kernels = before.kernels  # a run of a version without this setting
@@ -362,12 +362,12 @@ def adapt_to_machine(
             kernels = choose_kernels(machine.device, machine.threads, compiled=compiled).value
     if "compile" not in specified and compiled:
         compiled = machine.device != "cpu" and why_no_triton(machine.device) is None
-    if "record" not in specified and record:
+    if "cuda_graphs" not in specified and cuda_graphs:
         # With the same number of processes, an explicit choice is kept; otherwise it is chosen as for a new run.
         same_processes = before is not None and before.processes == machine.processes > 1
-        can_record = not training.sharded and choose_record(machine.device, kernels or "torch", processes=1).value
-        record = True if same_processes and can_record else None
-    changed = msgspec.structs.replace(training, kernels=kernels, compile=compiled, record=record)
+        can_record = not training.sharded and choose_cuda_graphs(machine.device, kernels or "torch", processes=1).value
+        cuda_graphs = True if same_processes and can_record else None
+    changed = msgspec.structs.replace(training, kernels=kernels, compile=compiled, cuda_graphs=cuda_graphs)
     return msgspec.structs.replace(settings, training=changed)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.argument_checks import as_list, as_path, as_paths
-from transduce.deprecation import SETTINGS, current_setting, with_current_settings
+from transduce.deprecation import SETTINGS, current_setting, with_current_items, with_current_settings
 from transduce.errors import TransduceError, decode_utf8, near_name, shown_value, toml_error, with_half_width_hint
 from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
@@ -115,7 +115,7 @@ def _keys(text: str) -> Iterable[tuple[str, int]]:
                         table = f"{array}[{count - 1}].{table.removeprefix(f'{array}.')}"
         elif match := _KEY.match(line):
             name = table + _bare(match[1])
-            new = SETTINGS.get(_INDEX.sub("", name))
+            new = SETTINGS.get(_INDEX.sub(".*", name))
             yield name if new is None else f"{name.rpartition('.')[0]}.{new.rpartition('.')[2]}".lstrip("."), number
 
 
@@ -201,7 +201,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
             raise TransduceError(f"`{name}` belongs to the table `{table}`, but `{table}` was set to {inner!r}.")
         content = inner
     if not isinstance(value, Mapping) or name in _TABLES_OF_VALUES:
-        content[last] = _plain(value)
+        content[last] = with_current_items(name, _plain(value))
         return
     content.setdefault(last, {})
     for key, inner_value in value.items():

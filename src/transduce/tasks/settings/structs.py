@@ -97,7 +97,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 _URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # a `Path` has dropped the second slash
 
 
-class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CorpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One of several corpora of a run, with its languages: a `[[data.corpora]]` table of a settings file."""
 
     source: tuple[str, ...] = ()
@@ -110,10 +110,10 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """The target side of the dev set."""
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
-    weight: float = 1.0
+    sampling_weight: float = 1.0
     """The factor by which the corpus is sampled more often than its number of pairs determines."""
     upsample: float | None = None
-    """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
+    """How often an epoch contains each pair, at least 1; None: by `sampling_weight` and `data.temperature`."""
     share: float | tuple[tuple[float, float], ...] | None = None
     """The share of the pairs of all batches that come from this corpus, whatever its size, from 0 to 1. A list of
     points [fraction of the run, share] changes it over the run, linearly between the points. None: a part of what the
@@ -124,7 +124,7 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     run: str | None = None
     """The folder of another run, whose training text is this corpus, instead of `source` and `target`."""
     loss_weight: float = 1.0
-    """The factor of the pairs' losses; unlike `weight`, it does not change how often the pairs are sampled."""
+    """The factor of the pairs' losses; unlike `sampling_weight`, it does not change how often the pairs are sampled."""
 
     def __post_init__(self) -> None:
         name = " ".join(self.source[:1]) or "one"
@@ -138,9 +138,10 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`languages` must be language codes such as zh or en, but one is `{code}`.")
-        if not 0.0 < self.weight <= _MAX_REPEATS:
+        if not 0.0 < self.sampling_weight <= _MAX_REPEATS:
             raise TransduceError(
-                f"`weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.weight:g} for {name}."
+                f"`sampling_weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.sampling_weight:g} for "
+                f"{name}."
             )
         if self.upsample is not None and not 1.0 <= self.upsample <= _MAX_REPEATS:
             raise TransduceError(f"`upsample` must be from 1 to {_MAX_REPEATS}, but is {self.upsample:g} for {name}.")
@@ -165,9 +166,10 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 f"`share` must be a number from 0 to 1, or points [fraction of the run, share] in order, but is "
                 f"{self.share} for {name}."
             )
-        if self.upsample is not None or self.weight != 1.0:
+        if self.upsample is not None or self.sampling_weight != 1.0:
             raise TransduceError(
-                f"`share` sets how often {name} is sampled, so `weight` and `upsample` have no effect: leave them out."
+                f"`share` sets how often {name} is sampled, so `sampling_weight` and `upsample` have no effect: leave "
+                "them out."
             )
 
     @property
@@ -265,7 +267,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
 
-    corpora: tuple[DirectionSettings, ...] = ()
+    corpora: tuple[CorpusSettings, ...] = ()
     """Several corpora with their own languages, each a `[[data.corpora]]` table, instead of `source` and `target`. The
     model learns all directions; a token of the target language starts each source sentence."""
 
@@ -475,7 +477,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         `counts` has the number of pairs of each corpus.
         """
         shares = [
-            corpus.weight * max(1, count) ** (1 / self.temperature - 1)
+            corpus.sampling_weight * max(1, count) ** (1 / self.temperature - 1)
             for corpus, count in zip(self.corpora, counts, strict=True)
         ]
         smallest = min(
@@ -489,7 +491,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def repetitions(self, pairs: Sequence[int]) -> list[float]:
         """Return, for each file of `source`, how often an epoch contains each pair of the file.
 
-        `pairs` is the number of pairs of each file. Corpora are sampled in proportion to weight · pairs^(1 /
+        `pairs` is the number of pairs of each file. Corpora are sampled in proportion to sampling_weight · pairs^(1 /
         temperature), such that the pairs of the least repeated corpus occur once. A corpus with a share has this share
         of the epoch, in the mean over the run.
         """
