@@ -307,5 +307,5 @@ def test_a_mask_hides_words_of_the_source() -> None:
 
 
 def test_a_configuration_of_another_kind_is_refused() -> None:
-    with pytest.raises(TransduceError, match=r"`model\.kind` must be recurrent .* but is transformer"):
+    with pytest.raises(TransduceError, match=r"has the kind recurrent, but `kind` of its configuration is transformer"):
         Recurrent(ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9))
