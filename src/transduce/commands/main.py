@@ -62,7 +62,7 @@ VERBS = {
     "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
     "import-tutorial": "import a translator written after a tutorial, with the tutorial's word lists",
     "quantize": "store a model's weights in 8 bits, so that `--precision int8` opens it at once",
-    "verify": "read every byte of a model folder, and compare it with what was written",
+    "verify": "compare every byte of a model's weights, vocabulary and configuration with what was written",
 }
 
 _SHARED_MODULES = {

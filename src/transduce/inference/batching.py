@@ -35,7 +35,7 @@ from transduce.text.word_spans import Span
 # Maximum source length in tokens for models whose training settings do not specify one.
 DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
 _PART_STRIDE = 999_999_937
-"""A large number that, times the number of a part within its text, is added to the text's index to seed sampling, so
+"""A large number that, times a part's index within its text, is added to the text's index to seed sampling, so
 that the parts of a text draw different random numbers.
 """
 
@@ -45,9 +45,9 @@ class Part(NamedTuple):
 
     text: str
     """The text of the sentence or part."""
-    sentence: int
+    text_index: int
     """Index of the text that the part belongs to."""
-    number: int
+    sentence_index: int
     """Index of this sentence or part within its text, from 0."""
     ids: list[int]
     """Token ids of the text with special tokens; only the end symbol if the text has no token."""
@@ -76,8 +76,8 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """The pair that identifies the part in dicts of results: its text's index, and its number within the text."""
-        return (self.sentence, self.number)
+        """The pair that identifies the part in dicts of results: its text's index, and its index within the text."""
+        return (self.text_index, self.sentence_index)
 
     @property
     def is_empty(self) -> bool:
@@ -87,12 +87,12 @@ class Part(NamedTuple):
     def seed_index(self, indices: Sequence[int] | None) -> int:
         """Return the index that seeds the random numbers of this part (sentence of a text) in sampling.
 
-        The index is that of the text, plus the part's number within the text times a large constant. `indices` holds
+        The index is that of the text, plus the part's index within the text times a large constant. `indices` holds
         the index of each text in the whole input, so that a text is sampled alike in any batch; None: the index within
         this call.
         """
-        index = self.sentence if indices is None else indices[self.sentence]
-        return index + self.number * _PART_STRIDE
+        index = self.text_index if indices is None else indices[self.text_index]
+        return index + self.sentence_index * _PART_STRIDE
 
 
 def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
@@ -251,8 +251,8 @@ class DocumentHistories:
         text = -1
         for part in parts:
             # Texts without parts may end a document, too.
-            is_first = not all(self._continues[text + 1 : part.sentence + 1])
-            text = max(text, part.sentence)
+            is_first = not all(self._continues[text + 1 : part.text_index + 1])
+            text = max(text, part.text_index)
             yield is_first, part
 
 
@@ -423,7 +423,7 @@ def join_sentences(
     by_text: list[list[Translation]] = [[] for _ in texts]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_text[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in abandoned))
+        by_text[part.text_index].append(msgspec.structs.replace(translation, stopped=part.text_index in abandoned))
     sampled = search.sampling is not None
     return [
         join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
@@ -464,7 +464,7 @@ class PartsObserver:
 
         The list is stored, so that `after_step` knows the part of each batch index.
         """
-        self.batch = [part for part in batch if part.sentence not in self.abandoned]
+        self.batch = [part for part in batch if part.text_index not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
@@ -476,11 +476,11 @@ class PartsObserver:
         """
         if self.observer is None:
             return ()
-        sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
+        sentences = rows.new_tensor([self.batch[row].text_index for row in rows.tolist()])
         self.abandoned.update(self.observer.after_step(sentences, tokens))
         if isinstance(self.observer, TextObserver) and self._decode is not None:
             self._report_texts(self.observer, self._decode, rows.tolist(), tokens)
-        return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
+        return [row for row, part in enumerate(self.batch) if part.text_index in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
         """Record the text of each translated part of a finished batch by its key, to compose partial texts later.

@@ -106,8 +106,8 @@ def attach_phrases(
     chosen, one_best = list(parts), msgspec.structs.replace(search, n_best=1)
     by_text: dict[int, list[int]] = {}
     for index, part in enumerate(parts):
-        if phrases and phrases[part.sentence] and not part.is_empty:
-            by_text.setdefault(part.sentence, []).append(index)
+        if phrases and phrases[part.text_index] and not part.is_empty:
+            by_text.setdefault(part.text_index, []).append(index)
     split = [parts[index] for indices in by_text.values() if len(indices) > 1 for index in indices]
     plain = translate(split, one_best) if split else {}
     for text, indices in by_text.items():

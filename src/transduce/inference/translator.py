@@ -730,7 +730,7 @@ class Translator:
         if glossary is not None:
             check_glossary(glossary, search, self.tokenizer.target)
         parts = encode_parts(texts, self.tokenizer.source)
-        parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+        parts = [part if part.sentence_index else part._replace(prefix=prefix_ids) for part in parts]
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> DocumentHistories:

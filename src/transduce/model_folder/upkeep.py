@@ -50,9 +50,11 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 def verify(folder: str | Path) -> VerifyReport:
-    """Read every byte of a model folder, and compare it with the SHA-256 digests in the folder's manifest.
+    """Read every byte of the files that a model folder's manifest lists, and compare them with its SHA-256 digests.
 
-    The folder's quantized weights are checked, too; a damaged file of them is removed.
+    The manifest lists configuration, weights and vocabularies, but not `task.json`, `directions.json` and other small
+    files, which are checked when they are read. The folder's quantized weights are checked, too; a damaged file of them
+    is removed.
 
     Args:
         folder: a folder that `transduce train`, `transduce import` or `save` wrote.

@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-if TYPE_CHECKING:  # it needs the names of schedules in this module
-    from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import ResolvedTraining, ScheduleName
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -243,9 +242,6 @@ class StepPlan:
 # --- schedules ---
 
 
-ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
-
-
 def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
     """Return the learning rate of a step in a schedule with a warm-up.
 
@@ -345,7 +341,7 @@ class Rates(NamedTuple):
     """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
-def step_rates(step: int, settings: "ResolvedTraining", steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
     In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings

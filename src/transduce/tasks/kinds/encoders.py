@@ -25,8 +25,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
 from transduce.training.loss import Objective
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import OptimizerName
+from transduce.training.settings import OptimizerName, ScheduleName
 
 # Default maximum number of tokens in a text, including special tokens.
 DEFAULT_CONTEXT = 128

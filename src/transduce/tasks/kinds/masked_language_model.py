@@ -73,8 +73,7 @@ from transduce.training.choices import (
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import OptimizerName
+from transduce.training.settings import OptimizerName, ScheduleName
 
 # --- running text ---
 # One sentence per line, with the end held out as a dev set.
