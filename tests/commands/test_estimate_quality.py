@@ -155,7 +155,8 @@ def test_copied_lines_without_words_are_not_too_long(capsys: Capture, trained: P
     source, target = files
     for side in files:
         side.write_text("12345\n！！！\n", "utf-8")
-    for options in ([], ["--translation", target]):
+    choices: list[list[str | Path]] = [[], ["--translation", target]]
+    for options in choices:
         _, err = review(capsys, trained, "--source", source, *options)
         assert "scored" not in err
 

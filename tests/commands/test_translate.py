@@ -140,7 +140,7 @@ def test_an_interrupted_translation_says_what_is_finished(
     file, output = write_lines("in.zh", lines), tmp_path / "out.en"
     translate, calls = bulk_files._translate_lines, []
 
-    def interrupted(*arguments: Any) -> str:
+    def interrupted(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) > finished:
             raise KeyboardInterrupt

@@ -23,6 +23,10 @@ SOURCE = "我吃鱼。"
 MODELS = Path(__file__).parents[1] / "compat" / "sets" / "0.1.0" / "models"
 
 
+def _term(translations: Any) -> transduce.Term:
+    return transduce.Term("鱼", translations)
+
+
 def test_iterators_of_texts_and_phrases_are_accepted(translator: Translator) -> None:
     word = "tea" if "tea" not in translator(SOURCE).text else "milk"
     for found in translator([SOURCE, SOURCE], phrases=(each for each in [word])):
@@ -99,8 +103,8 @@ def test_translations_in_place_of_texts_are_refused_with_the_remedy(translator: 
         ("ab", r"A glossary has terms, but one is 'a': write Term\('source', \('translation',\)\)"),
         ([("a", "b")], r"A glossary has terms, but one is \('a', 'b'\)"),
         (None, "A glossary has terms, but one is None"),
-        ([transduce.Term("鱼", "fish")], r"A term has a text and a tuple of translations, but one is \('鱼', 'fish'\)"),
-        ([transduce.Term("鱼", (3,))], r"A term has a text and a tuple of translations, but one is \('鱼', \(3,\)\)"),
+        ([_term("fish")], r"A term has a text and a tuple of translations, but one is \('鱼', 'fish'\)"),
+        ([_term((3,))], r"A term has a text and a tuple of translations, but one is \('鱼', \(3,\)\)"),
     ],
 )
 def test_glossaries_have_terms_with_tuples_of_translations(terms: Any, message: str) -> None:
@@ -124,7 +128,9 @@ def test_search_settings_of_another_type_are_refused(options: dict[str, Any], me
 
 def test_a_device_of_pytorch_is_accepted(trained: Path) -> None:
     anything: Any = torch.device("cpu")
-    assert load(trained, device=anything).device == anything
+    opened = load(trained, device=anything)
+    assert isinstance(opened, transduce.Translator)
+    assert opened.device == anything
 
 
 def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> None:
@@ -233,14 +239,16 @@ def test_a_text_in_place_of_a_list_is_not_split_into_characters(
 # --- models with a tokenizer of another model ---
 
 
+def _opened(name: str) -> Any:
+    return load(MODELS / name, precision="fp32")
+
+
 CONSTRUCTORS: dict[str, tuple[str, str, Callable[[Any, Any], object]]] = {
     "Translator": ("translation-joint", "language-model", transduce.Translator),
     "ensemble": (
         "translation-joint",
         "translation-joint",
-        lambda model, tokenizer: transduce.Translator(
-            model, tokenizer, ensemble=[load(MODELS / "language-model", precision="fp32").model]
-        ),
+        lambda model, tokenizer: transduce.Translator(model, tokenizer, ensemble=[_opened("language-model").model]),
     ),
     "Generator": (
         "language-model",
@@ -264,15 +272,14 @@ CONSTRUCTORS: dict[str, tuple[str, str, Callable[[Any, Any], object]]] = {
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 def test_constructors_refuse_models_and_tokenizers_that_do_not_belong_together(name: str) -> None:
     own, other, construct = CONSTRUCTORS[name]
-    right, wrong = load(MODELS / own, precision="fp32"), load(MODELS / other, precision="fp32")
-    anything: Any = right
+    right, wrong = _opened(own), _opened(other)
     with pytest.raises(TransduceError, match=r"they are of different models|needs a model of the kind"):
-        construct(anything.model, wrong.tokenizer)
-    for model in (None, torch.nn.Linear(2, 2), anything.model.state_dict()):
+        construct(right.model, wrong.tokenizer)
+    for model in (None, torch.nn.Linear(2, 2), right.model.state_dict()):
         with pytest.raises(TransduceError, match=r"needs a model of the kind .*, but got a `(NoneType|Linear|Ordered)"):
-            construct(model, anything.tokenizer)
+            construct(model, right.tokenizer)
     with pytest.raises(TransduceError, match="`tokenizer` must be a Tokenizer, but is 'x'"):
-        construct(anything.model, "x")
+        construct(right.model, "x")
 
 
 def test_texts_are_not_split_into_parts_without_tokens(translator: Translator) -> None:

@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.embedder import load_embedder
-from transduce.inference.mask_filler import load_filler
+from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.tagger import load_tagger
 from transduce.tasks.train import train
 
@@ -369,6 +369,7 @@ def test_an_exported_encoder_that_transformers_trained_further_comes_back(
             expected = theirs(torch.tensor(opened.encode(TEXTS[:1]))).logits.softmax(-1)
         assert torch.allclose(opened.probabilities(TEXTS[:1]), expected, atol=1e-6)
     else:
+        assert isinstance(opened, Filler)
         mask = {"Bert": "[MASK]", "Roberta": "<mask>"}[family]
         best = opened_by_transformers(tmp_path / "out", "fill-mask")(f"I {mask} tea.", top_k=60)
         (candidates,) = opened(f"I {mask} tea.").masks

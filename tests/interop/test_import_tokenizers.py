@@ -632,7 +632,8 @@ def test_names_of_special_tokens_in_a_text_are_plain_characters(kind: str, tmp_p
     model["unk_token"] = "<unk>"
     if kind == "Unigram":
         model = {"type": "Unigram", "unk_id": 2, "vocab": [[token, -2.0 - (id > 3)] for id, token in enumerate(tokens)]}
-    content = {"added_tokens": [], "normalizer": None, "decoder": None, "post_processor": None, "model": model}
+    content: dict[str, Any] = {"added_tokens": [], "normalizer": None, "decoder": None, "model": model}
+    content["post_processor"] = None
     content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
     write(tmp_path, "tokenizer.json", content)
     write(tmp_path, "tokenizer_config.json", {"pad_token": "<pad>", "eos_token": "</s>", "mask_token": "<mask>"})

@@ -12,7 +12,7 @@ from transduce import AttentionMask, ModelConfig, MultiHeadAttention, Recurrent,
 from transduce.acceleration import kernels_for_training
 from transduce.model.attention import ScoredAttention, attend
 from transduce.model.backend import using_backend
-from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.masks import look_ahead_mask
 from transduce.model.norms import AnnotatedNorm, BatchNorm
@@ -64,7 +64,7 @@ def test_a_boolean_mask_trains_as_an_attention_mask_does_with_kernels() -> None:
     for mask in (hides, AttentionMask(hides)):
         layer.zero_grad()
         for module in layer.modules():
-            if hasattr(module, "drop_256ths"):
+            if isinstance(module, Dropout):
                 module.p = 0.0
         with using_backend(kernels_for_training("native", "cpu")):
             layer(X, mask).sum().backward()

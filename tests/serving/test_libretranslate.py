@@ -311,8 +311,13 @@ def test_translated_documents_are_deleted_without_a_further_request(
     with serve(gated_model(), file_seconds=0.2) as live:
         start = DocumentStore.start
         stores: set[DocumentStore] = set()
+
+        def noted(store: DocumentStore, order: Any) -> Any:
+            stores.add(store)
+            return start(store, order)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DocumentStore, "start", lambda self, order: stores.add(self) or start(self, order))
+            patch.setattr(DocumentStore, "start", noted)
             body, headers = form({"source": "de", "target": "en"}, "a.txt", b"eins")
             assert live.ask("POST", "/translate_file", body, headers).status == 200
         (store,) = stores

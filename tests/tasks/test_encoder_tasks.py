@@ -48,7 +48,7 @@ SMALL = {
 TRAINING = {"precision": "fp32", "validate_every": 200, "report_every": 100, "warmup_steps": 20, "average_decay": 0.9}
 FROM_SCRATCH = {"model": SMALL, "tokenizer": {"vocabulary_size": 320}}
 DATA = ("source", "target", "dev_source", "dev_target")
-SIZE = {"d_model": 32, "d_ff": 64, "num_heads": 2}
+SIZE: dict[str, Any] = {"d_model": 32, "d_ff": 64, "num_heads": 2}
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
 Capture = pytest.CaptureFixture[str]
 

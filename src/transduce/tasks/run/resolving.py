@@ -471,11 +471,8 @@ def resolve_training(
     rate_choice = kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer)
     rate = take("training.learning_rate", training.learning_rate, rate_choice)
     fine_tuning_rate = 0.0 if settings.init_from is None else rate_choice.value
-    precision = take(
-        "training.precision",
-        training.precision,
-        kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
-    )
+    precision_choice = kind.choose_precision(Choice(machine.precision, machine.precision_reason))
+    precision = take("training.precision", training.precision, precision_choice)
     kernels = choose_kernels(machine.device, machine.threads, compiled=training.compile)
     graphs = _choose_cuda_graphs(settings, model, machine, machine.processes)
     smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
