@@ -61,7 +61,8 @@ from transduce.training.choices import (
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
-from transduce.training.settings import BestBy, OptimizerName, ScheduleName, TrainingSettings
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy, OptimizerName, TrainingSettings
 
 # --- model card ---
 # README.md of a model folder, with the front matter that Hugging Face reads.

@@ -474,7 +474,6 @@ def resolve_training(
     precision_choice = kind.choose_precision(Choice(machine.precision, machine.precision_reason))
     precision = take("training.precision", training.precision, precision_choice)
     kernels = choose_kernels(machine.device, machine.threads, compiled=training.compile)
-    graphs = _choose_cuda_graphs(settings, model, machine, machine.processes)
     smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
     # Accumulate at most the batches of one epoch.
     parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
@@ -495,7 +494,9 @@ def resolve_training(
         "label_smoothing": take("training.label_smoothing", training.label_smoothing, smoothing),
         "precision": precision,
         "kernels": take("training.kernels", training.kernels, kernels),
-        "cuda_graphs": _resolve_cuda_graphs(training.cuda_graphs, graphs, choice_log),
+        "cuda_graphs": _resolve_cuda_graphs(
+            training.cuda_graphs, _choose_cuda_graphs(settings, model, machine, machine.processes), choice_log
+        ),
         "average_decay": take(
             "training.average_decay", training.average_decay, choose_average_decay(steps, training.average_checkpoints)
         ),
