@@ -132,8 +132,8 @@ for name, value in {**new, "attention": "gated"}.items():
     config = ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, **{name: value})
     for table in (ONNX, CTRANSLATE2, HUGGING_FACE, TRITON, COMPILABLE, PREPACKABLE):
         assert refusal(table, build_model(config).eval()), (name, table.title)
-    for target, obstacles in exporters._OBSTACLES.items():
-        assert name in obstacles(config), (name, target)
+    for target, exporter in exporters._EXPORTERS.items():
+        assert name in exporter.obstacles(config), (name, target)
 """
 
 
