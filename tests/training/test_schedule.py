@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from transduce.training.schedule import learning_rate, paper_peak
-from transduce.training.settings import ScheduleName
+from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
 
 
 def rate(step: int, schedule: ScheduleName, *, peak: float = 1.0, warmup: int = 10, steps: int | None = 110) -> float:

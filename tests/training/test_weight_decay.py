@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.schedule import TOTAL_DECAY, constant_weight_decay, step_rates
-from transduce.training.settings import ResolvedTraining, ScheduleName
+from transduce.training.schedule import TOTAL_DECAY, ScheduleName, constant_weight_decay, step_rates
+from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
 

@@ -20,7 +20,7 @@ from transduce.commands.options import (
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines, unique_suffixes
 from transduce.text.languages import language_of
-from transduce.training.settings import ScheduleName
+from transduce.training.schedule import ScheduleName
 
 if TYPE_CHECKING:
     from transduce.inspection.plots import Chart

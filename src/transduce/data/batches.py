@@ -511,7 +511,7 @@ class LabeledTexts:
         self,
         rows: Sequence[Sequence[int]],
         labels: Sequence[int],
-        marks: SpecialTokens,
+        special_tokens: SpecialTokens,
         length: int,
     ) -> None:
         """Store the texts, truncated at the end to `length` tokens including special tokens.
@@ -519,10 +519,10 @@ class LabeledTexts:
         Args:
             rows: the token ids of each text.
             labels: the class index of each text.
-            marks: the special tokens.
+            special_tokens: the special tokens.
             length: the maximum number of tokens.
         """
-        framed = [marks.frame(row, length) for row in rows]
+        framed = [special_tokens.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
         self.weights: NDArray[np.float32] | None = None  # the weight of each text in the loss, (N,); None: 1

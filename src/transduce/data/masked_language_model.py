@@ -286,7 +286,7 @@ class MaskedPlan:
     def __init__(
         self,
         text: SentenceStore,
-        marks: SpecialTokens,
+        special_tokens: SpecialTokens,
         settings: MaskedPlanSettings,
         ordinary: Ids,
         rank_and_count: tuple[int, int] = (0, 1),
@@ -295,7 +295,7 @@ class MaskedPlan:
 
         Args:
             text: the sentences in their order.
-            marks: the special tokens.
+            special_tokens: the special tokens.
             settings: how rows are made.
             ordinary: the tokens from which random replacements are drawn.
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
@@ -306,7 +306,7 @@ class MaskedPlan:
         """
         self._text, self._marks, self._settings, self._ordinary, self._rank_and_count = (
             text,
-            marks,
+            special_tokens,
             settings,
             ordinary,
             rank_and_count,

@@ -593,9 +593,9 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
     ordinary = [id for id in range(config.target_vocabulary_size) if id not in special]
     if config.kind == "encoder":
         # Include a text with a mask, to check how the exported tokenizer splits it.
-        marks = find_special_tokens(vocabulary)
-        texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.special_token_names[2]}."]
-        rows = [_encoder_row(vocabulary, text, original.longest, marks) for text in texts]
+        special_tokens = find_special_tokens(vocabulary)
+        texts = texts if special_tokens is None else [*texts, f"{texts[0]} {vocabulary.special_token_names[2]}."]
+        rows = [_encoder_row(vocabulary, text, original.longest, special_tokens) for text in texts]
         types = [
             [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
         ]
@@ -628,9 +628,9 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
             [*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.with_special_tokens(ids)
             for ids in encoded
         ]
-    marks = find_special_tokens(vocabulary)
-    if config.kind == "encoder" and marks is not None:
-        return [[marks.cls, *encode_masked(vocabulary, text), marks.sep] for text in texts]
+    special_tokens = find_special_tokens(vocabulary)
+    if config.kind == "encoder" and special_tokens is not None:
+        return [[special_tokens.cls, *encode_masked(vocabulary, text), special_tokens.sep] for text in texts]
     if config.kind == "decoder":
         return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
     encoded = vocabulary.encode_batch(texts)
@@ -680,23 +680,23 @@ def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> lis
     return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
 
 
-def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
+def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, special_tokens: SpecialTokens | None) -> list[int]:
     """Return a list of the token ids of a text as an encoder's input for the comparison, at most `longest`.
 
     Args:
         vocabulary: the vocabulary.
         text: the text.
         longest: maximum number of ids; a longer text is truncated.
-        marks: BERT's special tokens, between which the text is put and of which the mask replaces every 7th token;
+        special_tokens: BERT's special tokens, between which the text is put; the mask replaces every 7th token.
             None: the vocabulary has none, and the end symbol follows the text.
     """
-    if marks is None:
+    if special_tokens is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
-        marks.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
+        special_tokens.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
         for position, id in enumerate(encode_masked(vocabulary, text))
     ]
-    return marks.frame(ids, longest)
+    return special_tokens.frame(ids, longest)
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:

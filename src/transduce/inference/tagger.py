@@ -124,7 +124,7 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
     none. Of a word that alone exceeds a sequence, only the first tokens remain. A word without any token, such as one
     of control characters, is the unknown token.
     """
-    marks, capacity = special_tokens_of(vocabulary), length - 2
+    special_tokens, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))
     prefix = _word_prefix(vocabulary)
     read = [prefix + vocabulary.readable(word) for word in distinct]
@@ -135,12 +135,12 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
         for number, word in enumerate(words):
             tokens = (ids_of[word] or [vocabulary.unk_id])[:capacity]
             if len(ids) + len(tokens) > capacity:
-                rows.append(WordTokens(sentence, first, marks.frame(ids, length), positions))
+                rows.append(WordTokens(sentence, first, special_tokens.frame(ids, length), positions))
                 ids, positions, first = [], [], number
             positions.append(1 + len(ids))  # after the token that starts the row
             ids += tokens
         if words:
-            rows.append(WordTokens(sentence, first, marks.frame(ids, length), positions))
+            rows.append(WordTokens(sentence, first, special_tokens.frame(ids, length), positions))
     return rows
 
 

@@ -18,8 +18,7 @@ from transduce.model.positions import RotaryPositions, sinusoids
 from transduce.text.files import unique_suffixes
 from transduce.text.word_spans import split_words
 from transduce.training.events import read_events
-from transduce.training.schedule import learning_rate, paper_peak
-from transduce.training.settings import ScheduleName
+from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
 from transduce.ui_language import localized
 
 _MAX_GROUPS = 6

@@ -377,11 +377,11 @@ class _Predictions(NamedTuple):
 def _read_masked(filler: Filler, text: str) -> Reading:
     """Return the `Reading` of a text by a masked language model, which predicts masked tokens, or all if none is."""
     model, vocabulary = filler.model, filler.tokenizer.source
-    marks = special_tokens_of(vocabulary)
+    special_tokens = special_tokens_of(vocabulary)
     ids = encode_masked(vocabulary, text)
-    framed = [marks.cls, *ids, marks.sep]
+    framed = [special_tokens.cls, *ids, special_tokens.sep]
     check_length(len(framed), filler.length)
-    masked = [position for position, id in enumerate(framed) if id == marks.mask]
+    masked = [position for position, id in enumerate(framed) if id == special_tokens.mask]
     positions = masked or list(range(1, len(framed) - 1))
     ordinary = torch.zeros(vocabulary.size, dtype=torch.bool)
     ordinary[filler.text_tokens] = True

@@ -184,7 +184,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
     """How to hold a dev set out of the training text; None: none is held out."""
-    marks: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
     """Special tokens that the task adds to the vocabulary, which no text contains."""
     writes_text: bool = True
     """True if the target side is text, False if it is labels or trees."""
@@ -318,7 +318,7 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     if tokenizer is not None:
-        tokenizer = extend_base_tokenizer(tokenizer, settings, text.marks, display)
+        tokenizer = extend_base_tokenizer(tokenizer, settings, text.special_tokens, display)
         text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
     notes = LineNotes()
@@ -336,7 +336,7 @@ def prepare_corpus(
         display.say(notice)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
-            text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
+            text.files, size, settings, choose_tokenizer, folder, display, special_tokens=text.special_tokens
         )
     else:
         tokenizer_settings = tokenizer_settings_of(tokenizer)
@@ -374,10 +374,10 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     prepared.verify()
     saved = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
-    marks = (*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0])
+    special_tokens = (*text.special_tokens, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0])
     tokenizer_settings = TokenizerSettings(
         **{name: saved[name] for name in names if name != "user_symbols"},
-        user_symbols=tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols))),
+        user_symbols=tuple(dict.fromkeys((*special_tokens, *settings.tokenizer.user_symbols))),
     )
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
@@ -403,7 +403,7 @@ def use_prepared_corpus(
     check_kept_vocabulary(settings.tokenizer, tokenizer, prepared)
     data, with_files = settings.data, _with_files(settings, card.files)
     text = read(with_files, folder).with_line_feeds(keeps=tokenizer.writes_line_feeds)
-    check_special_tokens(prepared, tokenizer, text.marks)
+    check_special_tokens(prepared, tokenizer, text.special_tokens)
     for name, specified, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),

@@ -79,14 +79,14 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
         )
 
 
-def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
-    """Raise an error if the vocabularies of a prepared corpus lack one of the special tokens `marks` of a task.
+def check_special_tokens(folder: Path, tokenizer: Tokenizer, special_tokens: Sequence[str]) -> None:
+    """Raise an error if the vocabularies of a prepared corpus lack one of a task's special tokens.
 
     Raises:
         TransduceError: a special token is missing.
     """
     sides = (tokenizer.source, tokenizer.target)
-    lacking = [mark for mark in marks if not all(side.has_special_token(mark) for side in sides)]
+    lacking = [mark for mark in special_tokens if not all(side.has_special_token(mark) for side in sides)]
     if lacking:
         raise TransduceError(
             f"The vocabulary in {folder} lacks the token {lacking[0]}, which the task's settings need: prepare the "

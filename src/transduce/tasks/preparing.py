@@ -240,7 +240,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
         if request.tokenizer is None:
             tokenizer = _learn(text, size, task.settings, partial, display)
         else:
-            tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
+            tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.special_tokens)
             tokenizer.save(partial)
         with PreparationBar(display.console, size.pairs, text.example_noun) as bar:
             corpus = write_prepared_corpus(
@@ -275,7 +275,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
         atomic_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial,
         _text_files(task, partial) as text,
     ):
-        tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
+        tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.special_tokens)
         part = PartRequest(
             files=task.files,
             written_out=None if text.files == task.files else text.files,
@@ -399,17 +399,17 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
         lambda size: resolve_tokenizer(settings, size, choice_log),
         folder,
         display,
-        marks=text.marks,
+        special_tokens=text.special_tokens,
     )
     for line in choice_log.lines:
         display.show(f"  {line.name}  {line.shown_value}  {localized(line.reason)}")
     return tokenizer
 
 
-def _load_named_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
+def _load_named_tokenizer(folder: Path, settings: Settings, special_tokens: Sequence[str]) -> Tokenizer:
     """Return the tokenizer in a folder, after checking that it fits the settings and has the task's special tokens."""
     tokenizer = load_tokenizer(folder)
-    check_special_tokens(folder, tokenizer, marks)
+    check_special_tokens(folder, tokenizer, special_tokens)
     check_vocabulary(settings.tokenizer, tokenizer, folder)
     check_kept_vocabulary(settings.tokenizer, tokenizer, folder)
     size = settings.tokenizer.vocabulary_size

@@ -36,7 +36,7 @@ def learn_tokenizer(
     folder: Path,
     display: ProgressDisplay,
     *,
-    marks: tuple[str, ...] = (),
+    special_tokens: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
     """Learn a vocabulary from the corpus (a sample, if it is large), or open the user's own, and save it in `folder`.
 
@@ -47,7 +47,7 @@ def learn_tokenizer(
         choose: chooses the tokenizer's settings from the size of the corpus.
         folder: the folder that receives the tokenizer's files.
         display: shows notices.
-        marks: special tokens that the task needs.
+        special_tokens: special tokens that the task needs.
 
     Returns:
         The tokenizer and its settings.
@@ -56,7 +56,7 @@ def learn_tokenizer(
         TransduceError: the settings contradict each other or the vocabulary that they name.
     """
     if settings.tokenizer.vocabulary:
-        return _adopt_vocabulary(settings.tokenizer, marks, files, folder, display)
+        return _adopt_vocabulary(settings.tokenizer, special_tokens, files, folder, display)
     tokenizer_settings, is_open = choose(size), settings.tokenizer.vocabulary_size is None
     adjust = is_open or has_preset_vocabulary_size(settings)
     if files.is_text_alone and not tokenizer_settings.joint:
@@ -64,11 +64,13 @@ def learn_tokenizer(
             "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
         )
     # A chosen size covers the words only; the task's special tokens are added to it.
-    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
-    marks = tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols)))
-    num_special = len(marks) + tokenizer_settings.line_feeds if is_open else 0
+    special_tokens = (*special_tokens, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
+    special_tokens = tuple(dict.fromkeys((*special_tokens, *settings.tokenizer.user_symbols)))
+    num_special = len(special_tokens) + tokenizer_settings.line_feeds if is_open else 0
     tokenizer_settings = msgspec.structs.replace(
-        tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
+        tokenizer_settings,
+        vocabulary_size=tokenizer_settings.vocabulary_size + num_special,
+        user_symbols=special_tokens,
     )
     folder.mkdir(parents=True, exist_ok=True)
     max_lines = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
@@ -98,9 +100,13 @@ def learn_tokenizer(
 
 
 def _adopt_vocabulary(
-    specified: VocabularySettings, marks: tuple[str, ...], files: CorpusFiles, folder: Path, display: ProgressDisplay
+    specified: VocabularySettings,
+    special_tokens: tuple[str, ...],
+    files: CorpusFiles,
+    folder: Path,
+    display: ProgressDisplay,
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Open the user's own vocabulary, add special tokens (`marks`) and symbols that it lacks, and save it in `folder`.
+    """Open the user's own vocabulary, add `special_tokens` and symbols that it lacks, and save it in `folder`.
 
     Returns the tokenizer and its settings.
     """
@@ -110,8 +116,8 @@ def _adopt_vocabulary(
             "them out."
         )
     name = " and ".join(specified.vocabulary)
-    marks = (*marks, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
-    symbols = dict.fromkeys((*marks, *specified.symbols))
+    special_tokens = (*special_tokens, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
+    symbols = dict.fromkeys((*special_tokens, *specified.symbols))
     tokenizer, notes = open_vocabulary(specified.vocabulary, symbols=tuple(symbols), nfc=specified.nfc)
     for note in notes:
         display.say(note)
@@ -156,17 +162,17 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
 
 
 def extend_base_tokenizer(
-    tokenizer: Tokenizer, settings: Settings, marks: tuple[str, ...], display: ProgressDisplay
+    tokenizer: Tokenizer, settings: Settings, special_tokens: tuple[str, ...], display: ProgressDisplay
 ) -> Tokenizer:
     """Return the base model's tokenizer, extended by those of the settings' symbols that it lacks.
 
     The number of added tokens is shown by `display`.
 
     Raises:
-        TransduceError: the vocabulary lacks a special token that the task needs (`marks`).
+        TransduceError: the vocabulary lacks a special token that the task needs.
     """
     extended = extend_tokenizer(tokenizer, settings.tokenizer.symbols)
-    lacking = [mark for mark in marks if not extended.target.has_special_token(mark)]
+    lacking = [mark for mark in special_tokens if not extended.target.has_special_token(mark)]
     if lacking:
         raise TransduceError(
             f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "

@@ -529,8 +529,8 @@ def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
     Raises:
         TransduceError: the vocabulary lacks one.
     """
-    marks = find_special_tokens(vocabulary)
-    if marks is None:
+    special_tokens = find_special_tokens(vocabulary)
+    if special_tokens is None:
         missing = next(mark for mark in vocabulary.special_token_names if not vocabulary.has_special_token(mark))
         raise TransduceError(
             f"An encoder needs the tokens {', '.join(vocabulary.special_token_names)}, but this vocabulary has no "
@@ -538,7 +538,7 @@ def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
             " or `--task classification` made, or import "
             "the model again."
         )
-    return marks
+    return special_tokens
 
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens | None:
@@ -563,5 +563,5 @@ def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
 
 def text_token_ids(vocabulary: Vocabulary) -> list[int]:
     """Return a list of the ids of all tokens that represent text: not special, padding, end or unknown tokens."""
-    marks = set(map(vocabulary.id, vocabulary.special_token_names))
-    return [id for id in range(vocabulary.size) if id not in marks and vocabulary.is_text_token(id)]
+    special_tokens = set(map(vocabulary.id, vocabulary.special_token_names))
+    return [id for id in range(vocabulary.size) if id not in special_tokens and vocabulary.is_text_token(id)]

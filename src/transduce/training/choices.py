@@ -14,8 +14,8 @@ from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
 from transduce.text.files import count_noun
-from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, constant_weight_decay, paper_peak
-from transduce.training.settings import BestBy, Kernels, OptimizerName, ScheduleName
+from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
+from transduce.training.settings import BestBy, Kernels, OptimizerName
 from transduce.ui_language import localized
 
 T = TypeVar("T")

@@ -129,17 +129,17 @@ def projected_cross_entropy(
     rows = hidden.flatten(0, 1)  # (B × T, D)
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
-    chosen = labels.flatten()[present]  # (N,)
+    present_labels = labels.flatten()[present]  # (N,)
     factors = None if sentence_weights is None else sentence_weights[:, None].expand_as(labels).flatten()[present]
     return row_cross_entropy(
-        rows, weight, chosen, bias=bias, frozen_row=frozen_row, label_smoothing=label_smoothing, factors=factors
+        rows, weight, present_labels, bias=bias, frozen_row=frozen_row, label_smoothing=label_smoothing, factors=factors
     )
 
 
 def row_cross_entropy(
     rows: Tensor,
     weight: Tensor,
-    chosen: Tensor,
+    labels: Tensor,
     *,
     bias: Tensor | None = None,
     present: Tensor | None = None,
@@ -152,7 +152,7 @@ def row_cross_entropy(
     Args:
         rows: the hidden states, (N, D).
         weight: the output projection, (V, D).
-        chosen: the labels, (N,).
+        labels: the labels, (N,).
         bias: the output projection's bias, (V,); None: there is none.
         present: a mask (N,) of the rows whose losses count. All rows are computed, because selecting some would
             synchronize with the GPU. So other rows must be finite, with valid token ids as labels, and `Loss.tokens`
@@ -167,10 +167,10 @@ def row_cross_entropy(
     sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
     options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sums, present, factors)
     total, negative_log_likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, bias, chosen, options
+        rows, weight, bias, labels, options
     )
     sum_of_factors = None if factors is None else float(factors.sum(dtype=torch.float64))
-    return Loss(total, negative_log_likelihood.detach(), len(chosen), sum_of_factors)
+    return Loss(total, negative_log_likelihood.detach(), len(labels), sum_of_factors)
 
 
 class _Options(NamedTuple):
@@ -202,7 +202,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = _sum_dtype(hidden)
         counted = options.present if options.factors is None else options.factors
-        ones = torch.ones(len(hidden), dtype=dtype, device=hidden.device) if counted is None else counted.to(dtype)
+        row_factors = (
+            torch.ones(len(hidden), dtype=dtype, device=hidden.device) if counted is None else counted.to(dtype)
+        )
         # The gradient of the weight is linear in the hidden states, so their factors give it the rows' factors.
         weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
         found = _Gradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
@@ -212,8 +214,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
         uniform = _sum_present(log_sum_exps, counted) - total_hidden @ total_row / len(weight)
         if bias is not None:
-            uniform -= ones.sum() * bias.to(dtype).mean()
-        found.subtract_targets(weighted, weight, labels, options, ones, (total_hidden, total_row))
+            uniform -= row_factors.sum() * bias.to(dtype).mean()
+        found.subtract_targets(weighted, weight, labels, options, row_factors, (total_hidden, total_row))
         ctx.sums = options.sums
         ctx.save_for_backward(found.hidden, *found.of_parameters(weight, options))
         ctx.mark_non_differentiable(negative_log_likelihood)
@@ -237,8 +239,8 @@ class _Gradients:
     A gradient that is not requested stays None.
     """
 
-    def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
-        self._learn = hidden_learns, weight_learns, bias_learns
+    def __init__(self, hidden_requires_grad: bool, weight_requires_grad: bool, bias_requires_grad: bool) -> None:
+        self._requires_grad = hidden_requires_grad, weight_requires_grad, bias_requires_grad
         self.hidden: Tensor | None = None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
@@ -262,20 +264,22 @@ class _Gradients:
             The logit at each row's label, and each row's log-sum-exp, (N, 1) each.
         """
         (hidden, weighted), (weight, bias) = states, projected_by
-        hidden_learns, weight_learns, bias_learns = self._learn
+        hidden_requires_grad, weight_requires_grad, bias_requires_grad = self._requires_grad
         dtype, projection = _sum_dtype(hidden), _project(hidden, weight, bias)
         at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=dtype, device=hidden.device)
-        self.hidden = torch.empty_like(hidden) if hidden_learns else None
-        self.weight = weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_learns else None
-        self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_learns else None
+        self.hidden = torch.empty_like(hidden) if hidden_requires_grad else None
+        self.weight = (
+            weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_requires_grad else None
+        )
+        self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_requires_grad else None
         chunks = _chunks(len(hidden), weight)
         logits = hidden.new_empty(max((part.stop - part.start for part in chunks), default=0), projection.columns)
         for part in chunks:
-            x, chosen = hidden[part], labels[part, None]
+            x, part_labels = hidden[part], labels[part, None]
             chunk = logits[: len(x)]
             projection.logits(x, chunk)
-            at_labels[part] = chunk.gather(1, chosen)
-            probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
+            at_labels[part] = chunk.gather(1, part_labels)
+            probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], part_labels)
             if self.hidden is not None or self.weight is not None:
                 grad_x = None if self.hidden is None else self.hidden[part]
                 projection.backward(probabilities, weighted[part], grad_x, self.weight)
@@ -289,7 +293,7 @@ class _Gradients:
         weight: Tensor,
         labels: Tensor,
         options: _Options,
-        ones: Tensor,
+        row_factors: Tensor,
         totals: tuple[Tensor, Tensor],
     ) -> None:
         """Complete all gradients by subtracting the term of the smoothed targets.
@@ -301,7 +305,7 @@ class _Gradients:
             weight: weight of the output projection, (V, D).
             labels: (N,).
             options: label smoothing and the factors.
-            ones: the factor of each row, (N,); without factors, 1 for rows that the mask counts and 0 for others.
+            row_factors: the factor of each row, (N,); without factors, 1 for rows that the mask counts, else 0.
             totals: the sum over the rows of `weighted` and that over the rows of `weight`, (D,) each.
         """
         (total_hidden, total_row), smoothing = totals, options.label_smoothing
@@ -315,8 +319,8 @@ class _Gradients:
             _add_rows(self.weight, labels, weighted, smoothing - 1.0)
             self.weight -= total_hidden * (smoothing / len(weight))
         if self.bias is not None:
-            self.bias.index_add_(0, labels, ones, alpha=smoothing - 1.0)
-            self.bias -= ones.sum() * (smoothing / len(weight))
+            self.bias.index_add_(0, labels, row_factors, alpha=smoothing - 1.0)
+            self.bias -= row_factors.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
         """Return a list of the gradients of weight and bias, in the weight's dtype, or float32 if buffers collect them.

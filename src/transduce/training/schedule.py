@@ -5,9 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, get_args
-
-from transduce.training.settings import ResolvedTraining, ScheduleName
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -242,6 +240,9 @@ class StepPlan:
 # --- schedules ---
 
 
+ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
+
+
 def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
     """Return the learning rate of a step in a schedule with a warm-up.
 
@@ -341,7 +342,22 @@ class Rates(NamedTuple):
     """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
-def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+class RateSettings(Protocol):
+    """The settings of a run, `ResolvedTraining`, that its learning rates and weight decay depend on."""
+
+    @property
+    def minutes(self) -> float | None: ...
+    @property
+    def schedule(self) -> ScheduleName: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+
+
+def step_rates(step: int, settings: RateSettings, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
     In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings

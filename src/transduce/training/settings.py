@@ -7,10 +7,10 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.machine import Precision
+from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
-ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "macro_f1", "f1", "skill", "last"]
 # The projections of a layer that LoRA can adapt.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")

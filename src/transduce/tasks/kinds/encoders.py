@@ -25,7 +25,8 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
 from transduce.training.loss import Objective
 from transduce.training.prefetch import to_device
-from transduce.training.settings import OptimizerName, ScheduleName
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import OptimizerName
 
 # Default maximum number of tokens in a text, including special tokens.
 DEFAULT_CONTEXT = 128

@@ -61,7 +61,8 @@ from transduce.training.choices import (
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
-from transduce.training.settings import BestBy, OptimizerName, ScheduleName, TrainingSettings
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy, OptimizerName, TrainingSettings
 
 # --- model card ---
 # README.md of a model folder, with the front matter that Hugging Face reads.
@@ -709,7 +710,7 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: a file is missing, or is not what the task reads.
         """
         text = self.text(self.rewrite(settings, folder, overwrite=overwrite))
-        return msgspec.structs.replace(text, marks=(*self.special_tokens(settings.task), *text.marks))
+        return msgspec.structs.replace(text, special_tokens=(*self.special_tokens(settings.task), *text.special_tokens))
 
     # --- the corpus ---
 

@@ -73,7 +73,8 @@ from transduce.training.choices import (
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
-from transduce.training.settings import OptimizerName, ScheduleName
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import OptimizerName
 
 # --- running text ---
 # One sentence per line, with the end held out as a dev set.

@@ -149,7 +149,9 @@ class ParsingKind(SequenceToSequenceKind):
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
         pairs = pairs_of_files(data)
-        return msgspec.structs.replace(pairs, filters=filters, marks=symbols, writes_text=False, noun=self.example)
+        return msgspec.structs.replace(
+            pairs, filters=filters, special_tokens=symbols, writes_text=False, noun=self.example
+        )
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Return the default measure that selects the best model: F1 if validations parse sentences, else the loss."""

@@ -335,7 +335,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                 request.choose_tokenizer,
                 folder,
                 request.display,
-                marks=SPECIAL_TOKENS,
+                special_tokens=SPECIAL_TOKENS,
             )
         else:
             special_tokens_of(request.tokenizer.source)

@@ -387,10 +387,10 @@ class TranslationKind(SequenceToSequenceKind):
         tagged = bool(text.files.back_translated) and settings.init_from is None
         languages = dict.fromkeys(target for _, target in text.files.directions)
         tags = dict.fromkeys(map(tag_token, filter(None, text.files.tags)))
-        marks = (*text.marks, *map(language_token, languages), *tags, *([BACK_TRANSLATED] if tagged else []))
+        added = [*map(language_token, languages), *tags, *([BACK_TRANSLATED] if tagged else [])]
         if settings.data.context_before:
-            marks = (*marks, CONTEXT_SEPARATOR)
-        return msgspec.structs.replace(text, marks=marks)
+            added.append(CONTEXT_SEPARATOR)
+        return msgspec.structs.replace(text, special_tokens=(*text.special_tokens, *added))
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
         """Return a dict of a preset's sizes; recurrent models have at most two layers a side, as more train badly."""
