@@ -638,7 +638,8 @@ def parse_weight(value: object, name: str, where: str) -> float:
         where: the file and line, for messages.
 
     Raises:
-        TransduceError: the value is not a number from 0 to 1,000,000, or it is above 0, but is below the normal numbers of float32.
+        TransduceError: the value is not a number from 0 to 1,000,000, or it is above 0 but below the normal numbers of
+            float32.
     """
     try:
         weight = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
