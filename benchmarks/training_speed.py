@@ -44,7 +44,7 @@ MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
 OURS_BY_MUON = "transduce, muon"  # the default optimizer of `transduce train`: fewer steps, each with more work
 OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations instead of own kernels
-OURS_LAUNCHED = "transduce, record=false"  # `training.cuda_graphs`: each operation of a step is launched separately
+OURS_LAUNCHED = "transduce, cuda_graphs=false"  # each operation of a step is launched separately
 # Environment variables that restrict the three libraries to an instruction set.
 ISA: dict[str, dict[str, str]] = {
     "all": {},

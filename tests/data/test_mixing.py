@@ -231,7 +231,7 @@ def corpora(**more: object) -> dict[str, object]:
     [
         (corpora(share=1.5), "`share` must be a number from 0 to 1"),
         (corpora(share=[[0.5, 0.1], [0.2, 0.1]]), "or points .* in order"),
-        (corpora(share=0.5, weight=2), "`weight` and `upsample` have no effect"),
+        (corpora(share=0.5, sampling_weight=2), "`sampling_weight` and `upsample` have no effect"),
         (corpora(tag="a b"), "`tag` must consist of letters"),
         (
             {"data": {"corpora": [{"source": ["a.en"], "target": ["a.de"], "tag": "x"}]}},

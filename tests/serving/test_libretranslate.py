@@ -1,8 +1,11 @@
 """Test LibreTranslate's API as its clients use it."""
 
+import asyncio
+import gc
 import json
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +20,11 @@ from transduce.documents.formats import known_suffixes
 from transduce.errors import TransduceError
 from transduce.search.settings import SearchSettings
 from transduce.serving.libretranslate import _append_line
-from transduce.serving.messages import RequestError
-from transduce.serving.service import Catalog, with_alternatives
-from transduce.serving.uploads import DocumentStore
+from transduce.serving.messages import RequestError, UploadedFile
+from transduce.serving.service import Catalog, Service, with_alternatives
+from transduce.serving.settings import ServingSettings
+from transduce.serving.uploads import DocumentOrder, DocumentStore
+from transduce.text.glossary import Glossary, Term
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 MULTIPART = {"Content-Type": 'multipart/form-data; boundary="mark"'}
@@ -322,6 +327,38 @@ def test_translated_documents_are_deleted_without_a_further_request(
             assert live.ask("POST", "/translate_file", body, headers).status == 200
         (store,) = stores
         wait_until(lambda: not store._documents)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_documents_leave_memory_when_deleted_and_replaced_models_before(gated_model: Any, is_refused: bool) -> None:
+    def refuse(*_: Any) -> None:
+        raise TransduceError("no terms")
+
+    async def check() -> None:
+        model = gated_model()
+        if is_refused:
+            model.check = refuse
+        service = Service([model], ServingSettings(gather_milliseconds=0.0))
+        store = DocumentStore(service)
+        glossary = Glossary([Term("eins", ("one",))]) if is_refused else None
+        service.engine.start()
+        document = store.start(DocumentOrder(UploadedFile("a.txt", b"eins"), "de", "en", glossary))
+        await document.finished.wait()
+        assert (document.error is not None) == is_refused
+        service.use(Catalog([gated_model()]))
+        later = store.start(DocumentOrder(UploadedFile("a.txt", b"eins"), "de", "en"))  # the worker takes the new model
+        await later.finished.wait()
+        old_model, kept = weakref.ref(model), weakref.ref(document)
+        del model
+        gc.collect()
+        assert old_model() is None
+        store.delete(document)
+        del document
+        gc.collect()
+        assert kept() is None
+        service.engine.stop()
+
+    asyncio.run(check())
 
 
 def test_a_document_is_translated_by_one_model_although_another_is_loaded(

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -101,10 +102,31 @@ def test_a_server_that_shuts_down_finishes_loading_and_does_not_begin_again(gate
     assert not [thread for thread in server._reloads if thread.is_alive()]
 
 
+def test_a_second_interrupt_does_not_wait_for_models_that_are_being_loaded(gated_model: Any, wait_until: Any) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def load() -> Catalog:
+        begun.set()
+        assert may_end.wait(20)
+        return Catalog([gated_model()])
+
+    settings = ServingSettings(port=0, shutdown_seconds=15.0)
+    server = Server(Application(Service([gated_model()], settings)), settings, load=load)
+    with running(server, open_socket(settings.host, 0), wait_until):
+        server.handle_reload()
+        assert begun.wait(10)
+        server.handle_exit(signal.SIGINT, None)
+        time.sleep(0.5)  # until the server waits for the models only
+        started_at = time.monotonic()
+        server.handle_exit(signal.SIGINT, None)
+    assert time.monotonic() - started_at < 5
+    assert server._reloads[0].is_alive()
+    may_end.set()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
 def test_the_command_loads_its_models_again(trained: Path, tmp_path: Path) -> None:
-    import signal
     import sys
 
     command = [sys.executable, "-m", "transduce", "serve", f"zh:en={trained}", "--device", "cpu", "--threads", "1"]
@@ -130,8 +152,6 @@ def test_the_command_loads_its_models_again(trained: Path, tmp_path: Path) -> No
 def test_a_signal_while_the_models_are_loaded_loads_them_again(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import signal
-
     from transduce.commands import serve as command
     from transduce.commands.main import build_parser
 
@@ -191,7 +211,10 @@ def test_the_server_answers_on_a_unix_domain_socket(gated_model: Any, wait_until
 def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     open_unix_socket(path).close()
-    open_unix_socket(path).close()
+    with open_unix_socket(path) as opened, opened.dup() as copied:
+        assert copied.getsockname() == path
+        copied.remove_file()  # the file is the first one's
+        assert Path(path).exists()
     (tmp_path / "file").write_text("text")
     with pytest.raises(TransduceError, match="cannot be used as a socket"):
         open_unix_socket(str(tmp_path / "file"))

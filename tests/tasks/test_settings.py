@@ -234,13 +234,13 @@ def test_numpy_numbers_and_paths_are_accepted_as_settings() -> None:
         (
             ["[[data.corpora]]", 'source = ["a.en"]', "[[data.corpora]] # more", 'source = ["b.en"]', "wieght = 2"],
             [],
-            r"line 5: There is no setting `data\.corpora\[1\]\.wieght`: did you mean `data\.corpora\[1\]\.weight`\?",
+            r"line 5: There is no setting `data\.corpora\[1\]\.wieght`: did you mean `data\.corpora\[1\]\.sampling_weight`",
         ),
         (
             [
                 "[[data.corpora]]",
                 'source = ["a.en"]',
-                "weight = 1",
+                "sampling_weight = 1",
                 "[[data.corpora]]",
                 'source = "b.en"',
                 "[training]",

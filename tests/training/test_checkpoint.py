@@ -21,6 +21,7 @@ from transduce.training.checkpoint import (
     checkpoints,
     load_checkpoint,
     load_newest,
+    load_state,
     newest_state,
     save_checkpoint,
 )
@@ -107,6 +108,15 @@ def test_a_truncated_manifest_is_found(tmp_path: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:40])
     with pytest.raises(TransduceError, match=r"step-000000010 is damaged: Input data was truncated"):
         load_checkpoint(path)
+
+
+def test_a_state_that_is_not_utf_8_is_damaged(tmp_path: Path) -> None:
+    older, newer = (save_checkpoint(tmp_path, make(step), keep=2) for step in (10, 20))
+    state = newer / "state.json"
+    state.write_bytes(state.read_bytes().replace(b'"', b"\xff", 1))
+    with pytest.raises(TransduceError, match="step-000000020 is damaged"):
+        load_state(newer)
+    assert newest_state(tmp_path) == load_state(older)
 
 
 def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:

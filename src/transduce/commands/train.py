@@ -172,7 +172,7 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
     """Return the setting `data.corpora` that --corpus and --dev-corpus describe: a list with a dict for each corpus.
 
     Args:
-        corpora: the arguments of each --corpus: one or two files, and settings such as `weight=2`.
+        corpora: the arguments of each --corpus: one or two files, and settings such as `sampling_weight=2`.
         dev: the two files of each --dev-corpus, which belongs to the corpus with the same languages by its suffixes.
 
     Raises:

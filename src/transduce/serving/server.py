@@ -274,6 +274,7 @@ def _free_descriptors(needed: int) -> int | None:
 _RELOAD_SIGNALS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 # Time to send the "shutting down" errors after the remaining requests were given up.
 _FINAL_SECONDS = 1
+_JOIN_SECONDS = 0.1  # after which a signal during a wait for a thread is noticed
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -315,10 +316,8 @@ def _no_address(host: str, error: Exception) -> TransduceError:
 class UnixSocket(socket.socket):
     """A bound Unix domain socket that can remove its file, unless another server has replaced the file meanwhile."""
 
-    def __init__(self) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._path = ""
-        self._file: tuple[int, int, int] | None = None
+    _path = ""
+    _file: tuple[int, int, int] | None = None
 
     @override
     def bind(self, path: Any, /) -> None:
@@ -347,7 +346,7 @@ def open_unix_socket(path: str) -> UnixSocket:
     """
     if not hasattr(socket, "AF_UNIX"):
         raise TransduceError("This system has no Unix domain sockets: leave --unix-socket out.")
-    opened = UnixSocket()
+    opened = UnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_abandoned_socket(path):
             os.unlink(path)
@@ -397,7 +396,8 @@ class Server(uvicorn.Server):
     """A uvicorn server with a graceful shutdown and the exit status 0.
 
     After the first SIGTERM or SIGINT, the server refuses new requests and finishes the accepted ones. A further SIGTERM
-    changes nothing; a further SIGINT aborts the requests that are still running. SIGHUP loads the models again.
+    changes nothing; a further SIGINT aborts the requests that are still running, and does not wait for models that are
+    being loaded. SIGHUP loads the models again.
     """
 
     def __init__(
@@ -453,6 +453,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_loading = threading.Lock()
         self._reloads: list[threading.Thread] = []  # those that have not ended
+        self._is_hurried = False  # by a SIGINT during the shutdown
         self._tls = config.ssl
         if config.ssl is not None:
             config.ssl.sni_callback = self._use_current_tls
@@ -533,8 +534,9 @@ class Server(uvicorn.Server):
             _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start the shutdown, as the handler of SIGTERM and SIGINT; another SIGINT also fails unfinished requests."""
+        """Start the shutdown, as the handler of SIGTERM and SIGINT; another SIGINT also fails what is unfinished."""
         if self.should_exit and sig == signal.SIGINT:
+            self._is_hurried = True
             self.application.service.engine.fail_remaining()
         self.application.is_draining = True
         self.should_exit = True
@@ -553,6 +555,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, and wait for the accepted ones; those unfinished after `shutdown_seconds` fail.
 
+        Models that are being loaded are waited for in the same time, unless a second SIGINT ends that.
+
         Args:
             sockets: the sockets to close.
         """
@@ -566,7 +570,8 @@ class Server(uvicorn.Server):
         engine.fail_remaining()
         engine.workers.join(_FINAL_SECONDS)
         for thread in self._reloads:  # a thread that computes in C++ when the interpreter ends would abort the process
-            thread.join(max(0.0, until - time.monotonic()))
+            while thread.is_alive() and not self._is_hurried and (left := until - time.monotonic()) > 0:
+                thread.join(min(left, _JOIN_SECONDS))
 
 
 @contextlib.contextmanager

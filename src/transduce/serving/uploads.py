@@ -89,7 +89,8 @@ class DocumentTranslation:
         """True once a client has downloaded the result, which may then be deleted if other documents need the space."""
         self.finished = asyncio.Event()
         self._service = service
-        self._served = service.served  # the whole document is translated by the same model
+        # The whole document is translated by the same model. Deleted in the end, since a new one may be loaded then.
+        self._served = service.served
         self._readers = readers
         self._source = order.source
         self._num_texts = 0
@@ -123,7 +124,8 @@ class DocumentTranslation:
             with self._readers:
                 result = self._translate()
         except RequestError as failure:
-            error = failure
+            # Not `failure` itself, whose traceback would keep the models in memory as long as the document.
+            error = RequestError(failure.status, failure.sentence, retry_after_seconds=failure.retry_after_seconds)
         except TransduceError as failure:
             error = RequestError(400, str(failure))
         except ClientGoneError:
@@ -239,6 +241,7 @@ class DocumentTranslation:
 
     def _finish(self, result: bytes, error: RequestError | None) -> None:
         self.result, self.error = result, error
+        del self._served
         self.order = self.order._replace(file=UploadedFile(self.order.file.name, b""))  # the source is not needed again
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
@@ -304,18 +307,22 @@ class DocumentStore:
         translation = DocumentTranslation(order, self._service, self._readers)
         self._documents[translation.id] = translation
         translation.start()
-        self._delete_later(translation, self._settings.file_seconds)
+        self._delete_later(translation.id, self._settings.file_seconds)
         return translation
 
-    def _delete_later(self, translation: DocumentTranslation, seconds: float) -> None:
-        """Delete an uploaded document after some seconds, or later if it is being translated or was asked for then."""
+    def _delete_later(self, id: str, seconds: float) -> None:
+        """Delete an uploaded document after some seconds, or later if it is being translated or was asked for then.
+
+        The document is given by its identifier, so that one that is deleted before then does not stay in memory.
+        """
 
         def delete() -> None:
             self._delete_old()
-            if translation.id in self._documents:
+            translation = self._documents.get(id)
+            if translation is not None:
                 unused = time.monotonic() - translation.touched_at
                 left = self._settings.file_seconds - (unused if translation.finished.is_set() else 0)
-                self._delete_later(translation, max(left, _RETRY_SECONDS))
+                self._delete_later(id, max(left, _RETRY_SECONDS))
 
         asyncio.get_running_loop().call_later(seconds, delete)
 

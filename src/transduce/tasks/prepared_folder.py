@@ -203,7 +203,7 @@ def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
     """
     try:
         return decode_stored(path.read_bytes(), kind)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 
 

@@ -638,7 +638,7 @@ def parse_weight(value: object, name: str, where: str) -> float:
         where: the file and line, for messages.
 
     Raises:
-        TransduceError: the value is not a number from 0 to 1,000,000, or it is above 0, but would become 0 in float32.
+        TransduceError: the value is not a number from 0 to 1,000,000, or it is above 0, but is below the normal numbers of float32.
     """
     try:
         weight = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
@@ -651,7 +651,7 @@ def parse_weight(value: object, name: str, where: str) -> float:
         )
     if 0.0 < weight < _MIN_WEIGHT:
         raise TransduceError(
-            f"{where}: a weight above 0 must be at least {_MIN_WEIGHT:.2g}, the smallest number of the loss, but "
+            f"{where}: a weight above 0 must be at least {_MIN_WEIGHT:.2g}, float32's smallest normal number, but "
             f'"{name}" is {str(value)[:40]!r}: multiply all weights by a large number, which changes no result, or '
             "write 0."
         )

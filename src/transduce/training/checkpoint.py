@@ -431,7 +431,7 @@ def load_state(path: Path) -> RunState:
             )
         state = decode_stored(content, RunState)
         return msgspec.structs.replace(state, settings=with_current_settings(state.settings, warn=False))
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 
 

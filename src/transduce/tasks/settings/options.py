@@ -80,7 +80,7 @@ OPTIONS = {
     "corpus": SettingOption(
         "data.corpora",
         "SOURCE TARGET [KEY=VALUE …]: one of several corpora, instead of --source, with settings such as "
-        "tag=news, share=0.3 or weight=2; can be repeated",
+        "tag=news, share=0.3 or sampling_weight=2; can be repeated",
         {"nargs": "+", "action": "append", "metavar": "FILE"},
     ),
     "mix": SettingOption(

@@ -381,7 +381,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
         if key not in hints:
             inside = f"{'.'.join(path)}." if _INDEX.search(".".join(path)) else None
             existing = setting_names() if inside is None else [f"{inside}{name}" for name in hints]
-            raise TransduceError(_unknown_key((*path, key, *_first_inside(value)), list(existing)))
+            raise TransduceError(_unknown_key((*path, key, *_first_inside(value)), list(existing), inside or ""))
         inner = struct_of(hints[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, (*path, key))
@@ -403,13 +403,24 @@ def _first_inside(value: Any) -> tuple[str, ...]:
     return (key, *_first_inside(inner))
 
 
-def _unknown_key(path: tuple[str, ...], existing: Sequence[str]) -> str:
+def _unknown_key(path: tuple[str, ...], existing: Sequence[str], table: str) -> str:
+    """Return the message about an unknown setting, with the name that was probably meant.
+
+    Args:
+        path: the keys of the setting.
+        existing: the dotted names of the settings that may be there.
+        table: the beginning of these names if the setting is in an array of tables, such as `data.corpora[1].`.
+    """
+    # A mistyped former name means the present one.
+    former = {table + old.rpartition("*.")[2]: table + new.rpartition("*.")[2] for old, new in SETTINGS.items()}
+    known = [*existing, *(old for old, new in former.items() if new in existing)]
     name = ".".join(path)
-    same_word = [other for other in existing if other.split(".")[-1] == path[-1]]
-    close_name = near_name(name, existing, cutoff=0.5)
-    near_word = near_name(path[-1], (other.split(".")[-1] for other in existing))
-    same_last_word = [other for other in existing if other.split(".")[-1] == near_word]
+    same_word = [other for other in known if other.split(".")[-1] == path[-1]]
+    close_name = near_name(name, known, cutoff=0.5)
+    near_word = near_name(path[-1], (other.split(".")[-1] for other in known))
+    same_last_word = [other for other in known if other.split(".")[-1] == near_word]
     suggestion = next(iter([*same_word, *filter(None, [close_name]), *same_last_word]), None)
+    suggestion = former.get(suggestion or "", suggestion)
     hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
     return f"There is no setting `{name}`: {hint}"
 
