@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import transduce
+from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.load import TranslationPipeline, load
 from transduce.inference.redecoding import estimate_quality, redecode
@@ -77,6 +78,15 @@ def test_tables_are_refused_whose_items_are_names_of_columns(name: str, translat
     pandas = pytest.importorskip("pandas")
     with pytest.raises(TransduceError, match=r"not a `DataFrame`: pass one of its columns\.$"):
         TAKES_TEXTS[name](translator, pandas.DataFrame({"zh": [SOURCE] * 20}))
+
+
+def test_tables_of_arrow_and_tables_of_labels_are_refused_with_the_same_advice() -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    for table in (pandas.DataFrame({"a": []}), pyarrow.table({"a": ["b"]})):
+        name = type(table).__name__
+        for check in (as_texts, lambda value: as_list(value, "labels")):
+            with pytest.raises(TransduceError, match=rf"a `{name}`: pass one of its columns\.$"):
+                check(table)
 
 
 def test_columns_of_tables_are_texts(translator: Translator) -> None:
