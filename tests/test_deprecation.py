@@ -155,6 +155,13 @@ def test_old_settings_of_corpora_in_python_are_read() -> None:
     with pytest.warns(RenamedWarning, match=r"`data.corpora.weight` is now `data.corpora.sampling_weight`"):
         put_setting(content, "data.corpora", [{"source": ["a.tsv"], "weight": 2.0}])
     assert make_settings(content).data.corpora[0].sampling_weight == 2.0  # without another warning
+    corpora = ({"source": ("a.tsv",), "weight": 2.0},)
+    with pytest.warns(RenamedWarning, match=r"`data.corpora.weight` is now `data.corpora.sampling_weight`"):
+        assert make_settings({"data": {"corpora": corpora}}).data.corpora[0].sampling_weight == 2.0
+    with pytest.warns(RenamedWarning, match=r"`data.corpora.weight` is now `data.corpora.sampling_weight`"):
+        put_setting(content, "data.corpora", corpora)
+    assert make_settings(content).data.corpora[0].sampling_weight == 2.0
+    assert "weight" in corpora[0]
 
 
 def test_settings_that_an_earlier_version_wrote_give_no_warning(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ def as_texts(value: str | Iterable[str]) -> list[str]:
     """
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
-        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {shown_value(value)}.")
-    if isinstance(value, Mapping | set | frozenset) or is_table(value):
+    if is_table(value) or isinstance(value, Mapping | set | frozenset):
         form = "one of its columns"
         if not is_table(value):
             form = "a list of its values" if isinstance(value, Mapping) else "a sorted list"
         raise TransduceError(f"Pass a text (a `str`) or a list of texts, not a `{type(value).__name__}`: pass {form}.")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
+        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {shown_value(value)}.")
     texts = list(value.to_pylist() if hasattr(value, "to_pylist") else value)  # an Arrow array has scalars of its own
     for number, text in enumerate(texts, 1):
         if isinstance(text, str):
@@ -82,10 +82,11 @@ def as_list(value: Iterable[T], name: str) -> list[T]:
         name: its name, for the error message.
 
     Raises:
-        TransduceError: the argument is a text, a mapping, or no iterable.
+        TransduceError: the argument is a text, a mapping, a table, or no iterable.
     """
-    is_other = isinstance(value, str | bytes | bytearray | Mapping) or is_table(value)
-    if is_other or not isinstance(value, Iterable):
+    if is_table(value):
+        raise TransduceError(f"`{name}` must be a list, but is a `{type(value).__name__}`: pass one of its columns.")
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
         raise TransduceError(
             f"`{name}` must be a list, but is {shown_value(value)}: write [{shown_value(value)}] if it has one item."
         )

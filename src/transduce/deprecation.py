@@ -231,7 +231,7 @@ def _inner_tables(content: Any, path: Sequence[str]) -> Iterator[dict[str, Any]]
         return
     key, *rest = path
     if key == "*":
-        inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+        inner = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
     else:
         inner = [content[key]] if isinstance(content, dict) and key in content else ()
     for each in inner:
@@ -241,7 +241,10 @@ def _inner_tables(content: Any, path: Sequence[str]) -> Iterator[dict[str, Any]]
 def _copied(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {name: _copied(value) for name, value in content.items()}
-    return [_copied(each) for each in content] if isinstance(content, list) else content
+    if isinstance(content, list | tuple):
+        copies = [_copied(each) for each in content]
+        return copies if isinstance(content, list) else tuple(copies)
+    return content
 
 
 def renamed_arguments(**current_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

@@ -239,6 +239,10 @@ class Catalog:
         core = text.strip()
         found = self.find(core)
         if found is not None:
+            # Several messages in one line may match a template by chance, whose fields then hold most of them.
+            messages = list(map(self.find, core.split("; "))) if "; " in core else [found]
+            joined = "；".join(each for each in messages if each is not None)
+            found = found if None in messages else min(found, joined, key=_letters)
             before, _, after = text.partition(core) if core else (text, "", "")
             begins, ends = found.startswith(tuple(_FULL_WIDTH)), found.endswith(tuple(_FULL_WIDTH))
             return f"{before.rstrip(' ') if begins else before}{found}{after.lstrip(' ') if ends else after}"
@@ -264,7 +268,7 @@ class Catalog:
             if not any(other.is_case_of(template) for other, _ in matches)
         ]
         # Of those left, the right template is the one by which most is translated: it leaves the fewest letters.
-        return min(found, key=lambda each: sum(letter.isascii() and letter.isalpha() for letter in each), default=None)
+        return min(found, key=_letters, default=None)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
         """Return whether a text matches a template, with these fields, not only by chance.
@@ -299,9 +303,9 @@ class Catalog:
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
         """Return a translation with its fields filled in.
 
-        `{name!t}` is a field that is translated, too, and `{name!w}` a number of millions that is shown in units of
-        10,000, as Chinese counts. A field may begin or end with a Latin letter, which a space separates from a Chinese
-        character beside it.
+        `{name!t}` is a field that is translated, too, `{name!n}` a list of names, of which only "none" is translated,
+        and `{name!w}` a number of millions that is shown in units of 10,000, as Chinese counts. A field may begin or
+        end with a Latin letter, which a space separates from a Chinese character beside it.
         """
         from string import Formatter
 
@@ -309,13 +313,20 @@ class Catalog:
         for literal, name, _, conversion in Formatter().parse(translation):
             result = _joined(result, literal)
             if name is not None:
-                value = self.translate(fields[name]) if conversion == "t" else fields[name]
+                value = fields[name]
+                if conversion == "t" or (conversion == "n" and value == "none"):
+                    value = self.translate(value)
                 if conversion == "w" and re.fullmatch(r"[\d,]+(?:\.\d+)?", value):
                     value = f"{100.0 * float(value.replace(',', '')):,.0f}"
                 if _NAMES.fullmatch(value) and not result.endswith(("`", '"')):
                     value = value.replace(", ", "、")
                 result = _joined(result, value)
         return result
+
+
+def _letters(text: str) -> int:
+    """Return the number of English letters in a text."""
+    return sum(letter.isascii() and letter.isalpha() for letter in text)
 
 
 def _joined(before: str, after: str) -> str:

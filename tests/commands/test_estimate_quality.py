@@ -149,12 +149,16 @@ def test_lines_that_are_too_long_to_score_are_counted(capsys: Capture, trained: 
     out, err = review(capsys, trained, "--source", source, "--translation", target, "--worst", "2")
     assert [line.split("\t")[0] for line in out.splitlines()] == ["2", "1"]
     assert "1 line could not be scored, since the source or the translation is too long" in err
+    for side in files:  # copied, not translated
+        side.write_text(f"{'我吃鱼。' * 400}\n12345\n", "utf-8")
+    _, err = review(capsys, trained, "--source", source, "--translation", target)
+    assert "1 line could not be scored, since the source or the translation is too long" in err
 
 
 def test_copied_lines_without_words_are_not_too_long(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
     source, target = files
     for side in files:
-        side.write_text("12345\n！！！\n", "utf-8")
+        side.write_text("12345\n！！！\nhttps://example.org/a\n", "utf-8")
     choices: list[list[str | Path]] = [[], ["--translation", target]]
     for options in choices:
         _, err = review(capsys, trained, "--source", source, *options)

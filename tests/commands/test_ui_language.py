@@ -20,8 +20,12 @@ from transduce.commands.main import VERBS, build_parser, main
 from transduce.data.series import read_table as read_series
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import exporter_for
+from transduce.inspection.corpus_doctor import _describe
+from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.interop.hugging_face.stored_names import wrong_tensors
 from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
 from transduce.tasks.kinds.classification import ClassificationKind
+from transduce.tasks.run.resolving import _resolve_weight_decay, explain_languages
 from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
 from transduce.text.pair_files import Columns, read_table
@@ -98,7 +102,7 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
         fields = enumerate(sorted(_fields(text)))
         values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
         values |= {"n": "7"} if "n" in values else {}
-        found, expected = catalog.find(text.format(**values)), re.sub(r"![tw]\}", "}", translation).format(**values)
+        found, expected = catalog.find(text.format(**values)), re.sub(r"![tnw]\}", "}", translation).format(**values)
         if found is None or found.replace(" ", "") != expected.replace(" ", ""):  # spaces beside fields vary
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
@@ -177,6 +181,37 @@ def test_parts_of_data_are_not_translated(data: str) -> None:
     assert [line.shown_value for line in log.lines] == ["none, step", "1 到 2"]
     log.record("training.batch_tokens", 32, None, note=ClassificationKind.batch_note)
     assert localized(log.lines[-1].reason) == "由你设定；这个任务数的是文本，不是词元"
+
+
+@pytest.mark.usefixtures("chinese")
+def test_values_of_the_choice_log_that_are_messages_are_in_chinese() -> None:
+    log = ChoiceLog()
+    run_settings = make_settings({"data": {"source": ["a.tsv"]}})
+    _resolve_weight_decay(run_settings, Choice(None, "searched in the first steps"), 0.1, log)
+    explain_languages(run_settings, (None, None), log)
+    explain_languages(run_settings, ("en", None), log)
+    assert [line.shown_value for line in log.lines] == ["以后再定", "未知", "en ?"]
+
+
+@pytest.mark.usefixtures("chinese")
+def test_each_of_several_messages_in_one_line_is_translated() -> None:
+    """A template of one message must not take the others for the content of a field."""
+    stretches = [Stretch(1, 200, 3), Stretch(201, 300, None), Stretch(301, 400, 3), Stretch(401, 4000, -1)]
+    messages = [_describe(each, lag_before) for each, lag_before in zip(stretches, (0, 3, 3, 3), strict=True)]
+    shown = [localized(each) for each in messages]
+    assert not re.search("[a-z]", "".join(shown))
+    assert localized("; ".join(messages)) == "；".join(shown)
+    variant = (
+        "Variant `a` has changed since runs/a was started ({}): restore it, delete that folder, or set another `out`."
+    )
+    changes = ["model.layers: 3, which was 2 before", "training.steps: 5, which was 4 before"]
+    assert "（model.layers：3，原来是 2；training.steps：5，原来是 4）" in localized(variant.format("; ".join(changes)))
+
+
+@pytest.mark.usefixtures("chinese")
+def test_an_empty_list_of_names_is_in_chinese_and_names_stay() -> None:
+    error = wrong_tensors("m", [], ["weight"])
+    assert localized(str(error)) == "m 里的权重与 config.json 不符：缺少：没有；多出：weight。"
 
 
 @pytest.mark.usefixtures("chinese")

@@ -139,6 +139,15 @@ def test_a_new_flag_stands_before_the_former_source_text() -> None:
     assert translated(source, "a.po", mark_fuzzy=True) == expected
 
 
+def test_only_entries_with_a_new_translation_are_flagged() -> None:
+    """An entry that loses a plural form which the language lacks keeps its person's translation in use."""
+    header = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
+    source = header + '#, c-format\nmsgid "one"\nmsgid_plural "many"\nmsgstr[0] "%s"\nmsgstr[1] ""\n'
+    done = translated(source.replace("%s", "viele"), "a.po", mark_fuzzy=True)
+    assert done == source.replace("%s", "viele").replace('msgstr[1] ""\n', "")
+    assert "#, fuzzy, c-format" in translated(source.replace("%s", ""), "a.po", mark_fuzzy=True)
+
+
 def test_segments_of_a_source_stay_segments_of_its_translation() -> None:
     """Tools of translators find a translation by the segments of `seg-source`, each in a `mrk` with its number."""
     segments = '<mrk mtype="seg" mid="1">one <g id="5">two</g></mrk> <mrk mtype="seg" mid="2">three &lt;</mrk>'

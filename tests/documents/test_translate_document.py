@@ -179,7 +179,7 @@ def test_python_translates_a_document(translator: Translator, toy_corpus: Path, 
     assert progress == [(len(sentence), len(sentence))]
     with pytest.raises(TransduceError, match="is the document itself"):
         transduce.translate_document(translator, source, source)
-    for missing, message in (("no.srt", "no.srt does not exist"), (".", "cannot be read")):
+    for missing, message in (("no.srt", "no.srt does not exist"), (".", "is a folder, but a document is needed")):
         with pytest.raises(TransduceError, match=message):
             transduce.translate_document(translator, tmp_path / missing, tmp_path / "out.srt")
     (tmp_path / "sub").mkdir()

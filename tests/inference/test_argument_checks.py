@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import transduce
+from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.load import TranslationPipeline, load
 from transduce.inference.redecoding import estimate_quality, redecode
@@ -79,6 +80,15 @@ def test_tables_are_refused_whose_items_are_names_of_columns(name: str, translat
         TAKES_TEXTS[name](translator, pandas.DataFrame({"zh": [SOURCE] * 20}))
 
 
+def test_tables_of_arrow_and_tables_of_labels_are_refused_with_the_same_advice() -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    for table in (pandas.DataFrame({"a": []}), pyarrow.table({"a": ["b"]})):
+        name = type(table).__name__
+        for check in (as_texts, lambda value: as_list(value, "labels")):
+            with pytest.raises(TransduceError, match=rf"a `{name}`: pass one of its columns\.$"):
+                check(table)
+
+
 def test_columns_of_tables_are_texts(translator: Translator) -> None:
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     expected = translator([SOURCE, "我"])
@@ -118,12 +128,22 @@ def test_glossaries_have_terms_with_tuples_of_translations(terms: Any, message: 
         ({"sampling": {"seed": 1}}, r"`sampling` must be a `SamplingSettings` or None, but is {'seed': 1}: write"),
         ({"generate": True}, "`generate` must be a `GenerateSettings` or None, but is True"),
         ({"forbidden": ("a", 3)}, r"`forbidden` must be a tuple of texts, but is \('a', 3\)"),
+        ({"forbidden": 3}, "`forbidden` must be a tuple of texts, but is 3"),
+        ({"batch_invariant": np.ones(2)}, "`batch_invariant` must be True or False, but is "),
         ({"batch_invariant": "no"}, "`batch_invariant` must be True or False, but is 'no'"),
     ],
 )
 def test_search_settings_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         SearchSettings(**options)
+
+
+@pytest.mark.parametrize("forbidden", [None, ["a"], iter(["a"])])
+def test_other_collections_and_numpys_bools_are_accepted_in_search_settings(forbidden: Any) -> None:
+    anything: Any = np.True_
+    settings = SearchSettings(forbidden=forbidden, batch_invariant=anything)
+    assert settings.forbidden == (() if forbidden is None else ("a",))
+    assert settings.batch_invariant is True
 
 
 def test_a_device_of_pytorch_is_accepted(trained: Path) -> None:
@@ -266,6 +286,16 @@ CONSTRUCTORS: dict[str, tuple[str, str, Callable[[Any, Any], object]]] = {
         lambda model, tokenizer: transduce.Embedder(model, tokenizer, length=64),
     ),
     "Parser": ("parsing", "translation-joint", transduce.Parser),
+    "Tagger": (
+        "masked-language-model",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Tagger(model, tokenizer, ["a"], length=8),
+    ),
+    "Classifier": (
+        "classification",
+        "translation-joint",
+        lambda model, tokenizer: transduce.Classifier(model, tokenizer, ["a"], length=8),
+    ),
 }
 
 

@@ -393,18 +393,39 @@ def test_models_with_other_vocabularies_are_refused(
         open_translator([])
 
 
-@pytest.mark.parametrize(("source", "target", "is_refused"), [("en", "zh", True), ("zho_Hans", "en-GB", False)])
+@pytest.mark.parametrize(
+    ("source", "target", "unlike"),
+    [
+        ("en", "zh", "zh → en, and .*other for en → zh"),
+        (None, "zh", "en, and .*other for zh"),
+        ("de", "eng", "zh, and .*other for de"),
+        ("zh-Hant", "en", "zh, and .*other for zh-Hant"),
+        ("zho_Hans", "en-GB", None),
+    ],
+)
 def test_models_of_other_languages_are_refused(
-    trained: Path, tmp_path: Path, source: str, target: str, is_refused: bool
+    trained: Path, tmp_path: Path, source: str | None, target: str, unlike: str | None
 ) -> None:
     """Models of both directions may share a vocabulary, but the mean of their probabilities is no translation."""
     shutil.copytree(trained, tmp_path / "other")
     manifest = json.loads((tmp_path / "other/manifest.json").read_text("utf-8"))
     manifest |= {"source_language": source, "target_language": target}
     (tmp_path / "other/manifest.json").write_text(json.dumps(manifest), "utf-8")
-    message = r"must have the same languages, but .*toy translates from zh to en, and .*other from en to zh"
-    with pytest.raises(TransduceError, match=message) if is_refused else nullcontext():
+    message = f"must have the same languages, but .*toy is for {unlike}: leave one out"
+    with pytest.raises(TransduceError, match=message) if unlike else nullcontext():
         open_translator([trained, tmp_path / "other"])
+
+
+@pytest.mark.parametrize(("one", "other"), [("no", "nb"), ("iw", "he"), ("de_AT", "de_DE")])
+def test_models_of_one_language_with_two_codes_translate_together(
+    trained: Path, tmp_path: Path, one: str, other: str
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, language in zip(folders, (one, other), strict=True):
+        shutil.copytree(trained, folder)
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"target_language": language}), "utf-8")
+    open_translator(folders)
 
 
 @pytest.mark.parametrize(

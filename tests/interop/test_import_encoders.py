@@ -88,7 +88,7 @@ def test_classes_are_named_as_transformers_names_them(
     assert main(["classify", str(tmp_path / "ours"), str(lines), "--threads", "1"]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == [ranked[0]["label"] for ranked in expected]
     kept = json.loads((tmp_path / "ours" / "config.json").read_text("utf-8"))
-    if family in ("Bert", "DistilBert"):  # which have a class of theirs for our own folder
+    if family in ("Bert", "DistilBert", "Roberta"):  # which have a class of theirs for our own folder
         assert kept["id2label"] == {str(number): name for number, name in LABELS.items()}
 
 
@@ -198,6 +198,12 @@ def test_sentence_vectors_are_those_of_sentence_transformers(
         {"sentence_bert_config": {}, "tokenizer_config": {"model_max_length": 9}},
         {"sentence_bert_config": {"max_seq_length": 9}, "tokenizer_config": {"model_max_length": 20}},
         {"sentence_bert_config": {"processor_kwargs": {"model_max_length": 9}, "max_seq_length": 20}},
+        {
+            "sentence_bert_config": {
+                "tokenizer_args": {"use_fast": True, "trust_remote_code": False},
+                "max_seq_length": 9,
+            }
+        },
         {"sentence_bert_config": {}, "sentence_roberta_config": {"max_seq_length": 9, "do_lower_case": False}},
     ],
     ids=str,
@@ -237,6 +243,10 @@ def test_an_encoder_without_pooling_settings_embeds_by_mean_pooling(make_folder:
         ({"1_Pooling/config": {"pooling_mode": ["mean", "cls"]}}, "pooling must be one of .* but is mean, cls"),
         ({"1_Pooling/config": {}}, "pooling must be one of .* but is none"),
         ({"sentence_bert_config": {"processor_kwargs": {"padding_side": "left"}}}, "`processor_kwargs` is {'padding_s"),
+        (
+            {"sentence_bert_config": {"tokenizer_args": {"use_fast": True, "padding_side": "left"}}},
+            "`tokenizer_args` is {'padding_side': 'left'}",
+        ),
         ({"sentence_bert_config": {"do_lower_case": True}}, "`do_lower_case` is True, which changes texts"),
         ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "`default_prompt_name` is 'query'"),
     ],

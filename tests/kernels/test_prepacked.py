@@ -221,6 +221,50 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
         assert torch.allclose(first_logits(model), before, atol=0.05)
 
 
+def _with_gaps(weight: Tensor) -> Tensor:
+    return torch.cat([weight, weight], dim=1)[:, : weight.shape[1]]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda weight: weight.T.contiguous().T,
+    "with gaps": _with_gaps,
+    "transposed, with gaps": lambda weight: _with_gaps(weight.T).T,
+    "expanded": lambda weight: weight[:, :1].clone().expand_as(weight),
+    "overlapping": lambda weight: weight.clone().as_strided(weight.shape, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_in_any_layout_are_followed(layout: str, dtype: torch.dtype) -> None:
+    model, _ = build(dtype)
+    layer = model.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    linear = layer.feed_forward.outer
+    linear.weight = torch.nn.Parameter(LAYOUTS[layout](linear.weight.detach()))
+    logits = []
+    for _ in range(2):
+        with torch.inference_mode():
+            logits.append(first_logits(model))
+            expected = model.project(model.start(SOURCES).step(torch.full((len(SOURCES), 1), 7)))
+        torch.testing.assert_close(logits[-1], expected.float(), rtol=0.05, atol=0.2)
+        memory = torch.empty(0, dtype=dtype).set_(linear.weight.data.untyped_storage())
+        memory.mul_(3.0)  # which PyTorch does not count
+    assert not torch.allclose(logits[0], logits[1], atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decoding_between_forward_and_backward_leaves_the_graph_usable(dtype: torch.dtype) -> None:
+    model, _ = build(dtype)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)  # which is not counted, as by a fused optimizer
+    loss = model(SOURCES, torch.tensor([[0, 7]] * len(SOURCES))).float().logsumexp(dim=-1).sum()
+    with torch.inference_mode():
+        first_logits(model)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
 def test_a_replaced_module_takes_the_reference_path(dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.transformer import Transformer
@@ -127,6 +128,14 @@ def test_setting_p_sets_the_rate_as_in_pytorch(dtype: torch.dtype) -> None:
     assert torch.equal(module(x), x)
     module.p = 0.9
     assert 0.85 < float((module(x) == 0).double().mean()) < 0.95
+
+
+@pytest.mark.parametrize("p", [1.5, -0.1, math.nan])
+def test_probabilities_outside_0_to_1_are_refused(p: float) -> None:
+    module = Dropout(0.5)
+    with pytest.raises(TransduceError, match=f"must be from 0 to 1, but is {p}"):
+        module.p = p
+    assert module.p == 0.5
 
 
 def test_dropout_is_switched_on_alone_to_sample_predictions() -> None:

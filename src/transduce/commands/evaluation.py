@@ -553,6 +553,7 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
     Each printed line has the line number, the warnings, source and translation, separated by tabs. --output writes a
     table of all lines. --redecode writes all translations to a file, after those with warnings were searched again.
     """
+    from transduce.inference.quality_estimation import without_protected
     from transduce.inference.redecoding import estimate_quality, redecode
 
     search = search_settings(options, options.model[0])
@@ -570,9 +571,12 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
     lines = _reviewed(translations, estimate_quality(translator, translations, glossary=glossary), glossary)
     report = _report(lines, options.worst)
     write_lines(report.flagged if options.worst is None else report.worst, report, options.json)
-    # Copied lines without words, such as 12345, have no tokens to score.
+    # Copied lines of which nothing is to be translated, such as 12345 or a URL, have no tokens to score.
     unscored = sum(
-        each.nats_per_token is None and each.translation.strip() not in ("", each.source.strip()) for each in lines
+        each.nats_per_token is None
+        and each.translation.strip() != ""
+        and (each.translation.strip() != each.source.strip() or any(map(str.isalpha, without_protected(each.source))))
+        for each in lines
     )
     if unscored:
         sys.stderr.write(

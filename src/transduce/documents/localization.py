@@ -309,6 +309,7 @@ def _edit_entry(
     end = max(string.end for string in (*entry.translations.values(), *entry.surplus))
     start = min(entry.start, *(line.start for line in entry.notes)) if entry.notes else entry.start
     is_new = len(open_strings) == len(entry.translations)
+    mark_fuzzy = settings.mark_fuzzy and bool(open_strings)  # an entry that only loses surplus forms stays as it was
     ends = [string.end for string in (*entry.ids, *entry.translations.values(), *entry.surplus)]
     # The line break and the keyword before a surplus string are removed with it.
     removed = [(max(each for each in ends if each < string.start), string.end) for string in sorted(entry.surplus)]
@@ -316,10 +317,10 @@ def _edit_entry(
     def render(translations: Sequence[str]) -> str:
         written, position = "", start
         # Flags stand before the notes on the former source text; tools refuse them behind these.
-        if settings.mark_fuzzy and not any(map(_flags, entry.notes)):
+        if mark_fuzzy and not any(map(_flags, entry.notes)):
             written += "#, fuzzy" + file.newline
         for line in entry.notes:
-            note = _new_note(line, entry, is_new=is_new, mark_fuzzy=settings.mark_fuzzy)
+            note = _new_note(line, entry, is_new=is_new, mark_fuzzy=mark_fuzzy)
             written += file.text[position : line.start] + (note + line.break_ if note else "")
             position = line.end + len(line.break_)
         written, position = written + file.text[position : entry.start], entry.start

@@ -315,6 +315,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise missing_file(path) from None
+    except IsADirectoryError:
+        raise TransduceError(f"{path} is a folder, but a document is needed: name a file in it.") from None
     except OSError as error:
         raise TransduceError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
 

@@ -62,12 +62,12 @@ class Tagger:
         Raises:
             TransduceError: the numbers of tags and labels differ, or the vocabulary lacks the special tokens.
         """
+        check_parts("Tagger", ("encoder",), (model,), tokenizer)
         if not model.config.token_labels or len(tags) != model.config.num_labels:
             raise TransduceError(
                 f"A tagger needs a label of each token for {len(tags)} tags, but its model has "
                 f"{model.config.num_labels}: the folder's files are of different models."
             )
-        check_parts("Tagger", ("encoder",), (model,), tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.tags = tuple(tags)

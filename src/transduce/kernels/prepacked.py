@@ -357,7 +357,7 @@ class InferenceCopy:
         noticed. All its components must be in `PREPACKABLE`.
         """
         if graph != self._graph or self._weights.have_changed():
-            self._prepacked = prepack(_in_float32(model), self._make)
+            self._prepacked = prepack(_in_float32(model, counts_apart=True), self._make)
             _mark_as_changed(self._prepacked)
             self.record_weights(model)
         return self._prepacked
@@ -388,15 +388,24 @@ class _RecordedWeights:
             for name, parameter in holder._parameters.items()
             if parameter is not None
         ]
-        self._numbers: dict[torch.dtype, list[Tensor]] = {}
+        self._numbers: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self._gathered: list[tuple[Tensor, Tensor]] = []
+        """Pairs of a parameter's memory and the positions of its sample; of parameters whose memory has gaps."""
         for parameter in {id(parameter): parameter for _, _, parameter, _, _ in self._parameters}.values():
+            if parameter.is_meta:  # has no numbers
+                continue
             dtype = _INTEGERS[parameter.itemsize]  # as integers, because NaN differs from NaN
-            numbers = parameter.detach().view(dtype).view(-1)[:: _sampling_step(parameter)]
-            self._numbers.setdefault(dtype, []).append(numbers)
+            numbers = _in_order_of_memory(parameter.detach().view(dtype))
+            step = _sampling_step(numbers)
+            if numbers.is_contiguous():
+                self._numbers.setdefault((dtype, parameter.device), []).append(numbers.view(-1)[::step])
+            else:
+                self._gathered.append(_memory_and_positions(numbers, step))
         self._sample = self._read_sample()
 
     def _read_sample(self) -> list[Tensor]:
-        return [torch.cat(numbers) for numbers in self._numbers.values()]
+        joined = [torch.cat(numbers) for numbers in self._numbers.values()]
+        return joined + [memory[positions] for memory, positions in self._gathered]
 
     def have_changed(self) -> bool:
         """Return whether a module has another parameter under the same name, or a parameter has other numbers."""
@@ -404,6 +413,29 @@ class _RecordedWeights:
             holder.get(name) is not parameter or version_of(parameter) != version or parameter.data_ptr() != address
             for holder, name, parameter, version, address in self._parameters
         ) or not all(map(torch.equal, self._read_sample(), self._sample))
+
+
+def _in_order_of_memory(weight: Tensor) -> Tensor:
+    """Return a view of a weight whose dimensions have descending strides, as those of a transposed weight do not.
+
+    The view is contiguous if the weight's numbers are in consecutive memory.
+    """
+    strides = weight.stride()
+    return weight.permute(sorted(range(weight.dim()), key=lambda dim: -strides[dim]))
+
+
+def _memory_and_positions(weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """Return a flat view of the memory that a weight's numbers lie in, and the positions there of every `step`-th one.
+
+    The view has the same memory, so that later changes are seen.
+    """
+    remaining = torch.arange(0, weight.numel(), step, device=weight.device)
+    positions = torch.zeros_like(remaining)
+    for size, stride in zip(reversed(weight.shape), reversed(weight.stride()), strict=True):
+        positions += remaining % size * stride
+        remaining //= size
+    length = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    return weight.as_strided((length,), (1,)), positions
 
 
 def _sampling_step(weight: Tensor) -> int:
@@ -438,15 +470,17 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _in_float32(model: InferenceModel) -> InferenceModel:
+def _in_float32(model: InferenceModel, *, counts_apart: bool = False) -> InferenceModel:
     """Return a copy of a model in float32; parameters that are in float32 already share the model's memory.
 
-    Parameters that several modules share stay shared.
+    Parameters that several modules share stay shared. If `counts_apart`, the copy's parameters have versions of their
+    own: to increase those of the model would make a later `backward` of its own outputs fail.
     """
     copies: dict[int, nn.Parameter] = {}
 
     def parameter(original: nn.Parameter) -> nn.Parameter:
-        return copies.setdefault(id(original), nn.Parameter(original.detach().float(), requires_grad=False))
+        source = original.data if counts_apart else original.detach()
+        return copies.setdefault(id(original), nn.Parameter(source.float(), requires_grad=False))
 
     def copy_module(module: nn.Module) -> nn.Module:
         made = copy.copy(module)

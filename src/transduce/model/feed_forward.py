@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.errors import TransduceError
 from transduce.model.backend import Component, Rows
 from transduce.model.config import ModelConfig
 
@@ -94,6 +95,8 @@ class Dropout(Component, nn.Dropout):
 
     @p.setter
     def p(self, p: float) -> None:
+        if not 0.0 <= p <= 1.0:
+            raise TransduceError(f"`p`, the probability of dropout, must be from 0 to 1, but is {p}.")
         self._p = p
         self.drop_256ths = min(255, round(p * 256))
 

@@ -97,6 +97,8 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{family}_config.json" for family in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 )
 """The files with the settings of the module Transformer, of which sentence-transformers reads the first that exists."""
+_TOKENIZER_OPTIONS = ("processor_kwargs", "tokenizer_args")  # the second in files before version 6
+_HARMLESS_OPTIONS = ("model_max_length", "use_fast", "trust_remote_code")  # which change no text
 
 
 def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
@@ -131,13 +133,16 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
         )
     name = next((each for each in _TRANSFORMER_FILES if read_optional_json(folder, each)), _TRANSFORMER_FILES[0])
     settings = read_optional_json(folder, name)
-    options = settings.get("processor_kwargs") or settings.get("tokenizer_args")
-    arguments = dict(options) if isinstance(options, dict) else {}
-    limit = arguments.pop("model_max_length", None) or settings.get("max_seq_length")
+    arguments = {key: settings[key] for key in _TOKENIZER_OPTIONS if isinstance(settings.get(key), dict)}
+    limits = [options.get("model_max_length") for options in arguments.values()]
+    limit = next(filter(None, limits), None) or settings.get("max_seq_length")
     prompt = "config_sentence_transformers.json", "default_prompt_name"
     for file, setting, value in (
         (name, "do_lower_case", settings.get("do_lower_case")),
-        (name, "processor_kwargs", arguments),
+        *(
+            (name, key, {option: value for option, value in options.items() if option not in _HARMLESS_OPTIONS})
+            for key, options in arguments.items()
+        ),
         (name, "processing_kwargs", settings.get("processing_kwargs")),
         (*prompt, read_optional_json(folder, prompt[0]).get(prompt[1])),
     ):

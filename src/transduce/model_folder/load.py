@@ -27,7 +27,7 @@ from transduce.model_folder.read import ModelFolder, check_tokenizer, outline_im
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
-from transduce.text.languages import fitting_code, short_code
+from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
@@ -432,12 +432,20 @@ def check_ensemble(folders: Sequence[Path], contents: Sequence[ModelFolder[Encod
                 f"{content.model.config.start_id} and {folders[0]} with token {contents[0].model.config.start_id}."
             )
         pairs = [(each.source_language, each.target_language) for each in (contents[0].manifest, content.manifest)]
-        known = [(one, other) for one, other in zip(*pairs, strict=True) if one is not None and other is not None]
-        if any(short_code(one) != short_code(other) for one, other in known):
+        unlike = [(one, other) for one, other in zip(*pairs, strict=True) if not _may_be_same_language(one, other)]
+        if unlike:
+            own, others = (" → ".join(map(str, languages)) for languages in zip(*unlike, strict=True))
             raise TransduceError(
-                f"Models that translate together must have the same languages, but {folders[0]} translates from "
-                f"{pairs[0][0]} to {pairs[0][1]}, and {folder} from {pairs[1][0]} to {pairs[1][1]}: leave one out."
+                f"Models that translate together must have the same languages, but {folders[0]} is for {own}, and "
+                f"{folder} for {others}: leave one out."
             )
+
+
+def _may_be_same_language(one: str | None, other: str | None) -> bool:
+    """Return whether either code may mean the other: no and nb may, zh-Hans and zh-Hant may not; None: unknown."""
+    if one is None or other is None:
+        return True
+    return fitting_code(one, [other]) is not None or fitting_code(other, [one]) is not None
 
 
 # --- summary ---

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
 from typing import Any
@@ -253,15 +253,22 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def _check_types(search: SearchSettings) -> None:
-    """Check the settings that are no numbers.
+    """Check the settings that are no numbers, and convert `forbidden` to a tuple and NumPy's booleans to Python's.
 
     Raises:
         TransduceError: a setting has another type.
     """
-    if not all(isinstance(text, str) for text in search.forbidden):
-        raise TransduceError(f"`forbidden` must be a tuple of texts, but is {shown_value(search.forbidden)}.")
-    if not isinstance(search.batch_invariant, bool):
-        raise TransduceError(f"`batch_invariant` must be True or False, but is {shown_value(search.batch_invariant)}.")
+    forbidden: Any = search.forbidden
+    texts = () if forbidden is None else tuple(forbidden) if isinstance(forbidden, Iterable) else (forbidden,)
+    if not all(isinstance(text, str) for text in texts):
+        raise TransduceError(f"`forbidden` must be a tuple of texts, but is {shown_value(forbidden)}.")
+    msgspec.structs.force_setattr(search, "forbidden", texts)
+    batch_invariant: Any = search.batch_invariant
+    if getattr(batch_invariant, "size", None) == 1:  # of NumPy
+        batch_invariant = batch_invariant.item()
+    if not isinstance(batch_invariant, bool):
+        raise TransduceError(f"`batch_invariant` must be True or False, but is {shown_value(batch_invariant)}.")
+    msgspec.structs.force_setattr(search, "batch_invariant", batch_invariant)
     for name, kind in (("sampling", SamplingSettings), ("generate", GenerateSettings)):
         value = getattr(search, name)
         if value is not None and not isinstance(value, kind):

@@ -350,7 +350,8 @@ def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_
     except TransduceError as error:
         if not is_hugging_face_folder(folder):
             raise
-        choice_log.record("search", None, Choice("default", f"not as in {folder}: {str(error).rstrip('.')}"))
+        reason = f"not as in {folder}: {str(error).rstrip('.')}"
+        choice_log.record("search", None, Choice("default", reason), is_message=True)
         return settings
     if base.generate is not None and "generate" not in used:
         return settings  # its length penalty is a different formula
@@ -381,8 +382,9 @@ def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_
     for name in SearchSettings.__struct_fields__:
         value = getattr(search, name)
         if name in used and name not in specified and value != getattr(defaults, name):
-            shown = value if isinstance(value, int | float) else "set"
-            choice_log.record(f"search.{name}", None, Choice(shown, f"as in {folder}"))
+            is_number = isinstance(value, int | float)
+            shown = value if is_number else "set"
+            choice_log.record(f"search.{name}", None, Choice(shown, f"as in {folder}"), is_message=not is_number)
     return msgspec.structs.replace(settings, search=search)
 
 

@@ -359,7 +359,9 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
     names = " ".join(language or "?" for language in found) if any(found) else "unknown"
     by_names = "the files' suffixes" if found == languages_of(settings.data) else "the names of the columns"
     reason = by_names if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
-    choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
+    choice_log.record(
+        "data.languages", names if settings.data.languages else None, Choice(names, reason), is_message=not any(found)
+    )
 
 
 def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: ChoiceLog) -> None:
@@ -538,7 +540,7 @@ def _resolve_weight_decay(
         shown = Choice(
             choice.value, f"shrinks weights by at most {100.0 * choice.value * rate:.2g}% a step: {choice.reason}"
         )
-    choice_log.record("training.weight_decay", None, shown)
+    choice_log.record("training.weight_decay", None, shown, is_message=choice.value is None)
     return choice.value
 
 
