@@ -62,7 +62,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 # Maximum GPU synchronizations of a search: before it, per step, and whenever sentences leave the batch.
 WAITS = {"greedy": (1, 1, 2), "beam": (1, 1, 4), "coverage": (1, 5, 0), "greedy-prefix": (2, 1, 2)}
 # The function whose synchronizations count the steps, and the number per step.
-STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 1)}
+STEPS = {"greedy": ("greedy.py:_extend_all", 1), "beam": ("beam.py:_undecided", 1)}
 
 
 def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, str] | None) -> Results:

@@ -1,5 +1,6 @@
 """Small models with random weights, of any configuration, and a tokenizer that fits them."""
 
+import copy
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -110,9 +111,20 @@ def make_translator(small_tokenizer: Tokenizer, make_model: MakeModel) -> MakeTr
     def make(**changes: Any) -> Translator:
         model = make_model(**changes)
         assert isinstance(model, Transformer | Recurrent)
-        return Translator(model, small_tokenizer, source_language="zh", target_language="en")
+        tokenizer = with_special_ids(small_tokenizer, model.config)
+        return Translator(model, tokenizer, source_language="zh", target_language="en")
 
     return make
+
+
+def with_special_ids(tokenizer: Tokenizer, config: ModelConfig) -> Tokenizer:
+    """Return a joint tokenizer that has a model's ids of padding and end, for tests that pass token ids only."""
+    if (config.pad_id, config.eos_id) == (tokenizer.target.pad_id, tokenizer.target.eos_id):
+        return tokenizer
+    fitting = copy.copy(tokenizer)
+    fitting.source = fitting.target = copy.copy(tokenizer.target)
+    fitting.target.pad_id, fitting.target.eos_id = config.pad_id, config.eos_id
+    return fitting
 
 
 @pytest.fixture

@@ -176,5 +176,5 @@ def test_an_unknown_component_name_is_refused_with_the_known_ones(name: str, wor
 
 def test_a_transformer_refuses_the_configuration_of_another_kind() -> None:
     config = ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9)
-    with pytest.raises(TransduceError, match=r"but `model\.kind` is recurrent"):
+    with pytest.raises(TransduceError, match=r"but `kind` of its configuration is recurrent"):
         Transformer(config)
