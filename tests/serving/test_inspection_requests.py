@@ -170,6 +170,15 @@ def test_without_views_there_is_neither_page_nor_study(serve: Any, model: Served
         assert live.ask("GET", "/").headers["content-type"].startswith("text/plain")
 
 
+def test_the_document_lists_former_keys_of_answers_as_deprecated(live: Any) -> None:
+    schemas = live.ask("GET", "/spec").json["components"]["schemas"]
+    fields = next(
+        each["properties"] for each in schemas.values() if "piece_log_probabilities" in each.get("properties", {})
+    )
+    assert fields["piece_log_probabilities"] == fields["token_log_probabilities"] | {"deprecated": True}
+    assert fields["pieces"]["deprecated"]
+
+
 def test_generated_requests_are_answered_as_the_document_says(live: Any, load_benchmark: Any) -> None:
     statuses, findings = load_benchmark("serving_fuzz").fuzz(live.url, 120, start=3)
     assert findings == []

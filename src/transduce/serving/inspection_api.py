@@ -74,7 +74,10 @@ class InspectionHandlers:
         The type of each answer is the one that the views define.
         """
         types = {"/inspect": self.views.inspection, "/intervene": self.views.comparison}
-        return [(replace(each, answer=types[each.path]), handler) for each, handler in operations_of(self)]
+        return [
+            (replace(each, answer=types[each.path], old_keys=_OLD_KEYS), handler)
+            for each, handler in operations_of(self)
+        ]
 
     @Operation("post", "/inspect", "Show how a sentence is translated.", msgspec.Struct, InspectRequest, needs_key=True)
     async def inspect(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ extensions that its clients do not send.
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
 from types import FunctionType
@@ -397,6 +397,8 @@ class Operation(msgspec.Struct, frozen=True):
     """Status of a successful response."""
     error: type = ErrorMessage
     """Type of an error response."""
+    old_keys: Mapping[str, str] = {}
+    """Former names of fields of the response, by present name, which the response has as well."""
 
     def __call__(self, handler: _Method) -> _Method:
         """Let a method of an API's class of handlers answer the requests of this operation."""
@@ -429,6 +431,9 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
     by_type = dict(zip(message_types, schemas, strict=True))
     _apply_limits(components, settings)
+    for operation in operations:
+        if operation.old_keys and not isinstance(operation.answer, str):
+            _document_old_keys(by_type[operation.answer], components, operation.old_keys)
     components[UploadedFile.__name__] = {"type": "string", "format": "binary"}
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -446,6 +451,32 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
         "paths": paths,
         "components": {"schemas": components} | ({"securitySchemes": security} if security else {}),
     }
+
+
+def _document_old_keys(schema: Any, components: dict[str, Any], old_keys: Mapping[str, str]) -> None:
+    """Add the former names of fields, as deprecated ones, to all schemas that a response's schema refers to.
+
+    Args:
+        schema: the schema of a response.
+        components: the schema of each message by its name; changed in place.
+        old_keys: the former names by present name.
+    """
+    reached: dict[str, Any] = {}
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            name = str(part.get("$ref")).rpartition("/")[2]
+            if name in components and name not in reached:
+                reached[name] = components[name]
+                parts.append(components[name])
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    for component in reached.values():
+        properties = component.get("properties", {})
+        former = {old_keys[name]: properties[name] for name in properties if name in old_keys}
+        properties |= {old: {**present, "deprecated": True} for old, present in former.items()}
 
 
 def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None:
