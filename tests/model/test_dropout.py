@@ -139,7 +139,7 @@ def test_probabilities_outside_0_to_1_are_refused(p: float) -> None:
 
 
 def test_dropout_is_switched_on_alone_to_sample_predictions() -> None:
-    """As in Monte Carlo dropout (Gal and Ghahramani 2016): the other modules stay in evaluation mode."""
+    """Monte Carlo dropout (Gal and Ghahramani 2016) leaves the other modules in evaluation mode."""
     config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, d_model=16, d_ff=24, num_heads=2)
     model = Transformer(config).eval()
     ids = torch.randint(2, 9, (2, 5))

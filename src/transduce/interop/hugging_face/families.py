@@ -450,6 +450,38 @@ def _distilbert_config(config: ModelConfig) -> dict[str, Any]:
 _LIKE_BERT = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
 
 
+def _encoder_family(
+    model_type: str,
+    content: Callable[[ModelConfig], dict[str, Any]],
+    heads: tuple[str, str, Mapping[str, object]],
+    *free: str,
+    obstacles: Callable[[ModelConfig], list[str]],
+) -> Family:
+    """Return a class whose layers are BERT's.
+
+    Args:
+        model_type: the name of the family in config.json.
+        content: returns the class-specific keys of config.json for a model's configuration.
+        heads: the name of the class, that of transformers' automatic class, and the settings that the class requires
+            besides those of BERT's layers.
+        free: names of settings that may have any value.
+        obstacles: returns the names of settings whose combination the class does not support.
+    """
+    architecture, automatic, wanted = heads
+    return Family(
+        architecture,
+        model_type,
+        "encoder",
+        _LIKE_BERT | dict(wanted),
+        frozenset(("output_bias", *free)),
+        ACTIVATIONS,
+        content,
+        obstacles,
+        automatic=automatic,
+        stores_output_bias=wanted["masked_language_head"] is True,
+    )
+
+
 def _bert_family(
     architecture: str,
     automatic: str,
@@ -457,17 +489,12 @@ def _bert_family(
     *free: str,
     obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
 ) -> Family:
-    return Family(
-        architecture,
+    return _encoder_family(
         "bert",
-        "encoder",
-        _LIKE_BERT | dict(wanted),
-        frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
-        ACTIVATIONS,
         _bert_config,
-        lambda config: [*(["token_types"] if config.token_types == 0 else []), *obstacles(config)],
-        automatic=automatic,
-        stores_output_bias=wanted["masked_language_head"] is True,
+        (architecture, automatic, wanted),
+        *("norm_epsilon", "token_types", *free),
+        obstacles=lambda config: [*(["token_types"] if config.token_types == 0 else []), *obstacles(config)],
     )
 
 
@@ -489,17 +516,12 @@ def _roberta_family(
             *obstacles(config),
         ]
 
-    return Family(
-        architecture,
+    return _encoder_family(
         "roberta",
-        "encoder",
-        _LIKE_BERT | dict(wanted),
-        frozenset(("norm_epsilon", "token_types", "output_bias", "position_offset", *free)),
-        ACTIVATIONS,
         _roberta_config,
-        all_obstacles,
-        automatic=automatic,
-        stores_output_bias=wanted["masked_language_head"] is True,
+        (architecture, automatic, wanted),
+        *("norm_epsilon", "token_types", "position_offset", *free),
+        obstacles=all_obstacles,
     )
 
 
@@ -510,18 +532,8 @@ def _distilbert_family(
     *free: str,
     obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
 ) -> Family:
-    return Family(
-        architecture,
-        "distilbert",
-        "encoder",
-        _LIKE_BERT | {"norm_epsilon": 1e-12} | dict(wanted),
-        frozenset(("output_bias", *free)),
-        ACTIVATIONS,
-        _distilbert_config,
-        obstacles,
-        automatic=automatic,
-        stores_output_bias=wanted["masked_language_head"] is True,
-    )
+    heads = (architecture, automatic, {"norm_epsilon": 1e-12} | dict(wanted))
+    return _encoder_family("distilbert", _distilbert_config, heads, *free, obstacles=obstacles)
 
 
 def _lacks_labels(config: ModelConfig) -> list[str]:
