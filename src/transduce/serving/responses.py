@@ -17,7 +17,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.serving.batching import ClientGoneError
-from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, Progress, RequestError, invalid_request
+from transduce.serving.messages import (
+    ErrorMessage,
+    OpenAIError,
+    OpenAIFault,
+    Progress,
+    RequestError,
+    error_type,
+    invalid_request,
+)
 from transduce.serving.metrics import Metrics
 
 # --- JSON bodies, and errors in the format that each API's clients expect ---
@@ -58,10 +66,9 @@ def error_response(error: RequestError, path: str) -> Response:
 def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
     """Return the body of an error response in the format of the API that the request's path belongs to.
 
-    Paths under `/v1/` are OpenAI's; errors under DeepL's `/v2/` also have a field `message`; other APIs, the field
-    `error` alone.
+    Errors under DeepL's `/v2/` also have a field `message`.
     """
-    if path.startswith("/v1/"):
+    if error_type(path) is OpenAIError:
         return openai_error(error)
     return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
 
