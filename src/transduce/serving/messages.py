@@ -98,7 +98,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Warnings about texts that seem not to be in the language that the request names; unset if there are none."""
 
 
-class Progress(msgspec.Struct, kw_only=True, frozen=True):
+class LineProgress(msgspec.Struct, kw_only=True, frozen=True):
     """The data of a `progress` event of a streamed translation: how far one line of a text is translated."""
 
     index: int
