@@ -8,8 +8,8 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.inference.batching import TextPart
 from transduce.inference.bulk_files import LineOptions, portions, translate_portions
+from transduce.inference.decoding import MAX_TERM_TOKENS
 from transduce.inference.glossary_search import (
-    MAX_TERM_TOKENS,
     _whole_targets,
     as_glossary,
     check_glossary,
