@@ -259,8 +259,8 @@ class _Tuner:
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._neighbors:
             raise TransduceError(
-                "The pairs for tuning find only themselves or pairs of the same source, so there is nothing to tune on: pass "
-                "other dev pairs."
+                "The pairs for tuning find only themselves or pairs of the same source, so there is nothing to tune "
+                "on: pass other dev pairs."
             )
         near = torch.cat([each for each, _ in self._neighbors]).double()
         right = torch.cat([each for _, each in self._neighbors])
