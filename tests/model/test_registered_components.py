@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import transduce
 from transduce.errors import TransduceError
-from transduce.model.build import _REGISTRIES, check_registered
+from transduce.model.build import _REGISTRIES, build_model, check_registered
 from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.masks import BiasedMask
+from transduce.model.transformer import Transformer
 
 SIZES: dict[str, Any] = {
     "source_vocabulary_size": 90,
@@ -80,6 +82,22 @@ class Distance(nn.Module):
         return bias if bias.dim() == 4 else bias[None]
 
 
+class KeyPosition(nn.Module):
+    """A bias by the position of the key itself, from a table of 128 positions."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(128, num_heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        bias = self.weight[key_positions].mT.unsqueeze(-2)  # (H, 1, L) or (B, H, 1, L)
+        bias = bias.expand(*bias.shape[:-2], query_positions.shape[-1], -1)
+        return bias if bias.dim() == 4 else bias[None]
+
+
 class RandomNorm(nn.Module):
     """A norm that draws numbers which a model folder holds if they are in a stored buffer."""
 
@@ -109,6 +127,7 @@ COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
     "positions": {
         "own-distance": lambda _config, _causal: Distance(by_index=False),
         "own-index": lambda _config, _causal: Distance(by_index=True),
+        "own-key": lambda config, _causal: KeyPosition(config.num_heads),
     },
     "norm": {
         "own-values": lambda width, _epsilon: Valued(width),
@@ -116,7 +135,10 @@ COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
         "own-drawn": lambda width, _epsilon: RandomNorm(width, persistent=False),
     },
 }
-RIGHT = [("attention", "own-gate"), ("activation", "own-cube"), ("positions", "own-distance"), ("norm", "own-stored")]
+RIGHT = [
+    *(("attention", "own-gate"), ("activation", "own-cube"), ("norm", "own-stored")),
+    *(("positions", "own-distance"), ("positions", "own-key")),
+]
 DECODES = "decodes something else than it trains"
 # What is wrong, by setting, name and kind of model.
 WRONG = [
@@ -169,3 +191,23 @@ def test_a_component_that_decodes_otherwise_is_refused(setting: str, name: str, 
 def test_a_model_of_known_components_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.model.build.build_any_model", lambda _config: pytest.fail("a model was built"))
     check_registered(ModelConfig(**SIZES))
+
+
+@pytest.mark.parametrize("length", [40, 128])  # long sequences are computed in blocks
+@pytest.mark.parametrize("name", ["own-distance", "own-key"])
+def test_positions_in_a_window_are_those_of_the_sequence(name: str, length: int) -> None:
+    config = ModelConfig(**(SIZES | {"positions": name, "attention_window": 20, "dropout": 0.0}))
+    model = build_model(config).eval()
+    assert isinstance(model, Transformer)
+    ids = torch.randint(3, 90, (2, length))
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= 20
+    with torch.no_grad():
+        x = torch.randn(2, length, config.d_model)
+        mask, effect = model.encoder_positions(x, None)
+        layer = model.encoder_layers[0]
+        found = layer(x, mask, position_effect=effect)
+        bias = model.encoder_positions.bias(torch.arange(length), torch.arange(length))
+        torch.testing.assert_close(found, layer(x, BiasedMask(near[None, None], bias)), atol=1e-5, rtol=1e-4)
+        state = model.start(ids[:, :9])
+        steps = torch.cat([state.step(token) for token in ids.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(model.project(steps), model(ids[:, :9], ids), atol=1e-4, rtol=1e-3)
