@@ -99,6 +99,24 @@ class AttentionTrace:
         self.decoder: list[Tensor] = []
         self.memory: list[Tensor] = []
 
+    def of_memory(self) -> list[Tensor]:
+        """Return the weights of cross-attention of all layers.
+
+        Raises:
+            TransduceError: there are none.
+        """
+        if not self.memory:
+            raise no_weights("cross-attention")
+        return self.memory
+
+
+def no_weights(module: str) -> TransduceError:
+    """Return the error that an attention, named `module` in the message, computes no weights to be shown or used."""
+    return TransduceError(
+        f"The weights of {module} are needed, but it does not append them to `weights_out`: pass on `weights_out` in "
+        "an attention or a score of your own."
+    )
+
 
 class MultiHeadAttention(Component):
     """A module of multi-head attention (section 3.2.2): self-attention, or cross-attention to the encoder's output.
