@@ -235,10 +235,10 @@ class Weightless(MultiHeadAttention):
 
 
 def test_an_attention_that_records_no_weights_is_named() -> None:
-    model = build(kind="encoder")
+    model = build()
     model.encoder_layers[0].self_attention.__class__ = Weightless
     with (
-        pytest.raises(TransduceError, match="The weights of `Weightless` are needed.* pass on `weights_out`"),
+        pytest.raises(TransduceError, match=r"The weights of `Weightless` are needed.* pass on `weights_out`"),
         record_activations(model),
     ):
         compute(model)
