@@ -130,6 +130,10 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 # --- search of a batch ---
 
 
+MAX_TERM_TOKENS = 64
+"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
+
+
 class SentenceBatch(NamedTuple):
     """A batch of tokenized sentences to decode together."""
 
@@ -335,7 +339,7 @@ def _longest(
 
     Raises:
         TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
-            `max_length`, if that is set.
+            `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
     """
     longest = min(search.max_length_for(source_tokens), most)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
@@ -345,6 +349,12 @@ def _longest(
             f"prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten them."
         )
     if search.max_length is None:
+        tokens, limit = _least_tokens(phrases), max(longest - 1, MAX_TERM_TOKENS)
+        if tokens > limit:  # each token of a phrase also takes a hypothesis, so that time grows with its square
+            raise TransduceError(
+                f"The phrases that a translation must contain may have {limit} tokens here, but have {tokens}: shorten "
+                "them, or set `max_length`."
+            )
         return max(longest, needed)
     if longest < (needed if phrases else len(prefix)):
         raise TransduceError(

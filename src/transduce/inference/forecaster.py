@@ -24,7 +24,7 @@ from transduce.model_folder.load import summary
 from transduce.model_folder.read import read_series_model
 
 _WINDOWS_AT_A_TIME = 256
-_DTYPES = {"auto": torch.float32, **DTYPES}
+_PRECISION_DTYPES = {"auto": torch.float32, **DTYPES}
 # Quantiles of the sampled trajectories that bound the forecast.
 _LOW, _HIGH = 0.1, 0.9
 
@@ -255,12 +255,12 @@ def load_forecaster(
     """
     folder = as_path(folder, "A model's folder")
     read_task_card(folder, "time-series", use="Forecasting")
-    if precision not in _DTYPES:
+    if precision not in _PRECISION_DTYPES:
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     prepare_device(machine.device)
-    model = read_series_model(folder).to(device=machine.device, dtype=_DTYPES[precision])
+    model = read_series_model(folder).to(device=machine.device, dtype=_PRECISION_DTYPES[precision])
     return Forecaster(model, read_series_card(folder))
 
 
