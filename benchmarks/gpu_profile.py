@@ -74,7 +74,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
-    objective, parts = TranslationObjective(model, label_smoothing=0.1, record=record), np.zeros(3)
+    objective, parts = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=record), np.zeros(3)
     ahead = PrefetchedBatches(batches, objective)
 
     def step(number: int) -> None:

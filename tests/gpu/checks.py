@@ -379,7 +379,7 @@ def losses(
     optimizer: OptimizerName,
     *,
     steps: int = 3,
-    record: bool = False,
+    cuda_graphs: bool = False,
     adapted: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Return the losses of some steps and of a validation after them, and the weights."""
@@ -393,7 +393,7 @@ def losses(
     if adapted:
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), GEMM_DTYPES[-1] if adapted else torch.float32)
-    objective, found = TranslationObjective(model, label_smoothing=0.1, record=record), []
+    objective, found = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=cuda_graphs), []
     with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
@@ -504,7 +504,7 @@ def check_recorded_steps_equal_unrecorded_ones() -> None:
     for (optimizer, changes), adapted in [*((each, False) for each in variants), (("adam", {"dropout": 0.25}), True)]:
         config = small_config(**changes)
         with recording() as recorded:
-            found = losses(KERNELS, config, optimizer, steps=4, record=True, adapted=adapted)
+            found = losses(KERNELS, config, optimizer, steps=4, cuda_graphs=True, adapted=adapted)
         assert 1 <= len(recorded) <= 2
         expected = losses(KERNELS, config, optimizer, steps=4, adapted=adapted)
         rough = adapted and DEVICE == "cuda"  # in bfloat16
@@ -520,7 +520,7 @@ def check_replays_use_current_inputs_and_settings() -> None:
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
     model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
     owner = FlatOptimizer(model, training_settings("adam"), torch.float32)
-    objective, gradients = TranslationObjective(model, label_smoothing=0.1, record=True), []
+    objective, gradients = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=True), []
 
     def gradient(factor: float) -> Tensor:
         torch.manual_seed(4)

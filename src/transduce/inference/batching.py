@@ -129,15 +129,15 @@ class DocumentMemory:
     The translations of the sentences are recorded, too, if the model's decoder reads them.
     """
 
-    def __init__(self, context: DocumentContext, tokenizer: Tokenizer, longest: int) -> None:
+    def __init__(self, context: DocumentContext, tokenizer: Tokenizer, max_tokens: int) -> None:
         """Start a record of a document without sentences.
 
         Args:
             context: how many earlier sentences the model reads, and whether also their translations.
             tokenizer: the model's tokenizer, whose vocabularies have the separator.
-            longest: maximum number of tokens that the model reads at a time.
+            max_tokens: maximum number of tokens that the model reads at a time.
         """
-        self._context, self._tokenizer, self._longest = context, tokenizer, longest
+        self._context, self._tokenizer, self._max_tokens = context, tokenizer, max_tokens
         self._separators = tuple(side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
         self._sources: list[list[int]] = []
         self._targets: list[list[int]] = []
@@ -149,12 +149,14 @@ class DocumentMemory:
     def add_history(self, part: Part) -> Part:
         """Return a copy of a part (sentence) with the recorded sentences, and any recorded translations, as context.
 
-        The oldest sentences are left out until the source context and the part have at most `longest` tokens (the
+        The oldest sentences are left out until the source context and the part have at most `max_tokens` tokens (the
         maximum that the model reads), and the translations at most half as many, so that the part's own translation
         fits, too.
         """
-        sources, targets, longest = self._sources, self._targets, self._longest
-        while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
+        sources, targets, max_tokens = self._sources, self._targets, self._max_tokens
+        while sources and (
+            sum(map(len, sources)) + len(part.ids) > max_tokens or sum(map(len, targets)) > max_tokens // 2
+        ):
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
@@ -165,12 +167,12 @@ class DocumentMemory:
         """
         if part.is_empty:
             return
-        most = self._context.before
+        max_sentences = self._context.before
         source = part.ids[: len(part.ids) - len(self._tokenizer.source.after)]
-        self._sources = [*self._sources, [*source, self._separators[0]]][-most:]
+        self._sources = [*self._sources, [*source, self._separators[0]]][-max_sentences:]
         if self._context.on_target:
             target = self._tokenizer.target.encode(translation)
-            self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
+            self._targets = [*self._targets, [*target, self._separators[1]]][-max_sentences:]
 
     def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
         """Record the parts (sentences) of a text, each with the sentence of the text's translation at its position.
@@ -315,21 +317,23 @@ _MARKS = range(0xF0000, 0xFFFFE)
 
 
 def cut_long_sentence(
-    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
+    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, max_tokens: int, gathers: bool
 ) -> list[str]:
-    """Split a sentence into parts of at most `longest` tokens; return their texts. A short sentence is one part.
+    """Split a sentence into parts of at most `max_tokens` tokens; return their texts. A short sentence is one part.
 
     Args:
         sentence: a sentence of any length.
         protected: character spans of the sentence that are never split, in order and disjoint. The model does not see
             them, so consecutive spans, with only spaces between, count as one token (a placeholder).
         vocabulary: the source vocabulary.
-        longest: maximum number of tokens in a part, without the end symbol.
+        max_tokens: maximum number of tokens in a part, without the end symbol.
         gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need the
             context; models trained on sentences translate single sentences best.
     """
     # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
-    is_short = not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < longest
+    is_short = (
+        not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < max_tokens
+    )
     if is_short or not sentence.strip():
         return [sentence]
     used = set(sentence) if protected else ()
@@ -340,7 +344,7 @@ def cut_long_sentence(
 
     def fits(text: str, count: Callable[[str], int]) -> bool:
         visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)
-        return count(visible.strip() if runs else text) + runs <= longest
+        return count(visible.strip() if runs else text) + runs <= max_tokens
 
     edges = [0, *(edge for span in protected for edge in span), len(sentence)]
     masked = mark.join(sentence[start:end] for start, end in list(pairwise(edges))[::2])

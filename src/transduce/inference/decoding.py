@@ -190,20 +190,20 @@ def start_search(
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
         batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
-    most = max_model_positions(models)
+    max_positions = max_model_positions(models)
     histories = batch.histories or [History()] * len(batch.source_ids)
-    longest = [
-        _longest(search, len(source) - len(history.source), prefix, phrases, most - len(history.target))
+    max_lengths = [
+        _max_length(search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target))
         for source, history, prefix, phrases in zip(
             batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
         )
     ]
-    before, starts = [[config.start_id]] * len(longest), [len(history.target) for history in histories]
+    before, starts = [[config.start_id]] * len(max_lengths), [len(history.target) for history in histories]
     rules = [*build_rules(search, batch.prefixes, vocabulary, before, batch.forbidden_ids), *more_rules]
     if search.generate is not None:
-        rules += generate_rules(search.generate, torch.tensor(longest, device=device), vocabulary.forced)
-    longest = [own + start for own, start in zip(longest, starts, strict=True)]
-    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        rules += generate_rules(search.generate, torch.tensor(max_lengths, device=device), vocabulary.forced)
+    max_lengths = [own + start for own, start in zip(max_lengths, starts, strict=True)]
+    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(max_lengths, device=device))
     if any(starts):
         limits = limits._replace(context_lengths=starts)
         rules = [ForcedContext([history.target for history in histories], rules)]
@@ -326,32 +326,33 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
     return sum(map(min_tokens, set(phrases)))
 
 
-def _longest(
-    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], most: int
+def _max_length(
+    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], max_positions: int
 ) -> int:
     """Return the maximum length of one sentence's translation in tokens, including the end symbol.
 
-    The length is limited to `most`, the number of the model's positions that context leaves.
+    The length is limited to `max_positions`, the number of the model's positions that context leaves.
 
     Raises:
-        TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
-            `max_length`, if that is set.
+        TransduceError: the prefix, the required phrases or the minimum length do not fit into `max_positions` tokens,
+            or into `max_length`, if that is set.
     """
-    longest = min(search.max_length_for(source_tokens), most)
+    max_length = min(search.max_length_for(source_tokens), max_positions)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
-    if needed > most:
+    if needed > max_positions:
         raise TransduceError(
-            f"The model's learned positions (`model.max_positions`) leave {most} tokens for a translation, but the "
-            f"prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten them."
+            f"The model's learned positions (`model.max_positions`) leave {max_positions} tokens for a translation, "
+            f"but the prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten "
+            "them."
         )
     if search.max_length is None:
-        return max(longest, needed)
-    if longest < (needed if phrases else len(prefix)):
+        return max(max_length, needed)
+    if max_length < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
             f"least {needed} tokens, but it is {search.max_length}."
         )
-    return longest
+    return max_length
 
 
 def _scorers(
@@ -520,7 +521,7 @@ def check_phrases(
 
 
 _WORD_START = "▁"
-_LONGEST_CHARACTER = 4  # bytes in UTF-8
+_MAX_CHARACTER_BYTES = 4  # bytes in UTF-8
 
 
 def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
@@ -608,7 +609,7 @@ class ForbiddenTexts:
         special = {vocabulary.pad_id: b"", vocabulary.unk_id: " ⁇ ".encode(), vocabulary.eos_id: b"\n"}
         self.surfaces = [special[id] if id in special else vocabulary.surface(id) for id in range(vocabulary.size)]
         self.words = [_ForbiddenWord(" ".join(text.split()), self.surfaces) for text in texts]
-        self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
+        self.reach = max(len(word.content) for word in self.words) + _MAX_CHARACTER_BYTES
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits (B, W, V) of tokens that would complete a forbidden text to minus infinity, in place.
@@ -663,11 +664,11 @@ class _ForbiddenWord:
         return False
 
     def _may_start(self, before: bytes) -> bool:
-        tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
+        tail = before[-_MAX_CHARACTER_BYTES:].decode("utf-8", "replace")
         return not (self.starts_word and tail and is_spaced_word_character(tail[-1]))
 
     def _may_end(self, after: bytes) -> bool:
-        head = after[:_LONGEST_CHARACTER].decode("utf-8", "replace")
+        head = after[:_MAX_CHARACTER_BYTES].decode("utf-8", "replace")
         return not (self.ends_word and head and is_spaced_word_character(head[0]))
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Forecast time series with a trained model.
 
-A window is a stretch of consecutive past points, from which the points that follow it are forecast.
+A window is a range of consecutive past points, from which the points that follow it are forecast.
 Legend: B windows, S past points, T forecast points, C series, N sampled trajectories.
 """
 

@@ -48,7 +48,7 @@ _MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
-_LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
+_MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -448,8 +448,8 @@ class Generator:
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
             scorer = DecoderOnlyScorer(self.model, ids, context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
-        count, longest = len(prompts), [prompt.max_length for prompt in prompts]
-        limits = SequenceLimits(ids[0][-1], end, torch.tensor(longest, device=self.device))
+        count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
+        limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))
         rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
             ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
@@ -748,11 +748,11 @@ def _read_context(folder: Path, config: ModelConfig) -> int:
 
     If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
     """
-    most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
+    max_context = config.max_positions if config.positions == "learned" else _MAX_CONTEXT
     if not (folder / SETTINGS_FILE).is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
-        return most if context is None or config.positions == "learned" else context
+        return max_context if context is None or config.positions == "learned" else context
     context = read_run_setting(folder, "task.context", int)
     if context is None or context < 2:
-        return most
-    return min(context, most) if config.positions == "learned" else context
+        return max_context
+    return min(context, max_context) if config.positions == "learned" else context

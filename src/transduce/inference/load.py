@@ -355,12 +355,12 @@ class TranslationPipeline:
         Raises:
             TransduceError: an option is out of range.
         """
-        longest = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
+        max_length = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
         search = self._search(
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
-                "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
+                "max_length": max_new_tokens if max_new_tokens is not None or max_length is None else max_length - 1,
                 "min_length": None
                 if min_length is None
                 else max(0, as_integer(min_length, "min_length", minimum=0) - 1),

@@ -132,8 +132,8 @@ class Translation(msgspec.Struct, frozen=True):
     the only part is the whole text.
     """
     protected: tuple[tuple[Span, Span], ...] = ()
-    """For each stretch of text that was copied unchanged, a pair of its character spans in the source and in the best
-    alternative, in source order.
+    """For each text that was copied unchanged, a pair of its character spans in the source and in the best alternative,
+    in source order.
     """
 
     given_up = renamed_attribute("given_up", "stopped")

@@ -155,6 +155,7 @@ class Translator:
         self._set_tokenizer(tokenizer, (source_language, target_language))
 
     examples = renamed_attribute("examples", "datastore")
+    longest_source = renamed_attribute("longest_source", "max_sentence_tokens")
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -206,7 +207,8 @@ class Translator:
         self.tokenizer = tokenizer
         self.source_language, self.target_language = languages
         special_tokens = len(tokenizer.source.with_special_tokens([]))
-        self.longest_source = max(1, min(self.max_source_tokens, max_model_positions(self.models) - special_tokens))
+        max_tokens = min(self.max_source_tokens, max_model_positions(self.models) - special_tokens)
+        self.max_sentence_tokens = max(1, max_tokens)
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
     @property
@@ -554,7 +556,7 @@ class Translator:
             targets,
             alpha=search.length_penalty,
             generate=search.generate,
-            longest=self.longest_source,
+            max_tokens=self.max_sentence_tokens,
             histories=self.histories(sources, targets) if document else None,
         )
 
@@ -673,10 +675,10 @@ class Translator:
         The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
         entry in it, is None, the text's protected spans are searched for.
         """
-        lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
-        is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
+        lines, max_tokens, splits = self.training_lines, self.max_sentence_tokens, settings.split_sentences
+        is_for_documents = max_tokens > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
         if lines is not None and is_for_documents and splits == "auto":
-            longest = min(longest, max(1, lines.tokens))
+            max_tokens = min(max_tokens, max(1, lines.tokens))
         knows_languages = self.source_language is not None and self.target_language is not None
         segmenter = Segmenter(
             settings,
@@ -687,7 +689,9 @@ class Translator:
             reads_line_feeds=self.tokenizer.writes_line_feeds,
             composes=self.tokenizer.source.composes,
             read=self.tokenizer.source.readable,
-            cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
+            cut=partial(
+                cut_long_sentence, vocabulary=self.tokenizer.source, max_tokens=max_tokens, gathers=is_for_documents
+            ),
         )
         spans = protected or [None] * len(texts)
         return [
@@ -772,8 +776,8 @@ class Translator:
             context = 0 if search.generate is None else len(part.target_history)
             return (beam_width(search, [part.phrases]), length, context)
 
-        most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
+        max_tokens = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
+        return batches(parts, max_tokens, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:

@@ -292,7 +292,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
     tokenizer, config = translator.tokenizer, translator.model.config
     heads = config.num_decoder_layers * config.num_heads
     batch: list[tuple[_Side, _Side]] = []
-    longest_source = longest_target = 0
+    source_length = target_length = 0
     pairs, same = tee(pairs)
     texts = ((pair.source, pair.target, pair.continues) for pair in same)
     for pair, history in zip(pairs, pair_histories(translator.document_memory(), tokenizer, texts), strict=True):
@@ -304,11 +304,11 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
                     f"A text must have at most {MAX_TOKENS:,} tokens for its words to be aligned, but "
                     f"“{text[:_SHOWN]}…” has {len(side.ids):,}: split it into sentences."
                 )
-        longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
-        weights = heads * (len(batch) + 1) * longest_source * longest_target
+        source_length, target_length = max(source_length, len(source.ids)), max(target_length, len(target.ids))
+        weights = heads * (len(batch) + 1) * source_length * target_length
         if batch and (len(batch) == _MAX_PAIRS or weights > _MAX_WEIGHTS):
             yield from _maps_of(translator, batch)
-            batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
+            batch, source_length, target_length = [], len(source.ids), len(target.ids)
         batch.append((source, target))
     if batch:
         yield from _maps_of(translator, batch)

@@ -127,8 +127,8 @@ class LossRecorder(Protocol):
 class PackedAttention(Protocol):
     """Kernels for training on batches without padding (`PackedBatch`); a backend has them only where they save time."""
 
-    def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens.
+    def supports(self, model: nn.Module, max_length: int) -> bool:
+        """Return whether `hidden` can compute this model on sentences of at most `max_length` tokens.
 
         Otherwise, padded batches must be used.
         """

@@ -141,11 +141,11 @@ class RepetitionPenalty(Rule):
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
             before = [self.before[row] for row in rows.tolist()]
-            longest = max(map(len, before), default=0)
+            max_length = max(map(len, before), default=0)
             # A short row repeats its first token, which the assignment below changes only once.
-            padded = [[*ids, *(ids[:1] or [0]) * (longest - len(ids))] for ids in before]
-            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, longest)
-            seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, longest + t)
+            padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
+            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, max_length)
+            seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
             logits.scatter_(-1, seen, penalized)

@@ -76,7 +76,7 @@ class ServedModel(Model):
     @property
     @override
     def max_source_tokens(self) -> int:
-        return self.translator.longest_source
+        return self.translator.max_sentence_tokens
 
     def use(self, glossary: Glossary | None) -> None:
         """Set the glossary for requests that have none of their own; None removes it.

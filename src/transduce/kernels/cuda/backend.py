@@ -537,15 +537,15 @@ class _PackedBatches(attention.PackedHeads):
 
     record_losses = staticmethod(LossRecorder)
 
-    def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens.
+    def supports(self, model: nn.Module, max_length: int) -> bool:
+        """Return whether the kernels can train a model on packed batches with sentences of at most `max_length` tokens.
 
         Packed batches have no padding. The layer graph must know every component of the model.
         """
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.supports_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, max_length, model.source_weight)
             and is_known(model)
         )
 

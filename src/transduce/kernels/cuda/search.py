@@ -210,9 +210,9 @@ class GpuSearch:
         step.records.zero_()
         step.counts.zero_()
         step.finished.fill_(float("-inf"))
-        longest = torch.tensor(options.max_lengths)
-        step.limits[:count] = longest.to(step.limits)
-        step.reaches[:count] = options.penalties[longest].to(step.reaches)
+        max_lengths = torch.tensor(options.max_lengths)
+        step.limits[:count] = max_lengths.to(step.limits)
+        step.reaches[:count] = options.penalties[max_lengths].to(step.reaches)
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
@@ -232,9 +232,9 @@ class GpuSearch:
 
         Finished sentences leave the batch, and the others move to smaller buffers if that is worthwhile.
         """
-        longest = max((self.options.max_lengths[index] for index in self._indices), default=0)
+        max_length = max((self.options.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
-        for _ in range(min(steps, longest - self.length)):
+        for _ in range(min(steps, max_length - self.length)):
             self._ensure_capacity()
             if not self._indices:
                 break

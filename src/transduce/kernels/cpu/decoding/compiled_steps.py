@@ -96,8 +96,8 @@ class TextLayout(NamedTuple):
         lengths = torch.tensor(counts)
         chunk_starts = torch.tensor([chunk.first_row for chunk in chunks for _ in range(chunk.texts)])
         starts = lengths.cumsum(0) - lengths - chunk_starts
-        most = max(chunk.rows for chunk in chunks)
-        return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), most)
+        chunk_rows = max(chunk.rows for chunk in chunks)
+        return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), chunk_rows)
 
     def addresses(self) -> dict[str, int]:
         """Return a dict from names of fields of `StepArguments` to the tables' addresses and lengths.

@@ -30,14 +30,14 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 
     The vocabulary must be large enough for the candidates, and the buffers must not become too large.
     """
-    sentences, longest, rules = len(options.max_lengths), max(options.max_lengths), options.rules
+    sentences, max_length, rules = len(options.max_lengths), max(options.max_lengths), options.rules
     if options.reserved is not None:
-        sentences, longest = max(sentences, options.reserved.sentences), max(longest, options.reserved.tokens)
+        sentences, max_length = max(sentences, options.reserved.sentences), max(max_length, options.reserved.tokens)
     rows = sentences * options.beam_size
     candidates = 2 * options.beam_size
     if rules != SearchRules():  # so many tokens may be forbidden in one step
-        candidates += longest + len((*rules.forbidden, *options.forbidden_tokens, *rules.more_ends)) + 1
-    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
+        candidates += max_length + len((*rules.forbidden, *options.forbidden_tokens, *rules.more_ends)) + 1
+    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and max_length * rows <= _MAX_TOKENS
 
 
 class NativeSearch:
@@ -114,7 +114,7 @@ class NativeSearch:
             "indices": (torch.int64, by_sentence),
             "joined": (torch.int64, by_sentence),
             "starts": (torch.int64, by_sentence),
-            "longest": (torch.int64, by_sentence),
+            "max_lengths": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.options.forbidden_tokens),)),
             "forbidden": (torch.int64, (len(self.options.rules.forbidden),)),
@@ -175,7 +175,7 @@ class NativeSearch:
         numbers("row_sources")[self.rows : self.rows + count] = lengths
         numbers("newest")[:] = [self.options.start_id] * self.rows
         numbers("indices")[:count] = range(count)
-        numbers("longest")[:count] = self.options.max_lengths
+        numbers("max_lengths")[:count] = self.options.max_lengths
         starts = torch.tensor(self.options.rules.context_lengths or [0] * count)
         numbers("starts")[:count] = starts.tolist()
         own_lengths = torch.tensor(self.options.max_lengths) - starts
@@ -311,7 +311,7 @@ class NativeSearch:
         self._copy_entries(other, old * width, count * width)
         numbers = its("indices")[:count]
         slots = torch.tensor(indices, dtype=torch.int64)
-        for name in ("longest", "greatest_penalties"):
+        for name in ("max_lengths", "greatest_penalties"):
             mine(name)[old:new] = its(name)[:count]
         mine("indices")[old:new] = slots
         mine("joined")[old:new] = self.length - other.length
@@ -417,7 +417,7 @@ class NativeSearch:
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
         count, tensor = batch * width, self._zeroed.tensor
-        for name in ("indices", "joined", "longest", "greatest_penalties"):
+        for name in ("indices", "joined", "max_lengths", "greatest_penalties"):
             tensor(name)[:batch] = tensor(name)[sentences]
         tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
         tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
