@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 import torch
 
+from transduce.kernel_interfaces import BatchSearchOptions
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.select import quantize, start_fast
-from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, BatchSearchOptions
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel

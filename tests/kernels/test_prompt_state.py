@@ -11,10 +11,10 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
 from transduce.inference.scorers import DecoderOnlyScorer
+from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
-from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, DecodingState, PromptState
 from transduce.search.beam import BeamOptions, BeamSearch

@@ -9,9 +9,10 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.kernel_interfaces import AdamScalars, UpdatedVectors
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import AdamScalars, UpdatedVectors, using_backend
+from transduce.model.backend import using_backend
 from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
 

@@ -14,7 +14,7 @@ from transduce.inference.scorers import (
     DecoderOnlyScorer,
     EncoderDecoderScorer,
 )
-from transduce.model.batch_search import (
+from transduce.kernel_interfaces import (
     BatchSearch,
     BatchSearchOptions,
     FoundHypothesis,

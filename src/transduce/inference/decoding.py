@@ -23,8 +23,8 @@ from transduce.inference.scorers import (
     batch_invariant_scorer,
     common_padded_length,
 )
+from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
-from transduce.model.batch_search import ReservedCapacity
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder

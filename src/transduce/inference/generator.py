@@ -25,7 +25,7 @@ from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translation import without_incomplete_character
-from transduce.model.batch_search import JoinableSearch, ReservedCapacity
+from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
@@ -35,8 +36,6 @@ from transduce.kernels.prepacked import (
     prepack,
 )
 from transduce.machine import usable_memory
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel

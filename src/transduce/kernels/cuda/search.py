@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.kernels.cuda.attention import AttendedPositions
 from transduce.kernels.cuda.decode_graph import (
     GpuState,
@@ -30,7 +31,6 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as triton_kernels
-from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -180,7 +180,7 @@ def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch
 
 
 class GpuSearch:
-    """A beam or greedy search for a batch on a GPU, which implements `model.batch_search.BatchSearch`."""
+    """A beam or greedy search for a batch on a GPU, which implements `kernel_interfaces.BatchSearch`."""
 
     def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
         """Create a search from a decoding state that has encoded its sentences and has run no step."""

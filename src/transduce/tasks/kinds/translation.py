@@ -210,7 +210,7 @@ class DevSet(Validation):
         batches: Sequence[Batch],
         dtype: torch.dtype,
         device: str,
-        max_source_tokens: int = DEFAULT_MAX_SOURCE,
+        max_source: int = DEFAULT_MAX_SOURCE,
         context: DocumentContext | None = None,
     ) -> None:
         with torch.device(device):
@@ -221,9 +221,7 @@ class DevSet(Validation):
         self.directions = [
             (
                 each,
-                Translator(
-                    self.model, each.tokenizer, search=search, max_source_tokens=max_source_tokens, text=unsplit
-                ),
+                Translator(self.model, each.tokenizer, search=search, max_source_tokens=max_source, text=unsplit),
             )
             for each in directions
             if each.sources
@@ -484,7 +482,7 @@ class TranslationKind(SequenceToSequenceKind):
             batches=dev_batches(corpus.dev),
             dtype=model_dtype(resolved),
             device=placement.device,
-            max_source_tokens=resolved.data.filters.max_tokens,
+            max_source=resolved.data.filters.max_tokens,
             context=document_context(resolved.data),
         )
         dev.best_by = resolved.training.best_by

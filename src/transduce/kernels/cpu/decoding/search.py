@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 from transduce.kernels.cpu.decoding.search_kernel import RANKINGS, SearchArguments, search_kernel
 from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
@@ -17,7 +18,6 @@ from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_t
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
-from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
@@ -43,7 +43,7 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 class NativeSearch:
     """A beam search, greedy search or sampling of a batch in machine code, on compiled CPU kernels.
 
-    The class implements `batch_search.BatchSearch`.
+    The class implements `kernel_interfaces.BatchSearch`.
     """
 
     def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:

@@ -9,6 +9,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
+from transduce.kernel_interfaces import AdamScalars, Polynomials, UpdatedVectors
 from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm.packing import Matrix, Packer
 from transduce.kernels.cpu.gemm.train import Gemm, GemmEmitter
@@ -26,7 +27,6 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
-from transduce.model.backend import AdamScalars, Polynomials, UpdatedVectors
 
 # --- emitted kernels that update all parameters in one pass ---
 # Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes
