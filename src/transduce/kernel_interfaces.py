@@ -1,20 +1,19 @@
 """Define what the rest of the package calls kernels for: searching for a batch of sentences, and training.
 
 Kernels are optional. Code above them gets an implementation of `BatchSearch` from `acceleration.find_batch_search`, and
-of `TrainingKernels` from `kernels_in_use`; it takes the reference path where there is none.
+of `TrainingKernels` from `backend_in_use`; it takes the reference path where there is none.
 
 Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from transduce.model.backend import Backend, Rows, backend_in_use
+from transduce.model.backend import Backend, Rows
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
 
@@ -391,12 +390,6 @@ class TrainingKernels(Backend, Protocol):
         of width K, is the same for all sentences of a batch, (T, K / 2).
         """
 
-    def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width.
-
-        The width is the size of its last axis.
-        """
-
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256.
 
@@ -412,9 +405,6 @@ class TrainingKernels(Backend, Protocol):
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """Return the sum of the rows of x, (N, D), as float32, (D,)."""
-
-    def add_in_place(self, total: Tensor, part: Tensor) -> None:
-        """Add `part`, of any dtype, to `total`, which is float32; both are contiguous."""
 
     def add_rows_in_place(
         self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
@@ -534,60 +524,3 @@ class TrainingKernels(Backend, Protocol):
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Replace each row of logits, (N, V), by its softmax, and return the rows' log-sum-exp, float32, (N,)."""
-
-
-def kernels_in_use() -> TrainingKernels | None:
-    """Return the training kernels of the backend that this thread uses (`using_backend`); None: plain PyTorch."""
-    return cast("TrainingKernels | None", backend_in_use())
-
-
-# --- gradient sums ---
-# Float32 tensors to which kernels add the gradients of parameters while they compute them.
-
-
-_BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
-_SUM = "sum_of_gradients"
-
-
-def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
-    """Make kernels add a parameter's gradient to `total`, float32 of equal shape, and return no gradient to PyTorch."""
-    setattr(parameter, _SUM, total)
-
-
-def sum_of_gradients(parameter: Tensor) -> Tensor | None:
-    """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
-
-    PyTorch must receive it if `add_gradients_to` was not called for the parameter, or if the parameter has hooks.
-    """
-    total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
-    return total
-
-
-def add_to(total: Tensor, part: Tensor) -> None:
-    """Compute total += part for tensors of equal shape, possibly of different dtypes, without a temporary copy.
-
-    PyTorch's addition first converts all of `part` to the dtype of the total.
-    """
-    kernels = kernels_in_use() if total.dtype != part.dtype and part.dim() else None
-    if kernels is not None and kernels.supports_rows(part):
-        kernels.add_in_place(total, part)
-        return
-    if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
-        total += part
-        return
-    rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
-    for block, addend in zip(total.split(rows), part.split(rows), strict=True):
-        block += addend
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product left · right to `total` in place.
-
-    A product of bfloat16 matrices is summed in float32 on a GPU; a CPU computes it in bfloat16 first.
-    """
-    if right.dtype == total.dtype:
-        torch.addmm(total, left, right, out=total)
-    elif total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        add_to(total, left @ right)

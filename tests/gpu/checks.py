@@ -36,7 +36,7 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import EncoderDecoderScorer
-from transduce.kernel_interfaces import AdamScalars, UpdatedVectors, add_gradients_to
+from transduce.kernel_interfaces import AdamScalars, UpdatedVectors
 from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import search as gpu_search
 from transduce.kernels.cuda.backend import GpuTraining
@@ -45,7 +45,7 @@ from transduce.kernels.cuda.search import GpuSearch
 from transduce.kernels.select import why_triton_fails
 from transduce.kernels.training_executor import embed
 from transduce.model.attention import AttentionTrace
-from transduce.model.backend import Rows, using_backend
+from transduce.model.backend import Rows, add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.layers import EncoderLayer

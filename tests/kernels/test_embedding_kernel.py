@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernel_interfaces import add_gradients_to
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.training_executor import embed
+from transduce.model.backend import add_gradients_to
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -10,7 +10,6 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.kernel_interfaces import add_gradients_to
 from transduce.kernels.cpu.gemm import train_calls
 from transduce.kernels.cpu.gemm.train_calls import (
     _MANY_OUTPUTS,
@@ -26,7 +25,7 @@ from transduce.kernels.cpu.gemm.train_calls import (
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import Rows, using_backend
+from transduce.model.backend import Rows, add_gradients_to, using_backend
 from transduce.training.loss import projected_cross_entropy
 
 TILE = bfloat16_tile()

@@ -10,14 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernel_interfaces import add_gradients_to
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile
 from transduce.kernels.cpu.jit.compiler import require_integer_tile
 from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import using_backend
+from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.layers import EncoderLayer, StackPositions
 from transduce.model.masks import AttentionMask, BiasedMask, padding_mask

@@ -20,11 +20,10 @@ from torch.nn.utils import parametrize
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernel_interfaces import add_gradients_to
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import _WHOLE_LAYERS, NativeTraining
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import using_backend
+from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout, FeedForward, Linear

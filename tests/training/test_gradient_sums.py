@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce import kernel_interfaces
-from transduce.kernel_interfaces import add_to
+from transduce.model import backend
+from transduce.model.backend import add_to
 from transduce.training.loss import projected_cross_entropy
 from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
 
@@ -19,7 +19,7 @@ from transduce.training.optimizer import collect_gradients, discard_gradients, v
 def test_adding_in_blocks_equals_adding_at_once(
     shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_interfaces, "_BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", 16)
     part, before = torch.randn(shape).to(dtype), torch.randn(shape)
     total = before.clone()
     add_to(total, part)

@@ -462,7 +462,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
         folders: the model folders, whose files are read.
         job: what applies to each line.
     """
-    from transduce.inference.decoding import read_max_source_tokens
+    from transduce.model_folder.load import read_max_source_tokens
     from transduce.search.settings import EARLIER_DEFAULTS
 
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]

@@ -22,7 +22,6 @@ from transduce.model.transformer import Encoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
-from transduce.text.filters import FilterSettings
 from transduce.text.sentences import find_sentences, split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
@@ -32,8 +31,6 @@ from transduce.text.word_spans import Span
 # Long sentences are split into parts, and the translations of the parts are joined.
 
 
-# Maximum source length in tokens for models whose training settings do not specify one.
-DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
 _PART_STRIDE = 999_999_937
 """A large number that, times a part's index within its text, is added to the text's index to seed sampling, so
 that the parts of a text draw different random numbers.

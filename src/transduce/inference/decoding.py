@@ -1,19 +1,16 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules, algorithm and phrases."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from transduce.acceleration import search_reductions
-from transduce.errors import IdleSettingWarning, TransduceError
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, check_evaluation_mode, pad
+from transduce.errors import TransduceError
+from transduce.inference.batching import History, check_evaluation_mode, pad
 from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import (
@@ -27,9 +24,6 @@ from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
-from transduce.model_folder.read import SETTINGS_FILE, read_run_setting
-from transduce.model_folder.safety import read_json
 from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase, WordContinuations
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
@@ -48,8 +42,7 @@ from transduce.search.rules import (
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Reductions, Selection
-from transduce.search.settings import EARLIER_DEFAULTS, SearchSettings, without_idle_penalties
-from transduce.text.filters import FilterSettings
+from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -62,69 +55,6 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
     )
-
-
-# --- default search settings ---
-
-
-def read_search_settings(folder: Path) -> SearchSettings:
-    """Return the default search settings of a model folder.
-
-    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
-    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
-    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
-
-    Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
-
-    Raises:
-        TransduceError: a file cannot be read.
-    """
-    if is_hugging_face_folder(folder):
-        return hugging_face_search_settings(folder)
-    table, path = read_run_setting(folder, "search", dict[str, Any]), folder / SETTINGS_FILE
-    if table is None:
-        path = folder / "generation_config.json"
-        table = _read_generation_config(path)
-    effective = without_idle_penalties(table)
-    for name, value in table.items():
-        if value != effective[name] and (name, value) not in EARLIER_DEFAULTS:
-            message = (
-                f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
-                "out, or change them."
-            )
-            warnings.warn(message, IdleSettingWarning, stacklevel=2)
-    try:
-        return msgspec.convert(effective, SearchSettings)
-    except msgspec.ValidationError as error:
-        raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
-
-
-def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
-
-    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
-
-    Raises:
-        TransduceError: the run's settings cannot be read.
-    """
-    if is_hugging_face_folder(folder):
-        return DEFAULT_MAX_SOURCE
-    filters = read_run_setting(folder, "data.filters", FilterSettings)
-    return DEFAULT_MAX_SOURCE if filters is None else filters.max_tokens
-
-
-def _read_generation_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = read_json(path.parent, path.name, _GenerationConfig)
-    return {"beam_size": content.num_beams, "no_repeated_ngrams": content.no_repeat_ngram_size}
-
-
-class _GenerationConfig(msgspec.Struct, frozen=True):
-    """The keys of a model folder's `generation_config.json` that set defaults of search; others are ignored."""
-
-    num_beams: int = 1
-    no_repeat_ngram_size: int = 0
 
 
 # --- search of a batch ---

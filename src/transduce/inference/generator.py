@@ -26,11 +26,9 @@ from transduce.inference.decoding import build_rules, explain_search_out_of_memo
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translation import without_incomplete_character
 from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
-from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
-from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
-from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, summary
-from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
+from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, read_max_context, summary
+from transduce.model_folder.read import read_decoder_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
@@ -48,7 +46,6 @@ _MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
-_MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -738,21 +735,6 @@ def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Genera
     return Generator(
         content.model,
         content.tokenizer,
-        context=_read_context(folder, content.model.config),
+        context=read_max_context(folder, content.model.config),
         language=content.manifest.target_language,
     )
-
-
-def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
-
-    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
-    """
-    max_context = config.max_positions if config.positions == "learned" else _MAX_CONTEXT
-    if not (folder / SETTINGS_FILE).is_file():
-        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
-        return max_context if context is None or config.positions == "learned" else context
-    context = read_run_setting(folder, "task.context", int)
-    if context is None or context < 2:
-        return max_context
-    return min(context, max_context) if config.positions == "learned" else context

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal, TypedDict, get_args, overload
 
 import msgspec
-import torch
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
@@ -18,7 +17,6 @@ from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
-from transduce.inference.decoding import read_max_source_tokens, read_search_settings
 from transduce.inference.embedder import Embedder, load_embedder
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.inference.generator import Generator, load_generator
@@ -28,13 +26,14 @@ from transduce.inference.retrieval import read_datastore
 from transduce.inference.tagger import Tagger, load_tagger
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
-from transduce.machine import Precision, detect_machine
+from transduce.machine import Precision
 from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import (
     LoadOptions,
     check_ensemble,
-    check_precision,
-    read_at_precision,
+    load_models_at,
+    read_max_source_tokens,
+    read_search_settings,
     with_languages,
 )
 from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
@@ -79,16 +78,11 @@ def open_translator(
     Raises:
         TransduceError: a folder cannot be read, or an option is invalid.
     """
-    check_precision(precision)
     folders = as_paths(folder, "A model's folder")
     if not folders:
         raise TransduceError("At least one model folder is needed, but none was named.")
     refuse_parsers(folders)
-    machine = detect_machine(device, threads)
-    torch.set_num_threads(machine.threads)
-    if precision == "auto" and len(folders) > 1:
-        precision = machine.precision  # one for all
-    opened = [read_at_precision(read_encoder_decoder_folder, each, precision, machine) for each in folders]
+    opened = load_models_at(read_encoder_decoder_folder, folders, precision=precision, device=device, threads=threads)
     contents = [with_languages(each, source_language, target_language) for each in opened]
     check_ensemble(folders, contents)
     first, *further_models = (each.model for each in contents)

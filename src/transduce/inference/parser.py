@@ -15,10 +15,10 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
-from transduce.inference.decoding import make_search, max_model_positions, read_search_settings
+from transduce.inference.decoding import make_search, max_model_positions
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, read_search_settings, summary
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken

@@ -13,7 +13,6 @@ from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, 
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import (
-    DEFAULT_MAX_SOURCE,
     DocumentContext,
     DocumentHistories,
     DocumentMemory,
@@ -66,7 +65,7 @@ from transduce.inference.translation import (
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import check_parts, choose_direction, precision_of, summary
+from transduce.model_folder.load import DEFAULT_MAX_SOURCE, check_parts, choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_with_warnings

@@ -35,6 +35,15 @@ class Backend(Protocol):
         Otherwise the component's own `forward` computes it.
         """
 
+    def supports_rows(self, x: Tensor) -> bool:
+        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width.
+
+        The width is the size of its last axis.
+        """
+
+    def add_in_place(self, total: Tensor, part: Tensor) -> None:
+        """Add `part`, of any dtype, to `total`, which is float32; both are contiguous."""
+
 
 # The backend of this thread's `with` statement; other threads, which may translate meanwhile, have none.
 _BACKEND: ContextVar[Backend | None] = ContextVar("_BACKEND", default=None)
@@ -72,8 +81,8 @@ def using_backend(kernels: Backend | None) -> Iterator[None]:
             _InUse.backend, _InUse.thread = before
 
 
-def backend_in_use() -> Backend | None:
-    """Return the training backend that this thread uses; None: plain PyTorch.
+def backend_in_use() -> Any:
+    """Return the `Backend` that this thread uses, with all that its caller may need of it; None: plain PyTorch.
 
     On a GPU, PyTorch's threads for backward passes get the process's backend.
     """
@@ -141,3 +150,55 @@ class Component(nn.Module):
             f"`{name}` of `{owner}` must have the dtype of the weights, {weight.dtype}, but has {x.dtype}: convert it "
             f"by `{name}.to({weight.dtype})`, or the module by `.to({x.dtype})`."
         )
+
+
+# --- gradient sums ---
+# Float32 tensors to which kernels add the gradients of parameters while they compute them.
+
+
+_BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
+_SUM = "sum_of_gradients"
+
+
+def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
+    """Make kernels add a parameter's gradient to `total`, float32 of equal shape, and return no gradient to PyTorch."""
+    setattr(parameter, _SUM, total)
+
+
+def sum_of_gradients(parameter: Tensor) -> Tensor | None:
+    """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
+
+    PyTorch must receive it if `add_gradients_to` was not called for the parameter, or if the parameter has hooks.
+    """
+    total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
+    return total
+
+
+def add_to(total: Tensor, part: Tensor) -> None:
+    """Compute total += part for tensors of equal shape, possibly of different dtypes, without a temporary copy.
+
+    PyTorch's addition first converts all of `part` to the dtype of the total.
+    """
+    kernels = backend_in_use() if total.dtype != part.dtype and part.dim() else None
+    if kernels is not None and kernels.supports_rows(part):
+        kernels.add_in_place(total, part)
+        return
+    if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
+        total += part
+        return
+    rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
+    for block, addend in zip(total.split(rows), part.split(rows), strict=True):
+        block += addend
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the matrix product left · right to `total` in place.
+
+    A product of bfloat16 matrices is summed in float32 on a GPU; a CPU computes it in bfloat16 first.
+    """
+    if right.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        add_to(total, left @ right)

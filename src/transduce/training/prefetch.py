@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.data.batches import Batch, Plan
-from transduce.kernel_interfaces import LossRecorder, PackedAttention, kernels_in_use
+from transduce.kernel_interfaces import LossRecorder, PackedAttention, TrainingKernels
+from transduce.model.backend import backend_in_use
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
@@ -349,7 +350,7 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
 
     The result is None if there is no backend, or its kernels do not support the model or the longest sentence.
     """
-    kernels = kernels_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     packed = None if kernels is None else kernels.packed
     max_length = max(batch.source.shape[1], batch.target.shape[1])
     return packed if packed is not None and packed.supports(model, max_length) else None

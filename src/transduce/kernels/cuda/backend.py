@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors, add_product
+from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
 from transduce.kernels.cuda import attention, rows
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
@@ -28,7 +28,7 @@ from transduce.kernels.training_executor import (
     sublayers_of,
     sum_or_zeros,
 )
-from transduce.model.backend import Rows
+from transduce.model.backend import Rows, add_product
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.masks import PackedBatch, PackedMask

@@ -31,7 +31,7 @@ from transduce.data.text_noise import NoisyPlan
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
+from transduce.inference.batching import DocumentContext, Documents
 from transduce.inference.evaluate import decoding_record
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -39,6 +39,7 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.model_folder.load import DEFAULT_MAX_SOURCE
 from transduce.model_folder.read import CONTEXT, DIRECTIONS, ContextRecord, context_text, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.kernel_interfaces import PLAIN_ATTENTION, sum_of_gradients
+from transduce.kernel_interfaces import PLAIN_ATTENTION
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile, project, require_gemm_tile, supports_gemm_sizes
 from transduce.kernels.cpu.jit.compiler import address_of
 from transduce.kernels.cpu.jit.memory import process_stack
@@ -55,6 +55,7 @@ from transduce.kernels.training_executor import (
     sublayers_of,
     supports_positions,
 )
+from transduce.model.backend import sum_of_gradients
 from transduce.model.feed_forward import Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.positions import Rotation
