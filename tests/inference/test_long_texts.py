@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import cut_long_sentence
 from transduce.inference.load import open_translator
+from transduce.inference.segmentation import cut_long_sentence
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.settings import SearchSettings

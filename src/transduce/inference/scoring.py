@@ -16,7 +16,7 @@ from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batching import History, check_evaluation_mode, pad
+from transduce.inference.batching import History, check_evaluation_mode, cut_batches, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
@@ -190,17 +190,9 @@ def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[
 
     A longer pair is a batch of its own.
     """
-    batch: list[int] = []
-    source = target = 0  # the longest of the batch
-    for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
-        own_source, own_target = len(source_ids[number]), len(target_ids[number])
-        source, target = max(source, own_source), max(target, own_target)
-        if batch and (len(batch) + 1) * (source + target) > _BATCH_TOKENS:
-            yield batch
-            batch, source, target = [], own_source, own_target
-        batch.append(number)
-    if batch:
-        yield batch
+    lengths = [(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number][0], -lengths[number][1]))
+    return cut_batches(order, lengths.__getitem__, _BATCH_TOKENS)
 
 
 def _score_batch(

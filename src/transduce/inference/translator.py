@@ -19,13 +19,10 @@ from transduce.inference.batching import (
     Documents,
     History,
     Part,
-    PartsObserver,
     batch_token_budget,
     batches,
-    cut_long_sentence,
     decode_in_parallel,
     encode_parts,
-    join_sentences,
     num_parallel_batches,
     pair_histories,
 )
@@ -52,15 +49,17 @@ from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scorers import BatchInvarianceCheck, padded_length
 from transduce.inference.scoring import MAX_TOKENS, Score, as_pairs, score_translations
-from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
+from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter, cut_long_sentence
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import (
     GrowingText,
+    PartsObserver,
     Translation,
     decode_like,
     decode_start,
     empty_alternative,
+    join_sentences,
     translation_from_hypotheses,
 )
 from transduce.model.build import EncoderDecoder
