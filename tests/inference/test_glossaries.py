@@ -8,8 +8,8 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
+from transduce.inference.decoding import MAX_TERM_TOKENS
 from transduce.inference.glossary_search import (
-    MAX_TERM_TOKENS,
     _whole_targets,
     as_glossary,
     check_glossary,

@@ -60,6 +60,10 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
 # --- search of a batch ---
 
 
+MAX_TERM_TOKENS = 64
+"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
+
+
 class SentenceBatch(NamedTuple):
     """A batch of tokenized sentences to decode together."""
 
@@ -265,7 +269,7 @@ def _max_length(
 
     Raises:
         TransduceError: the prefix, the required phrases or the minimum length do not fit into `max_positions` tokens,
-            or into `max_length`, if that is set.
+            or into `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
     """
     max_length = min(search.max_length_for(source_tokens), max_positions)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
@@ -276,6 +280,12 @@ def _max_length(
             "them."
         )
     if search.max_length is None:
+        tokens, limit = _least_tokens(phrases), max(max_length - 1, MAX_TERM_TOKENS)
+        if tokens > limit:  # each token of a phrase also takes a hypothesis, so that time grows with its square
+            raise TransduceError(
+                f"The phrases that a translation must contain may have {limit} tokens here, but have {tokens}: shorten "
+                "them, or set `max_length`."
+            )
         return max(max_length, needed)
     if max_length < (needed if phrases else len(prefix)):
         raise TransduceError(

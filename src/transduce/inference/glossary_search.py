@@ -15,7 +15,7 @@ import msgspec
 from transduce.argument_checks import as_path, as_phrases
 from transduce.errors import TransduceError, shown_value
 from transduce.inference.batching import Part
-from transduce.inference.decoding import check_phrases, min_tokens, tokenize_phrase
+from transduce.inference.decoding import MAX_TERM_TOKENS, check_phrases, min_tokens, tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import as_translation
 from transduce.inference.spans import score_pairs
@@ -36,9 +36,6 @@ from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
 
-
-MAX_TERM_TOKENS = 64
-"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
 
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
 """What users may pass as a glossary: a `Glossary`, a mapping from terms to their translations (one or several), or the
