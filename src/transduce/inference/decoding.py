@@ -39,6 +39,7 @@ from transduce.search.rules import (
     check_ids,
     generate_rules,
     ranking_of,
+    rules_for_log_probabilities,
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Reductions, Selection
@@ -196,8 +197,8 @@ def make_search(
         if compiled is not None:
             return compiled
     is_beam = beam.beam_size > 1 and draw is None
+    scorer, rules = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
     options: dict[str, Any] = {"rules": rules, "reductions": _search_kernels()}
-    scorer = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
     if not is_beam:
         width, divisor = 1 if draw is None else beam.beam_size, ranking_of(generate).length_penalty
         choose = draw or take_argmax
@@ -307,11 +308,13 @@ def _scorers(
     return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
 
 
-def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities around a scorer of logits; the given scorer if logits suffice.
+def scored_for(
+    scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool
+) -> tuple[Scorer, Sequence[Rule]]:
+    """Return a scorer of log-probabilities around a scorer of logits, and the rules for it; both unchanged if possible.
 
     The search of `generate` needs log-probabilities, and so does a `RepetitionPenalty` in a beam search. Without a
-    beam, this penalty changes logits, as in transformers; given log-probabilities, it is set to convert them back.
+    beam, this penalty changes logits, as in transformers; it then converts log-probabilities back.
 
     Args:
         scorer: the scorer of logits.
@@ -319,16 +322,15 @@ def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_bea
         generates: True for the search of `generate`, which takes log-probabilities.
         is_beam: True if several hypotheses are ranked.
     """
-    while rules and isinstance(rules[0], ForcedContext | ForcedPrefix):
-        rules = rules[0].rules
-    penalty = next((rule for rule in rules if isinstance(rule, RepetitionPenalty)), None)
-    takes_logits = penalty is not None and not is_beam
-    if not generates and (penalty is None or takes_logits):
-        return scorer
+    inner = rules
+    while inner and isinstance(inner[0], ForcedContext | ForcedPrefix):
+        inner = inner[0].rules
+    penalizes = any(isinstance(rule, RepetitionPenalty) for rule in inner)
+    takes_logits = penalizes and not is_beam
+    if not generates and (takes_logits or not penalizes):
+        return scorer, rules
     logs = LogProbabilities(scorer, with_normalizer=takes_logits)
-    if penalty is not None and takes_logits:
-        penalty.normalizer = lambda: logs.normalizer
-    return logs
+    return logs, rules_for_log_probabilities(rules, lambda: logs.normalizer) if takes_logits else rules
 
 
 def build_rules(
