@@ -14,7 +14,7 @@ from transduce.inference.compiled_search import CompiledSearch, find_compiled_se
 from transduce.inference.decoding import scored_for
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.selection import NativeReductions
+from transduce.kernels.cpu.selection import CompiledReductions
 from transduce.kernels.select import quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -47,7 +47,7 @@ LONGEST = [40, 3, 17, 1, 25, 40, 9]
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
     """Make both searches use the same kernels to normalize and select."""
-    with use_kernels(NativeReductions()):
+    with use_kernels(CompiledReductions()):
         yield
 
 

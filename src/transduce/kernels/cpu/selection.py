@@ -158,7 +158,7 @@ class RuleArguments(NamedTuple):
     """
 
 
-class NativeReductions:
+class CompiledReductions:
     """Top-k, log-sum-exp and beam selection over a vocabulary with compiled CPU kernels.
 
     The class implements `selection.Reductions`.

@@ -130,7 +130,7 @@ def _compaction_kernel() -> CompiledKernel:
 # width, V vocabulary size.
 
 
-class NativeSteps(LogitsState):
+class DecodingSteps(LogitsState):
     """The base class of decoding states on compiled CPU kernels, for encoder-decoder and for decoder-only models.
 
     Attention weights cannot be traced.
@@ -318,7 +318,7 @@ class Scratch:
 # --- encoder-decoder models ---
 
 
-class NativeState(NativeSteps):
+class CompiledState(DecodingSteps):
     """A decoding state of an encoder-decoder model on compiled CPU kernels."""
 
     def __init__(
@@ -467,7 +467,7 @@ def _check_ids(ids: Tensor, size: int) -> None:
 # width, V vocabulary size.
 
 
-class NativePromptState(NativeSteps):
+class CompiledPromptState(DecodingSteps):
     """A decoding state of a decoder-only model on compiled CPU kernels.
 
     As in `PromptState`, the first step returns the prediction after the prompt and processes no token.

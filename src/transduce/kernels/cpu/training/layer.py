@@ -272,7 +272,7 @@ def _plan_of(shape: LayerShape) -> LayerPlan:
 # --- backend ---
 
 
-class NativeTraining:
+class CompiledTraining:
     """A training backend of compiled CPU kernels.
 
     The class implements `backend.TrainingKernels`.
