@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.kernels.cuda.graphs import power_of_2, shared_bytes
+from transduce.kernels.cuda import power_of_2, shared_bytes
 from transduce.kernels.cuda.triton import attention as triton_kernels
 from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedMask, Packing

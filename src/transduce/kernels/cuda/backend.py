@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
-from transduce.kernels.cuda import attention, rows
+from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, SearchRules
+from transduce.kernels.cuda import ceil_div, power_of_2
 from transduce.kernels.cuda.attention import AttendedPositions
 from transduce.kernels.cuda.decode_graph import (
     GpuState,
@@ -29,7 +30,6 @@ from transduce.kernels.cuda.decode_graph import (
     round_up_size,
     round_up_source,
 )
-from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as triton_kernels
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
