@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from transduce.deprecation import PUBLIC_NAMES, warn_renamed
 from transduce.errors import TransduceError
-from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from transduce.demonstration.run import DemoResult, demo
@@ -237,8 +236,6 @@ __all__ = [
     "verify",
     "word_attention",
 ]
-
-set_library_defaults()
 
 # A name is imported on first use, so that `import transduce` stays fast.
 _NAMES = {

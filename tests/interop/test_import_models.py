@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
@@ -553,14 +553,14 @@ def test_stored_sinusoidal_positions_in_another_order_are_refused() -> None:
         import_model(content, StoredTensors(tensors, "folder"), {"start_id": 0})
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", IMPORT_FAMILIES)
 def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
     kind = transformers.CONFIG_MAPPING[model_type]
 
     def settings(content: Mapping[str, Any]) -> dict[str, Any] | str:
         try:
-            return FAMILIES[model_type].settings(ConfigReader(content, "config.json"))
+            return IMPORT_FAMILIES[model_type].settings(ConfigReader(content, "config.json"))
         except TransduceError as error:
             return str(error)
 
@@ -568,7 +568,7 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
     content = kind().to_dict() | supported.get(model_type, {})
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.
-    ids = ("pad_token_id", "bos_token_id", "eos_token_id") if FAMILIES[model_type].kind == "decoder" else ()
+    ids = ("pad_token_id", "bos_token_id", "eos_token_id") if IMPORT_FAMILIES[model_type].kind == "decoder" else ()
     for key in content.keys() - set(ids):
         partial_content = {name: value for name, value in content.items() if name not in (key, "head_dim")}
         found = settings(partial_content)

@@ -26,7 +26,7 @@ from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original
 from transduce.exchange.exporters import exporter_for
 from transduce.inference import decoding
-from transduce.inference.batching import Documents, History, Part
+from transduce.inference.batching import Documents, History, TextPart
 from transduce.inference.compiled_search import CompiledSearch
 from transduce.inference.datastore import build_datastore
 from transduce.inference.decoding import SentenceBatch, start_search, tokenize_phrase
@@ -429,7 +429,7 @@ def test_sentences_of_an_earlier_text_keep_their_own_translations(trained: Path)
 def test_an_earlier_text_whose_sentences_cannot_be_paired_counts_as_one(trained: Path) -> None:
     translator = transduce.load(trained, task="translation")
     source, target = translator.tokenizer.source, translator.tokenizer.target
-    parts = [Part(text, 0, n, source.with_special_tokens(source.encode(text))) for n, text in enumerate(("a", "b"))]
+    parts = [TextPart(text, 0, n, source.with_special_tokens(source.encode(text))) for n, text in enumerate(("a", "b"))]
     memory = translator.document_memory()
     assert memory is not None
     memory.append_text(parts, "A B", "de")

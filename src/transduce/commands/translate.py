@@ -44,7 +44,7 @@ from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.commands.line_warnings import LineWarnings
-    from transduce.inference.bulk_files import Job, Portion, ResumableFile
+    from transduce.inference.bulk_files import LineOptions, Portion, ResumableFile
     from transduce.inference.translator import Translator
 
 
@@ -214,8 +214,8 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     return paths, None
 
 
-def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return the `Job` for every line to translate: search settings, required text, glossary and text settings.
+def make_job(options: argparse.Namespace, folder: str) -> "LineOptions":
+    """Return the `LineOptions` for every line to translate: search settings, required text, glossary and text settings.
 
     Args:
         options: the options of `transduce translate`.
@@ -224,7 +224,7 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     Raises:
         TransduceError: an option is out of range, or has no effect.
     """
-    from transduce.inference.bulk_files import Job
+    from transduce.inference.bulk_files import LineOptions
     from transduce.search.settings import BEAM_SETTINGS, SamplingSettings, override_search
 
     if options.sample:
@@ -246,7 +246,7 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
-    return Job(
+    return LineOptions(
         search=search,
         prefix=options.prefix,
         phrases=tuple(options.must_contain),
@@ -277,7 +277,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def translate_with_warnings(
-    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
+    options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
     """Translate groups of input lines in one or several processes; yield each group and its translated text, in order.
 
@@ -325,7 +325,7 @@ def _report_missing_terms(
 
 
 def _translate_portions(
-    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
+    options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
     from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
@@ -358,7 +358,7 @@ def _translate_portions(
 def write_to_file(
     options: argparse.Namespace,
     folders: list[str],
-    job: "Job",
+    job: "LineOptions",
     portions: "Iterable[Portion]",
     notes: LineNotes,
     source: str | None,
@@ -425,7 +425,7 @@ def _write(
     file: "ResumableFile",
     options: argparse.Namespace,
     folders: list[str],
-    job: "Job",
+    job: "LineOptions",
     portions: "Iterable[Portion]",
     notes: LineNotes,
 ) -> None:
@@ -452,7 +452,7 @@ def _write(
     sys.stderr.write(localized(f"{lines} in {file.path}, {clock.elapsed_seconds:.1f} s\n"))
 
 
-def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
+def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions") -> bytes:
     """Return bytes that represent all models and options that determine the translation of a line.
 
     A translation is only resumed if its bytes equal those of the interrupted translation.
@@ -496,7 +496,7 @@ def open_device(path: str) -> Iterator[io.TextIOWrapper]:
         yield device
 
 
-def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:
+def prompt(translator: "Translator", output: io.TextIOWrapper, job: "LineOptions") -> None:
     """Translate sentences that a user types at a prompt, until an empty line or the end of the input.
 
     A single translation is printed while it is generated; several alternatives, and re-decoded ones, when they are

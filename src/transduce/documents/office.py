@@ -13,8 +13,8 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     Unit,
     find_code_styles,
@@ -131,7 +131,7 @@ class Paragraph:
     """A paragraph of an office document that is read as texts with inline tags and written back with translations."""
 
     element: Any
-    texts: Sequence[InlineText | Part]
+    texts: Sequence[InlineText | InlinePart]
     """A list of the texts (`InlineText`) that are translated by themselves, and of the tags between them, such as
     tabs.
     """
@@ -148,7 +148,7 @@ class Paragraph:
     def write(self, translations: Sequence[str]) -> None:
         """Replace the paragraph's texts by translations, one for each of `units`; formatted words stay formatted."""
         waiting = list(translations)
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         for text in self.texts:
             if not isinstance(text, InlineText):
                 parts.append(text)
@@ -158,7 +158,7 @@ class Paragraph:
                 parts += text.parts
         self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
 
-    def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
+    def _with_ordered_ranges(self, parts: list[InlinePart]) -> list[InlinePart]:
         """Return translated strings and tags as a list, with the start of each comment or other range before its end.
 
         Translation can exchange a start and an end; they are then swapped, in place.
@@ -187,7 +187,7 @@ class Paragraph:
         """Return the single XML element that a tag without text stands for, or None if it stands for several."""
         raise NotImplementedError
 
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         raise NotImplementedError
 
 
@@ -299,12 +299,12 @@ class _OpenXmlParagraph(Paragraph):
 
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
-    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
+    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[InlinePart]:
         """Return a paragraph's content as a list of strings and inline tags; tags that end a text join `separators`.
 
         Text with the base formatting gets no tags. What each tag stands for is stored in `payloads`.
         """
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         opened: list[int] = []
         formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
         for index, (kind, run, content) in enumerate(atoms):
@@ -359,7 +359,7 @@ class _OpenXmlParagraph(Paragraph):
         return payload[0].element if isinstance(payload, list) and len(payload) == 1 else None
 
     @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         kept = [child for child in self.element if child.tag in self.dialect.kept]
         for child in list(self.element):
             self.element.remove(child)

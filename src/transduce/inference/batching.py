@@ -31,7 +31,7 @@ that the parts of a text draw different random numbers.
 """
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A sentence of a text, tokenized for decoding, or a part of a sentence that is too long for the model."""
 
     text: str
@@ -86,14 +86,14 @@ class Part(NamedTuple):
         return index + self.sentence_index * _PART_STRIDE
 
 
-def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
-    """Tokenize segmented texts; return one flat list with a `Part` for each sentence (or part of a long sentence)."""
+def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[TextPart]:
+    """Tokenize segmented texts; return a flat list with a `TextPart` for each sentence or part of a long sentence."""
     sentences = [
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
     encoded = vocabulary.encode_batch([each.text for each, _, _ in sentences])
     return [
-        Part(
+        TextPart(
             each.text,
             text,
             number,
@@ -141,7 +141,7 @@ class DocumentMemory:
         """Remove all recorded sentences and translations, because another document begins."""
         self._sources, self._targets = [], []
 
-    def add_history(self, part: Part) -> Part:
+    def add_history(self, part: TextPart) -> TextPart:
         """Return a copy of a part (sentence) with the recorded sentences, and any recorded translations, as context.
 
         The oldest sentences are left out until the source context and the part have at most `max_tokens` tokens (the
@@ -155,7 +155,7 @@ class DocumentMemory:
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
-    def append(self, part: Part, translation: str = "") -> None:
+    def append(self, part: TextPart, translation: str = "") -> None:
         """Record a part as the document's newest sentence; also its translation, if the model reads translations.
 
         An empty part is ignored. Sentences that are too old for the model's context are dropped.
@@ -169,7 +169,7 @@ class DocumentMemory:
             target = self._tokenizer.target.encode(translation)
             self._targets = [*self._targets, [*target, self._separators[1]]][-max_sentences:]
 
-    def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
+    def append_text(self, parts: Sequence[TextPart], translation: str, target_language: str | None) -> None:
         """Record the parts (sentences) of a text, each with the sentence of the text's translation at its position.
 
         If the translation has another number of sentences than the text has parts, the text is recorded as one
@@ -199,7 +199,7 @@ class DocumentHistories:
         in order.
         """
 
-    def with_history(self, parts: Sequence[Part]) -> list[Part]:
+    def with_history(self, parts: Sequence[TextPart]) -> list[TextPart]:
         """Return a list of the parts (sentences), each with the preceding sentences of its document as context.
 
         The parts are unchanged if the model reads no context, or if it also reads the translations of the preceding
@@ -216,7 +216,7 @@ class DocumentHistories:
             memory.append(part)
         return result
 
-    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Any]) -> Iterator[list[Part]]:
+    def waves(self, parts: Sequence[TextPart], translations: Mapping[tuple[int, int], Any]) -> Iterator[list[TextPart]]:
         """Yield lists of parts (sentences), with their context, that can be translated together.
 
         If the model reads translations as context, each list holds at most one sentence of a document, and the next
@@ -230,7 +230,7 @@ class DocumentHistories:
         if self._memory is None or not self.is_sequential:
             yield list(parts)
             return
-        chains = list[tuple[DocumentMemory, list[Part]]]()
+        chains = list[tuple[DocumentMemory, list[TextPart]]]()
         for is_first, part in self._in_order(parts):
             if is_first or not chains:
                 memory = copy.copy(self._memory)
@@ -244,7 +244,7 @@ class DocumentHistories:
             for memory, part in active:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
 
-    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
+    def _in_order(self, parts: Sequence[TextPart]) -> Iterator[tuple[bool, TextPart]]:
         """Yield a pair for each part (sentence): True if a document begins with the part, else False; and the part."""
         text = -1
         for part in parts:
@@ -283,7 +283,7 @@ def pair_histories(
         if not continues:
             memory.clear()
         ids = tokenizer.source.encode(tokenizer.source.readable(source))
-        part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
+        part = memory.add_history(TextPart(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
         yield History(part.history, part.target_history)
         memory.append(part, target)
 
@@ -360,12 +360,12 @@ def cut_batches(
 
 
 def batches(
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     max_tokens: int,
     *,
-    kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
+    kind: Callable[[TextPart], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     max_sentences: int | None = None,
-) -> Iterator[list[Part]]:
+) -> Iterator[list[TextPart]]:
     """Yield batches, lists of parts of the same kind and similar source length, the longest first within a kind.
 
     Args:

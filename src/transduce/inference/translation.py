@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
-from transduce.inference.batching import Part
+from transduce.inference.batching import TextPart
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.search.scorer import Hypothesis, Observer, TextObserver
 from transduce.search.settings import SearchSettings
@@ -429,7 +429,7 @@ def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative
 
 def join_sentences(
     texts: Sequence[SegmentedText],
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     found: Mapping[tuple[int, int], Translation],
     *,
     abandoned: Collection[int],
@@ -466,7 +466,7 @@ class PartsObserver:
         self,
         observer: Observer | None,
         texts: Sequence[SegmentedText] = (),
-        decode: Callable[[Part, list[int]], str] | None = None,
+        decode: Callable[[TextPart, list[int]], str] | None = None,
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
         """Wrap an observer of whole texts, which may be None.
@@ -480,14 +480,14 @@ class PartsObserver:
         """
         self.observer = observer
         self.abandoned: set[int] = set()  # indices of texts
-        self.batch: Sequence[Part] = ()
+        self.batch: Sequence[TextPart] = ()
         self._texts = texts
         self._decode = decode
         self._hidden = hidden
         self._found: dict[tuple[int, int], str] = {}
         self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
-    def waiting(self, batch: Sequence[Part]) -> list[Part]:
+    def waiting(self, batch: Sequence[TextPart]) -> list[TextPart]:
         """Return the parts of `batch` whose texts the observer has not stopped, as a list to decode next.
 
         The list is stored, so that `after_step` knows the part of each batch index.
@@ -519,7 +519,7 @@ class PartsObserver:
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
     def _report_texts(
-        self, observer: TextObserver, decode: Callable[[Part, list[int]], str], rows: Sequence[int], tokens: Tensor
+        self, observer: TextObserver, decode: Callable[[TextPart, list[int]], str], rows: Sequence[int], tokens: Tensor
     ) -> None:
         texts = set()
         for number, row in enumerate(rows):

@@ -18,7 +18,7 @@ from transduce.inference.batching import (
     DocumentMemory,
     Documents,
     History,
-    Part,
+    TextPart,
     batch_token_budget,
     batches,
     decode_in_parallel,
@@ -76,7 +76,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
-SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
+SearchParts = Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts (sentences), and returns a dict of them by part key."""
 
 
@@ -380,7 +380,7 @@ class Translator:
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
 
     def _translate_parts(
-        self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
+        self, parts: Sequence[TextPart], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
     ) -> dict[tuple[int, int], Translation]:
         """Return a dict of translations of parts (sentences) by part key, with protected spans and glossary terms.
 
@@ -389,7 +389,7 @@ class Translator:
         sampled = search.sampling is not None
         placeholders = Placeholders(self.tokenizer, self.target_language, sampled=sampled)
 
-        def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def search_with_terms(some: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             if terms is None:
                 return search_parts(some)
             model = self.term_model(search)
@@ -400,7 +400,7 @@ class Translator:
             again = translate_with_terms(with_terms_in_source, found, terms, search, model, search_parts)
             return whole | found | again
 
-        def search_bare(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def search_bare(some: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             with_spans = placeholders.translate(some, model)
             found = search_with_terms([part for part in some if not placeholders.has_spans(part)])
             return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
@@ -411,14 +411,14 @@ class Translator:
         )
 
     def _search_parts(
-        self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
+        self, parts: Sequence[TextPart], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
         """Search for the translations of parts (sentences), batched by length; return a dict of them by part key.
 
         Protected spans and glossary terms are not treated here.
         """
 
-        def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def decode(batch: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
@@ -711,7 +711,7 @@ class Translator:
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))
 
-    def _has_spans(self, part: Part) -> bool:
+    def _has_spans(self, part: TextPart) -> bool:
         """Return whether a part (sentence) has protected spans, so that its translation changes after the search."""
         return Placeholders(self.tokenizer, self.target_language).has_spans(part)
 
@@ -722,7 +722,7 @@ class Translator:
         prefix: str,
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
-    ) -> list[Part]:
+    ) -> list[TextPart]:
         """Return a list of the tokenized sentences of texts, or parts of long ones, with the required phrases.
 
         The prefix is attached to the first part of each text. Prefix and glossary are checked first.
@@ -757,19 +757,21 @@ class Translator:
             memory.append_text(parts, translation, self.target_language)
         return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
 
-    def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
+    def _translate_unwatched(
+        self, parts: Sequence[TextPart], search: SearchSettings
+    ) -> dict[tuple[int, int], Translation]:
         """Return a dict of translations of parts (sentences), by part key, searched without observer and glossary."""
         search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
-    def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
+    def _batches(self, parts: Sequence[TextPart], search: SearchSettings) -> Iterator[list[TextPart]]:
         """Yield batches, lists of parts (sentences) of similar length that have the same beam width.
 
         Batch-invariant batches also have one padded source length, and batches for `generate` one target context
         length.
         """
 
-        def kind(part: Part) -> tuple[int, ...]:
+        def kind(part: TextPart) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
             context = 0 if search.generate is None else len(part.target_history)
             return (beam_width(search, [part.phrases]), length, context)

@@ -290,14 +290,10 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
     Raises:
         TransduceError: a text has too many tokens for the memory that attention needs.
     """
-    config = translator.model.config
-    heads = config.num_decoder_layers * config.num_heads
-
-    def lengths(sides: tuple[_Side, _Side]) -> tuple[int, ...]:
-        return tuple(len(side.ids) for side in sides)
-
+    heads = translator.model.config.num_decoder_layers * translator.model.config.num_heads
+    sides, max_size = _tokenized(translator, pairs), _MAX_WEIGHTS // heads
     for batch in cut_batches(
-        _tokenized(translator, pairs), lengths, _MAX_WEIGHTS, size=lambda each: heads * prod(each), max_items=_MAX_PAIRS
+        sides, lambda each: (len(each[0].ids), len(each[1].ids)), max_size, size=prod, max_items=_MAX_PAIRS
     ):
         yield from _maps_of(translator, batch)
 

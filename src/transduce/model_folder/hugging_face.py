@@ -13,7 +13,7 @@ import msgspec
 
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
-    FAMILIES,
+    IMPORT_FAMILIES,
     ConfigReader,
     check_config,
     import_generation,
@@ -64,7 +64,7 @@ def is_hugging_face_folder(folder: Path) -> bool:
         return False
     content = read_config_json(folder)
     model_type = content.get("model_type")
-    is_known = isinstance(model_type, str) and model_type in FAMILIES
+    is_known = isinstance(model_type, str) and model_type in IMPORT_FAMILIES
     return "transduce" not in content and is_known and "auto_map" not in content
 
 
@@ -74,7 +74,7 @@ def hugging_face_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: the model cannot be imported.
     """
-    return FAMILIES[check_hugging_face_folder(folder)].kind
+    return IMPORT_FAMILIES[check_hugging_face_folder(folder)].kind
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
@@ -152,7 +152,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
     """Return the fields of `ModelConfig` for a checked `config.json` of Hugging Face: a dict from field to value."""
-    return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+    return IMPORT_FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
@@ -323,7 +323,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
-    if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
+    if IMPORT_FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
         # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
         ends = tuple(id for id in _ends(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
@@ -331,8 +331,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
-        other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
+        eos_id=ends[0] if ends and not IMPORT_FAMILIES[model_type].end_is_separator else None,
+        other_ends=ends[1:] if IMPORT_FAMILIES[model_type].kind == "decoder" else (),
         start_id=start_id(generation, config),
         forced_id=ConfigReader(generation or config, "").optional_id("forced_bos_token_id"),
     )

@@ -108,7 +108,7 @@ class Coverage:
 
 _ROUNDING = 1e-3  # nats
 
-History = tuple[list[int], list[float]]
+ScoredTokens = tuple[list[int], list[float]]
 """The history of a hypothesis, a pair: the list of its token ids, and the list of their log-probabilities in nats."""
 
 
@@ -355,7 +355,7 @@ class BeamSearch:
         """
         return self.beam.group_size
 
-    def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
+    def _finish(self, row: int, hypothesis: int, group: int, history: ScoredTokens, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its beam group, of which only the `group_size` best are kept."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason, TextFormatter
-from transduce.serving.messages import Operation, RequestError, invalid_request, refuse_fields
+from transduce.serving.messages import LIMITED_TEXT, Operation, RequestError, invalid_request, refuse_fields
 from transduce.serving.openai import (
     ChatMessage,
     Ignored,
@@ -72,7 +72,7 @@ class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
 class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /api/generate`: the model, a text to translate or continue, and options."""
 
-    prompt: str = ""
+    prompt: Annotated[str, LIMITED_TEXT] = ""
     suffix: Refused = None
     images: Refused = None
     system: Annotated[Any, Meta(description="Accepted; translation models follow no instructions.")] = None
@@ -186,6 +186,7 @@ class OllamaHandlers:
         OllamaResponse,
         OllamaChatRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )
@@ -208,6 +209,7 @@ class OllamaHandlers:
         OllamaResponse,
         OllamaGenerateRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )

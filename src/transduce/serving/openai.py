@@ -28,7 +28,7 @@ from transduce.serving.completions import (
     token_offsets,
 )
 from transduce.serving.messages import (
-    OpenAIError,
+    LIMITED_TEXT,
     Operation,
     RequestError,
     invalid_request,
@@ -51,14 +51,14 @@ class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
     """A part of a chat message, whose content can be a list of parts; only parts of text are accepted."""
 
     type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
-    text: str = ""
+    text: Annotated[str, LIMITED_TEXT] = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     """A message of a conversation in the body of `POST /v1/chat/completions`: its role and its text."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
-    content: str | list[ChatPart] | None = None
+    content: Annotated[str | list[ChatPart] | None, LIMITED_TEXT] = None
 
     @property
     def text(self) -> str:
@@ -138,7 +138,7 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
 class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /v1/completions`: the model, one or several texts to translate or continue, and options."""
 
-    prompt: Annotated[str | list[str], Meta(description="A text, or several.")]
+    prompt: Annotated[str | list[str], LIMITED_TEXT, Meta(description="A text, or several.")]
     logprobs: Annotated[int, Meta(ge=0, description="0: return each token's log-probability; refused above.")] | (
         None
     ) = None
@@ -290,8 +290,8 @@ class OpenAIHandlers:
         ChatCompletion,
         ChatRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
-        error=OpenAIError,
     )
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions` with completions of a conversation.
@@ -316,8 +316,8 @@ class OpenAIHandlers:
         TextCompletion,
         CompletionsRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
-        error=OpenAIError,
     )
     async def text(self, request: Request) -> Response:
         """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
@@ -385,12 +385,12 @@ class OpenAIHandlers:
         rendered = partial(render, name, created, message.model, with_tokens=order.with_tokens)
         return await self.completions.respond(request, order, rendered, formatter)
 
-    @Operation("get", "/v1/models", "List the models.", OpenAIModels, error=OpenAIError)
+    @Operation("get", "/v1/models", "List the models.", OpenAIModels)
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models` with all models of the server."""
         return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
-    @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel, error=OpenAIError)
+    @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel)
     async def model(self, request: Request) -> Response:
         """Answer `GET /v1/models/{id}` with a description of the model; status 404 if there is no such model."""
         return json_response(self._describe(self.completions.find(request.path_params["id"])))
