@@ -328,10 +328,10 @@ def cut_batches(
     items: Iterable[_Item],
     lengths: Callable[[_Item], tuple[int, ...]],
     max_size: int,
+    max_items: int | None = None,
     *,
     size: Callable[[tuple[int, ...]], int] = sum,
     kind: Callable[[_Item], Any] = lambda item: None,  # noqa: ARG005
-    max_items: int | None = None,
 ) -> Iterator[list[_Item]]:
     """Divide items into batches of consecutive items, each as large as the limits allow, and yield the batches.
 
@@ -340,9 +340,9 @@ def cut_batches(
         lengths: returns the number of tokens of an item: of a text, or of a source and its target.
         max_size: maximum of the padded size of a batch, its number of items times the `size` of its greatest lengths; a
             larger item forms its own batch.
+        max_items: maximum number of items in a batch; None: no such limit.
         size: returns the size of one item from the greatest lengths; by default their sum.
         kind: returns a value for an item; items with different values are never in one batch.
-        max_items: maximum number of items in a batch; None: no such limit.
     """
     batch: list[_Item] = []
     greatest: tuple[int, ...] = ()

@@ -291,10 +291,8 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
         TransduceError: a text has too many tokens for the memory that attention needs.
     """
     heads = translator.model.config.num_decoder_layers * translator.model.config.num_heads
-    sides, max_size = _tokenized(translator, pairs), _MAX_WEIGHTS // heads
-    for batch in cut_batches(
-        sides, lambda each: (len(each[0].ids), len(each[1].ids)), max_size, size=prod, max_items=_MAX_PAIRS
-    ):
+    sides, limits = _tokenized(translator, pairs), (_MAX_WEIGHTS // heads, _MAX_PAIRS)
+    for batch in cut_batches(sides, lambda pair: (len(pair[0].ids), len(pair[1].ids)), *limits, size=prod):
         yield from _maps_of(translator, batch)
 
 
