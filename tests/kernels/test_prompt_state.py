@@ -127,7 +127,7 @@ RULES: list[list[Rule]] = [
 
 
 def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> DecoderOnlyScorer:
-    return DecoderOnlyScorer(model, prompts, context=context, excluded_ids=[PAD, 7])
+    return DecoderOnlyScorer(model, prompts, max_context=context, excluded_ids=[PAD, 7])
 
 
 @pytest.mark.parametrize("rules", RULES, ids=["no rules", "rules"])

@@ -203,7 +203,7 @@ class ModelTexts(ContextTexts):
 
         For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
         """
-        super().__init__(0 if translator.context is None else translator.context.before)
+        super().__init__(0 if translator.document_context is None else translator.document_context.before)
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary

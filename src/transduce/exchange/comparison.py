@@ -99,7 +99,7 @@ class OriginalLanguageModel(ExportedModel):
         config = self._model.config
         excluded = sorted({config.pad_id, self._unknown_id} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
-        scorer = DecoderOnlyScorer(self._model, prompts, context=self._context, excluded_ids=excluded)
+        scorer = DecoderOnlyScorer(self._model, prompts, max_context=self._context, excluded_ids=excluded)
         max_lengths = torch.full((len(prompts),), max_tokens)
         hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=max_lengths)
         return [list(best.ids) for best, *_ in hypotheses]

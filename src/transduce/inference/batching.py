@@ -61,7 +61,7 @@ class TextPart(NamedTuple):
         return [*self.history, *self.ids]
 
     @property
-    def context(self) -> "History":
+    def document_history(self) -> "History":
         """The context of the part: the token ids of earlier sentences and, if they are read, of their translations."""
         return History(self.history, self.target_history)
 

@@ -90,7 +90,7 @@ def open_translator(
     if len(measured) == len(folders):
         # An ensemble translates whole only what each of its models does.
         translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
-    translator.context = _shared_context(folders)
+    translator.document_context = _shared_context(folders)
     translator.directions = contents[0].directions
     return translator if tag is None else translator.for_tag(tag)
 

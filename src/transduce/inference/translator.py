@@ -146,7 +146,7 @@ class Translator:
         self.max_source_tokens = as_integer(max_source_tokens, "max_source_tokens", minimum=1)
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
-        self.context: DocumentContext | None = None
+        self.document_context: DocumentContext | None = None
         """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
         self.directions: tuple[tuple[str, str], ...] = ()
         """The pairs of source and target language that a multilingual model was trained for; else empty."""
@@ -427,7 +427,7 @@ class Translator:
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
-                histories=[part.context for part in active],
+                histories=[part.document_history for part in active],
             )
             found = {
                 part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
@@ -474,7 +474,7 @@ class Translator:
         required = as_phrases(phrases)
         has_terms = terms is not None and bool(terms.find(as_text(sentence)))
         texts = self._segment([as_text(sentence)], settings, None)
-        translates_in_order = self.context is not None and self.context.on_target
+        translates_in_order = self.document_context is not None and self.document_context.on_target
         if has_terms or translates_in_order or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
                 [sentence], search, prefix=prefix, phrases=[required], glossary=terms, text_settings=settings
@@ -491,7 +491,7 @@ class Translator:
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
-            batch = batch._replace(histories=[part.context])
+            batch = batch._replace(histories=[part.document_history])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -573,9 +573,9 @@ class Translator:
 
     def document_memory(self) -> DocumentMemory | None:
         """Return an empty record of the last sentences of a document, for context; None if the model reads none."""
-        if self.context is None:
+        if self.document_context is None:
             return None
-        return DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
+        return DocumentMemory(self.document_context, self.tokenizer, max_model_positions(self.models))
 
     def locate(
         self,
@@ -748,14 +748,14 @@ class Translator:
             raise TransduceError(
                 f"`documents.continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
             )
-        memory = self.document_memory()
-        if self.context is None or memory is None:
+        context, memory = self.document_context, self.document_memory()
+        if context is None or memory is None:
             return DocumentHistories(None, continues)
-        earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
+        earlier = documents.before[-context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
-        return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
+        return DocumentHistories(memory, continues, is_sequential=context.on_target)
 
     def _translate_unwatched(
         self, parts: Sequence[TextPart], search: SearchSettings
@@ -785,7 +785,7 @@ class Translator:
 
         The separator divides the sentences of a document's context.
         """
-        is_separated = self.context is not None and self.context.on_target
+        is_separated = self.document_context is not None and self.document_context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()
 
     def _begin(self, batch: SentenceBatch, search: SearchSettings) -> Search:

@@ -59,7 +59,7 @@ class ServedModel(Model):
         self.search = search or translator.search
         self.profiles = profiles
         self.samples = tuple(samples)
-        self.context_before = 0 if translator.context is None else translator.context.before
+        self.context_before = 0 if translator.document_context is None else translator.document_context.before
         self.glossary: Glossary | None = None
         self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""

@@ -228,7 +228,7 @@ class DevSet(Validation):
             if each.sources
         ]
         for _, translator in self.directions:
-            translator.context = context
+            translator.document_context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of
