@@ -329,13 +329,13 @@ class MaskedPlan:
         self._batches = self._divide(first)
 
     @property
-    def _marks_of_row(self) -> int:
+    def _special_tokens_of_row(self) -> int:
         return PAIR_SPECIAL_TOKENS - (not self._settings.next_sentence)
 
     @property
     def _row_tokens(self) -> int:
         """The maximum number of text tokens in a row."""
-        return self._settings.length - self._marks_of_row
+        return self._settings.length - self._special_tokens_of_row
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -354,7 +354,7 @@ class MaskedPlan:
         )
         numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
         rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
-        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._special_tokens_of_row, self._settings.masking.share)
         batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
         return as_stand_in(batch) if is_stand_in else batch
 
@@ -373,7 +373,7 @@ class MaskedPlan:
     def _stand_in(self, lengths: Ids) -> MaskedBatch:
         """Return an artificial batch of rows with these numbers of tokens, (B,), to test whether memory suffices."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
-        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._special_tokens_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
         return MaskedBatch(
             ids,
@@ -411,7 +411,7 @@ class MaskedPlan:
             rest = text.random_segments(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
         tokens = text.tokens(start, middle) + text.tokens(*second)
-        lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
+        lengths = np.minimum(tokens, self._row_tokens) + self._special_tokens_of_row
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:

@@ -227,7 +227,7 @@ Ids = NDArray[np.int64]
 
 MASK = "<mask>"
 # T5's sentinel tokens, one for each span of a text and one after the last.
-SPAN_MARKS = tuple(f"<extra_id_{number}>" for number in range(100))
+SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
 class Noised(NamedTuple):
@@ -274,7 +274,7 @@ def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
     """
     if noise.kind == "deletion":
         return ()
-    return SPAN_MARKS if noise.kind == "spans" else (MASK,)
+    return SENTINELS if noise.kind == "spans" else (MASK,)
 
 
 def add_noise(ids: Ids, noise: NoiseSettings, sentinels: Sequence[int], generator: np.random.Generator) -> Noised:
