@@ -13,7 +13,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=3
 
 
 def padded_size(batch: Sequence[tuple[int, int]]) -> int:
-    return len(batch) * sum(map(max, zip(*batch, strict=True)))
+    return len(batch) * (max(source for source, _ in batch) + max(target for _, target in batch))
 
 
 @given(LENGTHS, st.integers(1, 300), st.none() | st.integers(1, 5))
