@@ -9,7 +9,7 @@ import pytest
 from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
-    Job,
+    LineOptions,
     ResumableFile,
     portions,
     receive_messages,
@@ -76,7 +76,7 @@ def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
 
 def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
-    job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
+    job = LineOptions(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
 
     def translated(shard: tuple[int, int]) -> list[str]:
         texts = [translate_portion(translator, job, portion) for portion in portions(lines, shard=shard, size=5)]
