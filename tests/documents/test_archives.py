@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.markup import markup_plan, plan_text
-from transduce.documents.translate import UNIT_MARKUP, translate_upload
-from transduce.documents.units import UnitKind
+from transduce.documents.translate import UNIT_MARKUP, describe_text_formulas, translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 
 docx = pytest.importorskip("docx")
@@ -97,6 +98,25 @@ def test_formulas_numbers_and_table_headers_of_sheets_stay() -> None:
         ["ein Stuhl", "=B2*2"],
     ]
     assert fake.texts == ["a table", "a chair"]
+
+
+def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
+    workbook = openpyxl.Workbook()
+    for row in (["yes", '=IF(A1="Yes",1,0)'], ["a & b", '=A2="a & b"'], ["no", '=IF(A1=1,"fine","never")'], [1, "=A1"]):
+        workbook.active.append(row)
+    document = read_document("a.xlsx", saved(workbook), DocumentSettings(), Limits())
+    assert document.text_formulas == ('B1: IF(A1="Yes",1,0)', 'B2: A2="a & b"')
+    assert describe_text_formulas(document) == (
+        "Formulas stay as they are, but some name texts that were translated, so check their results: 2 formulas."
+    )
+    table = "urn:oasis:names:tc:opendocument:xmlns:table:1.0"
+    cell = f'<t:table-cell xmlns:t="{table}" t:formula="of:=[.A1]=&quot;yes&quot;"/><text:p>yes</text:p>'
+    content = (
+        ("mimetype", b"application/vnd.oasis.opendocument.spreadsheet"),
+        ("content.xml", CONTENT.format(cell).encode()),
+    )
+    sheet = archive(*content, compression=zipfile.ZIP_STORED)
+    assert read_document("a.ods", sheet, DocumentSettings(), Limits()).text_formulas == ('of:=[.A1]="yes"',)
 
 
 def test_cells_with_bold_words_keep_their_lines() -> None:

@@ -4,6 +4,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from html import unescape
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -593,14 +594,23 @@ class PartFile(NamedTuple):
 
 
 def document_of_archive(
-    archive: Archive, files: Iterable[PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
+    archive: Archive,
+    files: Iterable[PartFile],
+    others: Callable[[Archive], dict[str, bytes]] = lambda _: {},
+    formulas: Iterable[str] = (),
 ) -> Document:
     """Return a `Document` whose units are the texts of an archive's files, in their order.
 
-    `others` returns the new bytes, by name, of more files that change if a text does.
+    Args:
+        archive: the archive.
+        files: those of its files that have texts.
+        others: returns the new bytes, by name, of more files that change if a text does.
+        formulas: the formulas of a spreadsheet, of which those that contain a text of a cell are reported.
     """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
+    texts = {unit.text.casefold() for unit in units}
+    named = [each for each in formulas if any(text.casefold() in texts for text in _QUOTED.findall(each))]
 
     def write(translations: Sequence[str]) -> bytes:
         waiting, changes = iter(translations), {}
@@ -616,7 +626,11 @@ def document_of_archive(
                 changes[file.name] = write_xml(file.tree)
         return archive.write({**changes, **(others(archive) if changes else {})})
 
-    return Document(units, write)
+    return Document(units, write, text_formulas=tuple(named))
+
+
+_QUOTED = re.compile('"([^"]+)"')
+_CELL_FORMULA = re.compile(r'<c r="(\w+)"[^<>]*+>\s*+<f(?:\s[^<>]*+)?>([^<]*"[^<]*+)</f>')
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
@@ -690,7 +704,10 @@ def read_xlsx(source: Source) -> Document:
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
     recalculated = [_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []
-    return document_of_archive(archive, files, *recalculated)
+    sheets = (archive[name].decode("utf-8", "ignore") for name in archive.names if name.startswith("xl/worksheets/"))
+    cells = (match.groups() for sheet in sheets for match in _CELL_FORMULA.finditer(sheet.replace("&quot;", '"')))
+    formulas = (f"{name}: {unescape(formula)}" for name, formula in cells)
+    return document_of_archive(archive, files, *recalculated, formulas=formulas)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:

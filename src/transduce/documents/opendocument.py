@@ -46,7 +46,9 @@ def read_opendocument(source: Source) -> Document:
         if re.fullmatch(r"(?:Object[^/]*/)*content\.xml|styles\.xml", name):  # charts are in folders such as Object 1
             tree = parse_xml(archive[name], name)
             files.append(PartFile(name, tree, list(_paragraphs(tree.getroot()))))
-    return document_of_archive(archive, files)
+    roots = [file.tree.getroot() for file in files if file.name == "content.xml"]
+    formulas = (cell.get(f"{_TABLE}formula") or "" for root in roots for cell in root.iter(f"{_TABLE}table-cell"))
+    return document_of_archive(archive, files, formulas=formulas)
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
