@@ -12,7 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from transduce.model.backend import Projection, add_product, add_to, backend_in_use, sum_of_gradients
+from transduce.kernel_interfaces import Projection, TrainingKernels
+from transduce.model.backend import add_product, add_to, backend_in_use, sum_of_gradients
 from transduce.training.distributed import Processes
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
@@ -384,7 +385,7 @@ class _LibraryProjection:
 
 
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection:
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     return (kernels and kernels.project(hidden, weight, bias)) or _LibraryProjection(weight, bias)
 
 
@@ -393,7 +394,7 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
     A backend's kernels do it if they support the rows.
     """
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
     else:
@@ -405,7 +406,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
     `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived.
     """
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
     probabilities = logits.softmax(dim=-1)
@@ -419,7 +420,7 @@ def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
         return torch.mm(factors[None].to(x.dtype), x, out_dtype=torch.float32)[0]
     if factors is not None:
         return factors.to(_sum_dtype(x)) @ x.to(_sum_dtype(x))
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)
     return x.sum(dim=0, dtype=_sum_dtype(x))
