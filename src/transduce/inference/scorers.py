@@ -84,7 +84,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
         """
         if self.trace is None or self._wordless is None:
             raise ValueError("attention was not recorded: create the scorer with attentive=True")
-        heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
+        heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.of_memory()])  # (N, B, W, S)
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
     @override

@@ -324,7 +324,7 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         memory, mask = translator.model.encode(source_ids)
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
-    weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
+    weights = torch.stack(trace.of_memory(), dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
     return [
         _word_maps(example[:, : len(target.ids), : len(source.ids)], source, target)
         for example, source, target in zip(weights, sources, targets, strict=True)

@@ -20,7 +20,7 @@ from transduce.training.distributed import Processes
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
 _CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
 _BLOCK_ROWS = 4096  # of the weight gradient on a CPU: each block stays in the cache until it is added in float32
-_TINY = torch.finfo(torch.float32).tiny  # lower limit of probabilities: 87 nats
+_TINY = torch.finfo(torch.float32).tiny  # a probability below it, e^-87, is too inexact
 
 
 class Loss(NamedTuple):
@@ -404,14 +404,19 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
 
-    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived.
+    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived,
+    or from the largest logit if a label's probability is too small.
     """
     kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
     probabilities = logits.softmax(dim=-1)
-    log_probability = probabilities.gather(1, labels).to(at_label.dtype).clamp_min(_TINY).log()
-    return probabilities, at_label - log_probability
+    at_probability = probabilities.gather(1, labels)
+    underflow = at_probability < _TINY
+    if logits.device.type != "cpu" or bool(underflow.any()):  # a GPU would wait for this test
+        labels = torch.where(underflow, logits.argmax(dim=-1, keepdim=True), labels)
+        at_label, at_probability = logits.gather(1, labels).to(at_label.dtype), probabilities.gather(1, labels)
+    return probabilities, at_label - at_probability.to(at_label.dtype).log()
 
 
 def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
