@@ -596,7 +596,7 @@ class PartFile(NamedTuple):
 def document_of_archive(
     archive: Archive,
     files: Iterable[PartFile],
-    others: Callable[[Archive], dict[str, bytes]] = lambda _: {},
+    others: Callable[[Archive], dict[str, bytes]] | None = None,
     formulas: Iterable[str] = (),
 ) -> Document:
     """Return a `Document` whose units are the texts of an archive's files, in their order.
@@ -604,7 +604,7 @@ def document_of_archive(
     Args:
         archive: the archive.
         files: those of its files that have texts.
-        others: returns the new bytes, by name, of more files that change if a text does.
+        others: returns the new bytes, by name, of more files that change if a text does; None: there are none.
         formulas: the formulas of a spreadsheet, of which those that contain a text of a cell are reported.
     """
     files = list(files)
@@ -624,7 +624,7 @@ def document_of_archive(
                     has_changed = True
             if has_changed:
                 changes[file.name] = write_xml(file.tree)
-        return archive.write({**changes, **(others(archive) if changes else {})})
+        return archive.write({**changes, **(others(archive) if changes and others is not None else {})})
 
     return Document(units, write, text_formulas=tuple(named))
 
@@ -703,11 +703,11 @@ def read_xlsx(source: Source) -> Document:
         ]
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
-    recalculated = [_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []
+    recalculated = _recalculated_workbook if has_formulas and _WORKBOOK in archive else None
     sheets = (archive[name].decode("utf-8", "ignore") for name in archive.names if name.startswith("xl/worksheets/"))
     cells = (match.groups() for sheet in sheets for match in _CELL_FORMULA.finditer(sheet.replace("&quot;", '"')))
     formulas = (f"{name}: {unescape(formula)}" for name, formula in cells)
-    return document_of_archive(archive, files, *recalculated, formulas=formulas)
+    return document_of_archive(archive, files, recalculated, formulas)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
