@@ -180,7 +180,7 @@ class ScriptedTranslator:
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
     text = TextSettings()
-    context = None
+    document_context = None
     tokenizer = SimpleNamespace(
         source=SimpleNamespace(unknown_characters=lambda _: "", readable=str),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
