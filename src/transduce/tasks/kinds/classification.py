@@ -212,7 +212,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_tokens` counts texts here."""
+        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_size` counts texts."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002

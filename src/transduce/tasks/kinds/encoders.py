@@ -230,7 +230,7 @@ class LabelChoices(EncoderChoices):
         """Return the training texts with their labels (one for each text, or one for each word), to make batches of."""
 
     def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
-        """Return the plan of a process's training batches; `training.batch_tokens` is a number of texts here.
+        """Return the plan of a process's training batches; `training.batch_size` is a number of texts.
 
         `rank_and_count` are the process's rank and the number of processes.
         """

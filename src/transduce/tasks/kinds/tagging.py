@@ -397,7 +397,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
         """Return the default batch size, 32, with a reason (`Choice`).
 
-        `training.batch_tokens` counts sentences in this task.
+        `training.batch_size` counts sentences.
         """
         return Choice(_ROWS, "sentences, with a tag for each word")
 

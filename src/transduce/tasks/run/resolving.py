@@ -32,6 +32,7 @@ from transduce.tasks.settings.structs import (
     Settings,
     TaskSettings,
     VocabularySettings,
+    batch_setting,
 )
 from transduce.text.languages import TWO_LETTER_CODES, base_code
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -453,7 +454,7 @@ def resolve_training(
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
-        "training.batch_tokens",
+        batch_setting(settings.task.kind),
         training.batch_tokens,
         kind.choose_batch_tokens(epoch_tokens, machine.device),
         note=kind.batch_note,
