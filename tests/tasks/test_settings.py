@@ -315,8 +315,3 @@ def test_the_batch_size_of_a_task_that_counts_no_tokens_has_two_names(kind: str)
         make_settings(task | {"training": {"batch_size": 24, "batch_tokens": 32}})
     with pytest.raises(TransduceError, match=r"`training\.batch_size` must be greater than 0, but is 0\."):
         make_settings(task | {"training": {"batch_size": 0}})
-
-
-def test_a_task_that_counts_tokens_has_no_batch_size() -> None:
-    with pytest.raises(TransduceError, match=r"`task\.kind` is `translation`, which counts tokens: set"):
-        make_settings({"training": {"batch_size": 24}})

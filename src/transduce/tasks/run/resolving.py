@@ -26,6 +26,7 @@ from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (
+    TASKS_WITH_BATCH_SIZE,
     DataSettings,
     ModelSettings,
     ResolvedSettings,
@@ -638,6 +639,11 @@ def preflight(
         TransduceError: settings are invalid, whatever the text.
     """
     kind.check(settings)
+    if settings.training.batch_size is not None:  # which the other tasks' settings store as `batch_tokens`
+        raise TransduceError(
+            f"`training.batch_size` is for {', '.join(TASKS_WITH_BATCH_SIZE)}, but `task.kind` is `{kind.name}`, which "
+            "counts tokens: set `training.batch_tokens`."
+        )
     _refuse_idle_search(kind, settings)
     _log_unused(kind, settings, choice_log)
     check_adaptation(settings)

@@ -43,7 +43,8 @@ _MAX_REPEATS = 100
 _MAX_CONTEXT = 20
 _TAG = re.compile(r"[\w.-]+")
 _MAX_CLASS_WEIGHT = 1e6
-_TASKS_WITH_BATCH_SIZE: tuple[TaskName, ...] = ("classification", "tagging", "time-series")
+TASKS_WITH_BATCH_SIZE: tuple[TaskName, ...] = ("classification", "tagging", "time-series")
+"""The names of the tasks in which the size of a step is `training.batch_size`, because it does not count tokens."""
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -629,12 +630,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     search: SearchSettings = SearchSettings()
 
     def __post_init__(self) -> None:
-        if (size := self.training.batch_size) is not None:
-            if self.task.kind not in _TASKS_WITH_BATCH_SIZE:
-                raise TransduceError(
-                    f"`training.batch_size` is for {', '.join(_TASKS_WITH_BATCH_SIZE)}, but `task.kind` is "
-                    f"`{self.task.kind}`, which counts tokens: set `training.batch_tokens`."
-                )
+        size = self.training.batch_size
+        if size is not None and self.task.kind in TASKS_WITH_BATCH_SIZE:
             counted = msgspec.structs.replace(self.training, batch_tokens=size, batch_size=None)
             msgspec.structs.force_setattr(self, "training", counted)
         shares = Mixture(tuple(corpus.schedule for corpus in self.data.corpora), ())
@@ -649,7 +646,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def batch_setting(kind: TaskName) -> str:
     """Return the dotted name of the setting of a step's size in a task, by what the task counts."""
-    return "training.batch_size" if kind in _TASKS_WITH_BATCH_SIZE else "training.batch_tokens"
+    return "training.batch_size" if kind in TASKS_WITH_BATCH_SIZE else "training.batch_tokens"
 
 
 def convert_settings(content: Mapping[str, Any]) -> Settings:
