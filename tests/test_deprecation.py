@@ -13,8 +13,8 @@ import transduce
 from transduce import deprecation
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.deprecation import REMOVED_IN, RenamedWarning, decode_stored, renamed_arguments, with_current_keys
-from transduce.inference.generator import TextScore
 from transduce.inference.load import open_translator
+from transduce.inference.scoring import TextScore
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.interop.word_vectors import Coverage

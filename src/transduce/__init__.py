@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from transduce.inference.embedder import Embedder, TokenStates
     from transduce.inference.evaluate import evaluate, prove_int8
     from transduce.inference.forecaster import Forecast, Forecaster
-    from transduce.inference.generator import Continuation, Generation, Generator, TextScore
+    from transduce.inference.generator import Continuation, Generation, Generator
     from transduce.inference.load import load, pipeline
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
-    from transduce.inference.scoring import Score
+    from transduce.inference.scoring import Score, TextScore
     from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
@@ -252,13 +252,13 @@ _NAMES = {
     "inference.embedder": ("Embedder", "TokenStates"),
     "inference.evaluate": ("evaluate", "prove_int8"),
     "inference.forecaster": ("Forecast", "Forecaster"),
-    "inference.generator": ("Continuation", "Generation", "Generator", "TextScore"),
+    "inference.generator": ("Continuation", "Generation", "Generator"),
     "inference.load": ("load", "pipeline"),
     "inference.mask_filler": ("Candidate", "Filler", "Filling"),
     "inference.parser": ("Parse", "Parser"),
     "inference.quality_estimation": ("QualityWarning",),
     "inference.redecoding": ("estimate_quality", "redecode"),
-    "inference.scoring": ("Score",),
+    "inference.scoring": ("Score", "TextScore"),
     "inference.tagger": ("Tagger", "Tagging"),
     "inference.translation": ("Alternative", "Translation"),
     "inference.translator": ("Translator",),

@@ -588,6 +588,28 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.detach()
 
 
+def typed_lines() -> Iterator[str]:
+    """Yield the lines that a user types at prompts, until an empty line or the end of the input.
+
+    The prompts go to standard error if the output is redirected.
+    """
+    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
+        import readline  # noqa: F401
+    while True:
+        try:
+            if sys.stdout.isatty():
+                line = input("> ")
+            else:
+                sys.stderr.write("> ")
+                sys.stderr.flush()
+                line = input()
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        yield line
+
+
 def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:
     """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
 

@@ -33,6 +33,7 @@ from transduce.commands.options import (
     stdin_lines,
     text_argument,
     thread_count,
+    typed_lines,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
 from transduce.errors import TransduceError
@@ -513,13 +514,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "LineOptions
     shared: dict[str, Any] = {name: getattr(job, name) for name in ("prefix", "glossary", "text_settings")}
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
-    while True:
-        try:
-            sentence = _ask()
-        except EOFError:
-            return
-        if not sentence.strip():
-            return
+    for sentence in typed_lines():
         wrong = describe_wrong_language(sentence, translator.source_language)
         if wrong is not None:
             sys.stderr.write(localized(f"warning: this {wrong}.\n"))
@@ -534,18 +529,3 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "LineOptions
                 (results,) = redecode(translator, [results], job.search, phrases=[job.phrases], **shared)
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()
-
-
-def _ask() -> str:
-    """Return a line that the user types at a prompt, which goes to standard error if the output is redirected.
-
-    Raises:
-        EOFError: the input ends.
-    """
-    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
-        import readline  # noqa: F401
-    if sys.stdout.isatty():
-        return input("> ")
-    sys.stderr.write("> ")
-    sys.stderr.flush()
-    return input()

@@ -261,8 +261,14 @@ class _OpenXmlParagraph(Paragraph):
         return parts[0].find(f"{_W}rubyBase") if len(parts) == 1 and parts[0].tag == f"{_W}ruby" else None
 
     def _text(self, element: Any) -> str:
-        """Return the text of an XML element, with Excel's escapes decoded; "" for an element without text."""
-        return unescaped(element.text or "") if self.dialect.has_escapes else element.text or ""
+        """Return the text of an XML element, with Excel's escapes decoded, and line ends as spaces in Word.
+
+        The result is "" for an element without text.
+        """
+        text = element.text or ""
+        if self.dialect.has_escapes:
+            return unescaped(text)
+        return re.sub(r"\s*\n\s*", " ", text) if element.tag == f"{_W}t" else text
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting of most of the paragraph's characters, so that text with it needs no inline tags."""

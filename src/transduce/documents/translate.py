@@ -31,7 +31,7 @@ _ATTRIBUTES = (
     *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
 )
 UNIT_MARKUP = {
-    "xml": MarkupSettings(kind="xliff"),
+    "xml": MarkupSettings(kind="xliff", split_lines=True),
     "html": MarkupSettings(attributes=_ATTRIBUTES),
     "message": MarkupSettings(attributes=_ATTRIBUTES, split_lines=True),
 }

@@ -261,3 +261,26 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
         parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)
+
+
+class TextScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The probability that a language model assigns to a text, from which perplexity is computed."""
+
+    tokens: int
+    """Number of tokens scored: all but the first start token."""
+    characters: int
+    """Number of characters of the text."""
+    nats: float
+    """Sum of the negative log-probabilities of all scored tokens, in nats."""
+
+    pieces = renamed_attribute("pieces", "tokens")
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of the text per token, at most e^100: the exponential of the mean negative log-probability."""
+        return math.exp(min(100.0, self.nats / max(1, self.tokens)))
+
+    @property
+    def bits_per_character(self) -> float:
+        """The negative log-probability in bits per character, which is comparable between tokenizers."""
+        return self.nats / math.log(2.0) / max(1, self.characters)

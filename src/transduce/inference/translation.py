@@ -74,6 +74,17 @@ def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool
     return without_incomplete_character(decode_like(vocabulary, ids, line_feeds=line_feeds))
 
 
+def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """Return the text of token ids, in which each end symbol becomes a line feed."""
+    lines: list[list[int]] = [[]]
+    for id in ids:
+        if id == vocabulary.eos_id:
+            lines.append([])
+        else:
+            lines[-1].append(id)
+    return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
+
+
 def without_incomplete_character(text: str) -> str:
     """Return the text of a translation so far without a last character that lacks some of its bytes.
 

@@ -51,7 +51,10 @@ _VOCABULARIES = (
     *("tokenizer.json", "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model"),
 )
-_TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
+_TABLES = (
+    *("special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 
 
 def has_original_tokenizer(folder: Path) -> bool:
@@ -72,6 +75,14 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
     settings, config = (read_optional_json(folder, name) for name in (_TOKENIZER_SETTINGS, "config.json"))
+    if named := sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        # The same templates are a list in tokenizer_config.json, so that no further folder is needed.
+        contents = {path.stem: read_bounded(path.parent, path.name, MAX_VOCABULARY_BYTES) for path in named}
+        if (default := files.pop("chat_template.jinja", None)) is not None:
+            contents["default"] = default
+        settings["chat_template"] = [
+            {"name": name, "template": content.decode("utf-8", "replace")} for name, content in contents.items()
+        ]
     # Earlier versions of transformers name the class in config.json, which is not kept.
     settings |= {name: config[name] for name in ("tokenizer_class",) if config.get(name) and not settings.get(name)}
     if settings:

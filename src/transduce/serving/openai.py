@@ -2,12 +2,12 @@
 
 A translation model translates the last message of the role `user`. One that was trained with document context reads
 earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
-language model continues the text of all messages.
+language model with a chat template answers the conversation; one without continues the text of all messages.
 """
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
+from transduce.errors import TransduceError
 from transduce.serving.completions import (
     MAX_STOPS,
     Choice,
@@ -110,6 +111,10 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
     """
 
     messages: list[ChatMessage]
+    continue_final_message: Annotated[bool, Meta(description="Continue the last message (chat templates only).")] | (
+        None
+    ) = False
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, Meta(description="Return the log-probability of each token.")] | None = False
     top_logprobs: Annotated[int, Meta(description="Refused unless 0: other tokens are not known.")] | None = None
@@ -296,11 +301,20 @@ class OpenAIHandlers:
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions` with completions of a conversation.
 
-        A translation model translates the user's last message; a language model continues the conversation.
+        A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, ChatRequest)
         self.checks.check_key(request)
-        prompt, before = read_conversation(self.completions, message.model, message.messages)
+        for field in ("continue_final_message", "chat_template_kwargs"):
+            if getattr(message, field) and not has_chat_template(self.completions, message.model):
+                raise unsupported_field(field)
+        prompt, before = read_conversation(
+            self.completions,
+            message.model,
+            message.messages,
+            continue_final_message=bool(message.continue_final_message),
+            template_variables=message.chat_template_kwargs or {},
+        )
         order = self._completion_request(
             message,
             [prompt],
@@ -407,26 +421,69 @@ class _Render(Protocol):
     ) -> msgspec.Struct: ...
 
 
+def has_chat_template(completions: Completions, model: str) -> bool:
+    """Return whether the model with the name `model` is a language model with a chat template.
+
+    Raises:
+        RequestError: there is no such model.
+    """
+    served = completions.service.generators.get(completions.find(model))
+    return served is not None and served.generator.has_chat_template
+
+
 def read_conversation(
-    completions: Completions, model: str, messages: Sequence[ChatMessage]
+    completions: Completions,
+    model: str,
+    messages: Sequence[ChatMessage],
+    *,
+    continue_final_message: bool = False,
+    template_variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what a model reads of a conversation: a prompt, and a list of earlier turns (user's text, answer).
 
     For a translation model, the prompt is the last user message, and the turns are its context. A language model reads
-    the whole conversation as prompt, and no turns.
+    the whole conversation as prompt, written by its chat template if it has one, and no turns.
 
     Args:
         completions: the models.
         model: the name of the model, as the client spells it.
         messages: the conversation.
+        continue_final_message: let a model with a chat template continue the last message, instead of answering it.
+        template_variables: further variables of the chat template.
 
     Raises:
-        RequestError: there is no such model, no text to translate, or a message has a part that is not text.
+        RequestError: there is no such model, no text to translate, a message has a part that is not text, or the chat
+            template refuses the messages.
     """
     name = completions.find(model)
+    if has_chat_template(completions, name):
+        generator = completions.service.generators[name].generator
+        try:
+            prompt = generator.chat_prompt(
+                [_template_message(message) for message in messages],
+                continue_final_message=continue_final_message,
+                template_variables=template_variables,
+            )
+        except TransduceError as error:
+            raise invalid_request(str(error)) from None
+        return prompt, []
     if name in completions.service.generators:
         return conversation_text(messages), []
     return last_user_message(messages), earlier_turns(messages, completions.context_before(name))
+
+
+_TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def _template_message(message: ChatMessage) -> dict[str, str]:
+    """Return a message as a chat template reads it; `developer` is OpenAI's newer name of `system`.
+
+    Raises:
+        RequestError: the message is of another role, or has a part that is not text.
+    """
+    if message.role not in _TEMPLATE_ROLES:
+        raise invalid_request(f"a message's role must be {', '.join(_TEMPLATE_ROLES)}, but one is `{message.role}`")
+    return {"role": _TEMPLATE_ROLES[message.role], "content": message.text}
 
 
 def last_user_message(messages: Sequence[ChatMessage]) -> str:

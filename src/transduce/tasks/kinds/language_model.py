@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError, common_options, shell_word
-from transduce.inference.generator import decode_with_line_feeds, load_generator
+from transduce.inference.generator import load_generator
+from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
