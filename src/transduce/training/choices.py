@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from transduce.acceleration import why_no_kernels, why_no_triton
+from transduce.errors import count_noun
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
-from transduce.text.files import count_noun
 from transduce.training import PRESET_SIZES
 from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
