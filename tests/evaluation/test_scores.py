@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from sacrebleu import __version__ as sacrebleu_version
 
-from transduce.deprecation import RenamedWarning
 from transduce.errors import TransduceError
 from transduce.evaluation import Score, ScoreReport, score
 from transduce.evaluation.scores import mean_words_per_line
@@ -88,10 +87,7 @@ def test_lowercase_scores_without_tokenizer_equal_the_sacrebleu_commands(tmp_pat
     options = ["--tokenize", "none", "--lowercase", "--chrf-lowercase"]
     report = score(output, ENGLISH, target_language="en", tokenize="none", lowercase=True)
     assert_same(report, run_sacrebleu(tmp_path, output, ENGLISH, *options))
-    assert report.exact_matches == 1
-    with pytest.warns(RenamedWarning, match="`exact_match` is now `exact_matches`"):
-        assert report.exact_match == 1
-    assert b'"exact_match":1' in msgspec.json.encode(report)
+    assert report.exact_match == 1
 
 
 def test_scores_of_a_chinese_test_set_equal_the_sacrebleu_commands(tmp_path: Path, data_folder: Path) -> None:
@@ -149,7 +145,7 @@ def test_output_equal_to_the_references_scores_100() -> None:
     report = score(ENGLISH, ENGLISH, target_language="en")
     assert report.bleu.value == pytest.approx(100)
     assert report.chrf.value == pytest.approx(100)
-    assert (report.sentences, report.exact_matches) == (4, 4)
+    assert (report.sentences, report.exact_match) == (4, 4)
 
 
 def test_output_shorter_than_the_references_has_a_brevity_penalty() -> None:
@@ -161,7 +157,7 @@ def test_output_shorter_than_the_references_has_a_brevity_penalty() -> None:
 def test_a_line_feed_inside_a_line_counts_as_the_space_it_is_printed_as() -> None:
     report = score(["the semi-\nfinal is on Monday"], ["the semi- final is on Monday"], target_language="en")
     assert report.bleu.value == pytest.approx(100)
-    assert report.exact_matches == 1
+    assert report.exact_match == 1
     assert report.hypothesis_sha256 == report.reference_sha256
 
 

@@ -429,7 +429,7 @@ def test_a_coverage_penalty_is_chosen_if_translations_are_too_short_without(
     ],
 )
 def test_low_scores_show_that_a_model_cannot_translate(bleu: float, chrf: float, exact: int, low: bool) -> None:
-    report = SimpleNamespace(bleu=Mock(value=bleu), chrf=Mock(value=chrf), exact_matches=exact, sentences=100)
+    report = SimpleNamespace(bleu=Mock(value=bleu), chrf=Mock(value=chrf), exact_match=exact, sentences=100)
     assert translation.low_bleu({"a": report, "b": report}) == (bleu if low else None)  # type: ignore[dict-item]
 
 

@@ -232,7 +232,7 @@ def test_scores_do_not_depend_on_the_form_and_say_so() -> None:
     plain, mixed = (score(lines, refs, target_language="fr") for refs in (lines, list(map(decomposed, lines))))
     assert mixed.bleu == plain.bleu
     assert mixed.chrf == plain.chrf
-    assert mixed.exact_matches == len(lines)
+    assert mixed.exact_match == len(lines)
     assert mixed.reference_sha256 != plain.reference_sha256
     assert plain.warnings == ()
     (warning,) = mixed.warnings

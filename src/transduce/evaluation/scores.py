@@ -14,7 +14,6 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
-from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, count_noun, near_name
 from transduce.evaluation.label_scores import f1_of_counts
 from transduce.text import languages
@@ -164,7 +163,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     chrf: Score
     sentences: int
     """The number of lines that were scored: those of which the hypothesis or the reference has text."""
-    exact_matches: int = msgspec.field(name="exact_match")
+    exact_match: int
     """The number of scored lines that equal their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
     """The length of all hypotheses together, in tokens of BLEU's tokenizer."""
@@ -189,8 +188,6 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     """Sentences that warn of what may make the scores misleading; empty without any."""
 
-    exact_match = renamed_attribute("exact_match", "exact_matches")
-
     def __str__(self) -> str:
         return "\n".join([str(self.bleu), str(self.chrf), *self._facts()])
 
@@ -201,7 +198,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     def _facts(self) -> list[str]:
         settings = ", ".join(f"{name}={value}" for name, value in self.decoding.items())
         counts = (
-            f"{count_noun(self.sentences, 'sentence')}, {self.exact_matches:,} equal to the reference; "
+            f"{count_noun(self.sentences, 'sentence')}, {self.exact_match:,} equal to the reference; "
             f"{count_noun(self.hypothesis_tokens, 'token')} against {self.reference_tokens:,}, "
             f"brevity penalty {self.brevity_penalty:.3f}"
         )
@@ -245,7 +242,7 @@ def score(
         bleu=Score("BLEU", counted.score, str(bleu.get_signature())),
         chrf=Score("chrF", chrf_value, str(chrf.get_signature())),
         sentences=_count_scored(hypotheses, references),
-        exact_matches=sum(exact_matches(hypotheses, references, lowercase=lowercase)),
+        exact_match=sum(exact_matches(hypotheses, references, lowercase=lowercase)),
         hypothesis_tokens=counted.sys_len,
         reference_tokens=counted.ref_len,
         brevity_penalty=counted.bp,

@@ -269,7 +269,7 @@ class DevSet(Validation):
                 contributions += self._contributions(direction, translations)
         self.translation_seconds, self.length_ratio = time.monotonic() - started_at, lengths[0] / max(1, lengths[1])
         sentences, right = (
-            sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_matches")
+            sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
         )
         if self.best_by == "exact_match":  # the score does not count pairs of blank lines
             contributions = [value * len(contributions) / sentences for value in contributions]
@@ -719,7 +719,7 @@ def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     can translate if its chrF is high or a tenth of its lines equal their references.
     """
     bleu, chrf = mean_scores(reports)
-    exact = sum(each.exact_matches for each in reports.values()) / max(
+    exact = sum(each.exact_match for each in reports.values()) / max(
         1, sum(each.sentences for each in reports.values())
     )
     return bleu if bleu < MIN_BLEU and chrf < MIN_CHRF and exact < _MIN_EXACT else None
