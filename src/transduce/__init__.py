@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transduce.inference.evaluate import evaluate, prove_int8
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator
-    from transduce.inference.load import load, pipeline
+    from transduce.inference.load import load
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
     from transduce.inference.quality_estimation import QualityWarning
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transduce.inference.scoring import Score, TextScore
     from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
+    from transduce.inference.translation_pipeline import pipeline
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
@@ -253,7 +254,7 @@ _NAMES = {
     "inference.evaluate": ("evaluate", "prove_int8"),
     "inference.forecaster": ("Forecast", "Forecaster"),
     "inference.generator": ("Continuation", "Generation", "Generator"),
-    "inference.load": ("load", "pipeline"),
+    "inference.load": ("load",),
     "inference.mask_filler": ("Candidate", "Filler", "Filling"),
     "inference.parser": ("Parse", "Parser"),
     "inference.quality_estimation": ("QualityWarning",),
@@ -261,6 +262,7 @@ _NAMES = {
     "inference.scoring": ("Score", "TextScore"),
     "inference.tagger": ("Tagger", "Tagging"),
     "inference.translation": ("Alternative", "Translation"),
+    "inference.translation_pipeline": ("pipeline",),
     "inference.translator": ("Translator",),
     "inspection.alignment": ("align",),
     "inspection.attention": ("attention_maps", "word_attention"),

@@ -12,8 +12,9 @@ import torch
 import transduce
 from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.load import TranslationPipeline, load
+from transduce.inference.load import load
 from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translation_pipeline import TranslationPipeline
 from transduce.inference.translator import Translator
 from transduce.interop.vocabulary_files import read_vocabulary
 from transduce.search.rules import GenerateSettings

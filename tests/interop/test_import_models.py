@@ -385,7 +385,7 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
     ours = with_kernels(theirs, tmp_path)
     prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
     with torch.inference_mode():
-        scorer = DecoderOnlyScorer(ours, prompts, context=30, excluded_ids=[])
+        scorer = DecoderOnlyScorer(ours, prompts, max_context=30, excluded_ids=[])
         rules = [RepetitionPenalty(prompts, repetition=penalty)]
         limits = SequenceLimits(0, -1, torch.full((4,), 15))
         search = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0), rules=rules)

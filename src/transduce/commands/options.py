@@ -395,7 +395,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
-    from transduce.inference.decoding import read_search_settings
+    from transduce.model_folder.load import read_search_settings
     from transduce.search.settings import override_search
 
     base = read_search_settings(Path(folder))

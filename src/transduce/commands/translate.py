@@ -463,7 +463,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions"
         folders: the model folders, whose files are read.
         job: what applies to each line.
     """
-    from transduce.inference.decoding import read_max_source_tokens
+    from transduce.model_folder.load import read_max_source_tokens
     from transduce.search.settings import EARLIER_DEFAULTS
 
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
@@ -471,13 +471,13 @@ def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions"
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language, *([options.tag] if options.tag else []))
-    longest = [read_max_source_tokens(Path(folder)) for folder in folders]
+    max_source_tokens = [read_max_source_tokens(Path(folder)) for folder in folders]
     datastore = file_sha256(Path(options.datastore)) if options.datastore else None
     stored = msgspec.to_builtins(job)
     if job.search.diverse_groups == 1:
         stored["search"] |= EARLIER_DEFAULTS  # without effect, so that interruptions of earlier versions are resumed
     return msgspec.json.encode(
-        (models, stored, options.shard, options.precision, phrases, languages, longest, datastore)
+        (models, stored, options.shard, options.precision, phrases, languages, max_source_tokens, datastore)
     )
 
 

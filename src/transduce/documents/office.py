@@ -40,7 +40,7 @@ def names_in(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The XML names that an Office format uses for paragraphs, runs (stretches of formatted text) and their parts."""
+    """The XML names that an Office format uses for paragraphs, runs (spans of formatted text) and their parts."""
 
     paragraph: str
     run: str
@@ -98,7 +98,7 @@ _UNIMPORTANT = names_in(_W, "lang noProof")
 
 
 class _Leaf(NamedTuple):
-    """An XML element that is copied: one of a run (stretch of formatted text), or outside of runs if `run` is None."""
+    """An XML element that is copied: one of a run (span of formatted text), or outside of runs if `run` is None."""
 
     run: Any
     element: Any
@@ -112,7 +112,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """A formatting that differs from that of most text in its paragraph, given by a run (stretch of text) with it."""
+    """A formatting that differs from that of most text in its paragraph, given by a run (span of text) with it."""
 
     run: Any
 
@@ -201,7 +201,7 @@ class _OpenXmlParagraph(Paragraph):
         self.dialect = dialect
         self.payloads: dict[int, _Payload] = {}
         self.base: Any = None
-        """A run (stretch of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
+        """A run (span of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
         atoms = _without_fields(list(self._atoms(element)))
         self._choose_base(atoms)
         separators: set[Tag] = set()
@@ -283,12 +283,12 @@ class _OpenXmlParagraph(Paragraph):
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the properties element of a run (stretch of formatted text), or None if the run has none."""
+        """Return the properties element of a run (span of formatted text), or None if the run has none."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return bytes that are equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
+        """Return bytes that are equal for runs (spans of formatted text) that look the same; b"" if unformatted."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -428,7 +428,7 @@ class _OpenXmlParagraph(Paragraph):
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new, empty run (stretch of formatted text) with the attributes and formatting of another."""
+        """Return a new, empty run (span of formatted text) with the attributes and formatting of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:

@@ -183,9 +183,9 @@ class ContextTexts:
         Only the last ones are kept, as many as the model reads; for a model without context this does nothing.
         """
         if self.reads_context:
-            most = self.max_sentences
-            sides = ([text_without_markup(text, kind) for text in side[-most:]] for side in (texts, translations))
-            self.before = [*self.before, *zip(*sides, strict=True)][-most:]
+            last = [side[-self.max_sentences :] for side in (texts, translations)]
+            sides = ([text_without_markup(text, kind) for text in side] for side in last)
+            self.before = [*self.before, *zip(*sides, strict=True)][-self.max_sentences :]
 
 
 class ModelTexts(ContextTexts):
@@ -203,7 +203,7 @@ class ModelTexts(ContextTexts):
 
         For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
         """
-        super().__init__(0 if translator.context is None else translator.context.before)
+        super().__init__(0 if translator.document_context is None else translator.document_context.before)
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary

@@ -199,18 +199,18 @@ def split_at(parts: Sequence[InlinePart], separators: Collection[Tag]) -> list[I
         A list, in order: an `InlineText` for each text, the separators, and tags whose partner is in another text.
     """
     number = 0
-    stretch: dict[Tag, int] = {}
+    text_numbers: dict[Tag, int] = {}
     for part in parts:
         if isinstance(part, Tag):
             number += part in separators
-            stretch[part] = number
+            text_numbers[part] = number
     divided: list[InlineText | InlinePart] = []
     waiting: list[InlinePart] = []
     for part in parts:
         is_outer = isinstance(part, Tag) and (
             part in separators
-            or (part.kind == "open" and stretch[part] != stretch[Tag("close", part.id)])
-            or (part.kind == "close" and stretch[part] != stretch[Tag("open", part.id)])
+            or (part.kind == "open" and text_numbers[part] != text_numbers[Tag("close", part.id)])
+            or (part.kind == "close" and text_numbers[part] != text_numbers[Tag("open", part.id)])
         )
         if not is_outer:
             waiting.append(part)

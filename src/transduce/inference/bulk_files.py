@@ -231,7 +231,7 @@ def translate_portions(
     """
     translations: list[str] = []
     for portion in portions:
-        if translator.context is not None and translator.context.on_target and portion.before:
+        if translator.document_context is not None and translator.document_context.on_target and portion.before:
             known = translations[len(translations) - len(portion.before) :]
             before = [(line, known[number]) for number, (line, _) in enumerate(portion.before)]
             portion = msgspec.structs.replace(portion, before=before)

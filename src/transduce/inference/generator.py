@@ -27,12 +27,10 @@ from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.scoring import TextScore
 from transduce.inference.translation import decode_with_line_feeds, without_incomplete_character
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.model.batch_search import JoinableSearch, ReservedCapacity
-from transduce.model.config import ModelConfig
+from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.model.transformer import Decoder
-from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
-from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, summary
-from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
+from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, read_max_context, summary
+from transduce.model_folder.read import read_decoder_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
@@ -50,7 +48,6 @@ _MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
-_LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -500,10 +497,10 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = DecoderOnlyScorer(self.model, ids, context=self.context, excluded_ids=never)
+            scorer = DecoderOnlyScorer(self.model, ids, max_context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
-        count, longest = len(prompts), [prompt.max_length for prompt in prompts]
-        limits = SequenceLimits(ids[0][-1], end, torch.tensor(longest, device=self.device))
+        count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
+        limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))
         rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
             ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
@@ -780,21 +777,6 @@ def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Genera
     return Generator(
         content.model,
         content.tokenizer,
-        context=_read_context(folder, content.model.config),
+        context=read_max_context(folder, content.model.config),
         language=content.manifest.target_language,
     )
-
-
-def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
-
-    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
-    """
-    most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
-    if not (folder / SETTINGS_FILE).is_file():
-        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
-        return most if context is None or config.positions == "learned" else context
-    context = read_run_setting(folder, "task.context", int)
-    if context is None or context < 2:
-        return most
-    return min(context, most) if config.positions == "learned" else context

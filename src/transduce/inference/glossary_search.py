@@ -172,8 +172,10 @@ def parts_missing_terms(
         )
         if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
-            most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
-            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MAX_TERM_TOKENS))))
+            max_tokens = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(
+                part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(max_tokens, MAX_TERM_TOKENS)))
+            )
     return again
 
 
@@ -194,8 +196,8 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
     return former
 
 
-def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return a tuple of the first `num_required` phrases, and of the phrases after them that fit into `most` tokens.
+def _limit_phrases(phrases: Sequence[Phrase], num_required: int, max_tokens: int) -> tuple[Phrase, ...]:
+    """Return a tuple of the first `num_required` phrases, and of those after them that fit into `max_tokens` tokens.
 
     The limit applies to the shortest spellings of all phrases so far, including the required ones.
     """
@@ -203,7 +205,7 @@ def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> t
     return tuple(
         phrase
         for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
-        if index < num_required or total <= most
+        if index < num_required or total <= max_tokens
     )
 
 

@@ -162,7 +162,7 @@ def _spans_of(part: TextPart, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the stretches of the character span `run` that are outside of `spans`, which are in order and disjoint."""
+    """Yield the parts of the character span `run` that are outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]

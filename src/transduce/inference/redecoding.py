@@ -87,7 +87,7 @@ def redecode(
         TransduceError: an argument is invalid, as in `Translator.translate`, or the model translates with document
             context (`data.context_before`).
     """
-    if translator.context is not None:
+    if translator.document_context is not None:
         raise TransduceError(
             "Re-decoding translates sentences by themselves, but the model reads earlier sentences of a document "
             "(`data.context_before`): leave it out."

@@ -671,7 +671,7 @@ def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the stretch of a character span that lies in one part of a text, as offsets from the part's start."""
+    """Return the part of a character span that lies in one part of a text, as offsets from the part's start."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 

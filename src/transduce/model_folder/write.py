@@ -223,7 +223,7 @@ def write_model_folder(
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
     search: SearchSettings | None = None,
-    longest: int | None = None,
+    max_positions: int | None = None,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -235,22 +235,22 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         search: the model's search settings, for `generate` of transformers; None: unknown.
-        longest: the maximum number of tokens that config.json states for transformers, and the number of rows of tables
-            of sinusoids; None: 1,024. Learned positions have their own limit.
+        max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
+            tables of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
         TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
             example because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
-    longest = MAXIMUM_POSITIONS if longest is None else min(longest, _LONGEST_TABLE)
+    max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
         partial_file = folder / f".partial-{WEIGHTS}"
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
-            digest = _write_weights(partial_file, weights, config, longest)
-            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), longest))
+            digest = _write_weights(partial_file, weights, config, max_positions)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
             if tokenizer is not None:
                 _write_tokenizer(folder, tokenizer, config, languages, search)
             for name, text in documents.items():
@@ -287,14 +287,14 @@ def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 # No model has more positions; it bounds tables of sinusoids, which are written.
-_LONGEST_TABLE = 1 << 20
+_MAX_TABLE_ROWS = 1 << 20
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, longest: int) -> str:
+def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int) -> str:
     """Write the content of a folder's model.safetensors to `path`, and return its SHA-256 (hexadecimal).
 
     Weights are taken from the mapping one after the other, so that only one must be in memory. Tables of sinusoids have
-    `longest` rows.
+    `max_positions` rows.
 
     Raises:
         TransduceError: a weight is not finite, or the file cannot be written, for example because the disk is full.
@@ -316,8 +316,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
     try:
         return write_tensors(
             path,
-            dict(stored_tensors(shapes, config, longest)),
-            stored_tensors(in_order, config, longest),
+            dict(stored_tensors(shapes, config, max_positions)),
+            stored_tensors(in_order, config, max_positions),
             {"format": "pt"},
         )
     except OSError as error:

@@ -201,7 +201,7 @@ class BeamSearch:
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
         # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
-        divisors = [[self._divisor(row, longest)] for row, longest in enumerate(self.max_lengths)]
+        divisors = [[self._divisor(row, max_length)] for row, max_length in enumerate(self.max_lengths)]
         self.max_penalty = torch.tensor(divisors, device=device)
         self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
         # The best finished hypotheses of each sentence's groups, at most `group_size` of each.

@@ -441,8 +441,8 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     position = _find_stop(text, stops)
     if position is not None:
         return position
-    longest = max(map(len, stops), default=1) - 1
-    starts = range(max(0, len(text) - longest), len(text))
+    max_length = max(map(len, stops), default=1) - 1
+    starts = range(max(0, len(text) - max_length), len(text))
     return next((start for start in starts if any(stop.startswith(text[start:]) for stop in stops)), len(text))
 
 

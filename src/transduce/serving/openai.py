@@ -498,8 +498,8 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     return message.text
 
 
-def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str, str]]:
-    """Return a list of up to `most` user messages before the last one, each paired with the assistant's answer.
+def earlier_turns(messages: Sequence[ChatMessage], max_turns: int) -> list[tuple[str, str]]:
+    """Return a list of up to `max_turns` user messages before the last one, each paired with the assistant's answer.
 
     The answer is "" if there is none. Messages without text are left out.
 
@@ -513,7 +513,7 @@ def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str,
         elif message.role == "assistant" and turns:
             turns[-1] = (turns[-1][0], message)
     last = max(0, len(turns) - 1)
-    read = turns[max(0, last - most) : last]
+    read = turns[max(0, last - max_turns) : last]
     return [(user.text, "" if answer is None else answer.text) for user, answer in read if user.text]
 
 

@@ -117,7 +117,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def differences(before: Environment, now: Environment) -> Iterator[str]:
-    """Yield the differences between the environments of two stretches of a run, each as "NAME OLD then, NEW now".
+    """Yield the differences between the environments of two parts of a run, each as "NAME OLD then, NEW now".
 
     A property that the older checkpoint did not store is left out.
     """

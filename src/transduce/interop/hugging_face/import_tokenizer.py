@@ -291,7 +291,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         after=after,
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
-        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
+        special_tokens=_special_tokens(files, parts, special["eos_id"])
+        if model.family.kind == "encoder"
+        else SPECIAL_TOKENS,
     )
     end = (special["eos_id"],)
     # A text that is generated ends with the end symbol, whatever the tokenizer puts after a source.
@@ -366,7 +368,7 @@ def _padding(
     return own
 
 
-def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
+def _special_tokens(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """Return a tuple of the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
     Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).

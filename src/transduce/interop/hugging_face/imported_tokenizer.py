@@ -69,7 +69,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     """Ids other than the end symbol at which a language model may end a text."""
     keeps_line_feeds: bool = False
     """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
-    marks: tuple[str, str, str] = SPECIAL_TOKENS
+    special_tokens: tuple[str, str, str] = SPECIAL_TOKENS
     """An encoder's special tokens, as a tuple: for the start of a text, the end of a text, and a masked token."""
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class ImportedVocabulary(Vocabulary):
         self.forced = record.forced
         self.ends = (record.eos_id, *record.other_ends)
         self.keeps_line_feeds = record.keeps_line_feeds
-        self.special_token_names = record.marks
+        self.special_token_names = record.special_tokens
         # Without a sentencepiece model, other parts of the package cannot inspect how words are split.
         self.model_bytes = b""
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]

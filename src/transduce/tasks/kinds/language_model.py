@@ -221,7 +221,7 @@ class LanguageModelKind(TextOnlyKind):
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of a process's training batches of windows, stretches of the text as long as the context.
+        """Return the plan of a process's training batches of windows, spans of the text as long as the context.
 
         A batch has at least one window. `rank_and_count` are the process's rank and the number of processes.
         """
