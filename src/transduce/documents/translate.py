@@ -117,6 +117,14 @@ def describe_kept_units(document: Document) -> str | None:
     return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
 
 
+def describe_text_formulas(document: Document) -> str | None:
+    """Return a sentence with the number of a spreadsheet's formulas that name translated texts; None without any."""
+    if not document.text_formulas:
+        return None
+    count = count_noun(len(document.text_formulas), "formula")
+    return f"Formulas stay as they are, but some name texts that were translated, so check their results: {count}."
+
+
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
     """Yield lists of a document's units (texts), in order, each with up to 20,000 characters to translate at once.
 
