@@ -27,8 +27,7 @@ from transduce.documents.formats import (
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.text_formats import PLURAL_FORMS, lacking_plural_forms
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, count_noun, shown_names
 from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 

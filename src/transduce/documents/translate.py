@@ -17,12 +17,12 @@ from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun, missing_file
+from transduce.text.files import missing_file
 from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
