@@ -178,8 +178,8 @@ def test_each_sentence_of_a_batch_may_have_its_own_relative_positions() -> None:
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 def test_pytorchs_average_of_weights_follows_a_model_whose_table_of_positions_grew(positions: str) -> None:
     torch.manual_seed(1)
-    sizes: dict[str, Any] = {"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 16, "d_ff": 16}
-    model = build_model(ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, positions=positions)).eval()
+    sizes: dict[str, Any] = {"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 16}
+    model = build_model(ModelConfig(**(sizes | {"d_ff": 16, "num_encoder_layers": 1, "positions": positions}))).eval()
     average = AveragedModel(model)
     ids = torch.randint(3, 20, (1, 300))
     with torch.no_grad():
