@@ -282,12 +282,13 @@ class PairReader:
             raise _wrong_columns(f"{path}:{first_line + row}", lines[row].count("\t") + 1)
 
 
-def read_pairs(files: CorpusFiles) -> Iterator[Pair]:
+def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Yield the pairs of a corpus as `Pair`, in the order of the files, in constant memory.
 
-    Lines of tables that are not pairs are left out. Errors are those of ``PairReader``.
+    ``notes`` counts what is removed or replaced while reading. Lines of tables that are not pairs are left out. Errors
+    are those of ``PairReader``.
     """
-    for block in PairReader(files):
+    for block in PairReader(files, notes):
         lines = range(block.first_line, block.first_line + len(block.sources))
         for source, target, line in zip(block.sources, block.targets, lines, strict=True):
             if source not in (MALFORMED, HEADER):
