@@ -45,15 +45,15 @@ class Weight(NamedTuple):
     """The number of rows of each stacked matrix of the complete parameter."""
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one.
+def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
+    """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
 
     Let r be the fourth root of the sum of a matrix's singular values to the fourth power. Singular values of at least
     r / 100, which include the largest, become 0.73 to 1.27. A smaller one, σ, becomes about 78 σ / r; zero stays zero.
     The computation uses the matrices' dtype.
     """
     result = matrices.clone()
-    _orthogonalize_in_place(list(result), 1.0, matrices.dtype)
+    _orthogonalize_in_place(list(result), scale, matrices.dtype)
     return result
 
 
