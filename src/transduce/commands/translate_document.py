@@ -253,9 +253,11 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines about XLIFF's units that stay partly untranslated, and a sheet's formulas that name texts."""
-    from transduce.documents.translate import describe_kept_units, describe_text_formulas
+    """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
+    from transduce.documents.translate import describe_kept_units, describe_other_language, describe_text_formulas
 
+    if (note := describe_other_language(document)) is not None:
+        yield note
     if (note := describe_text_formulas(document)) is not None:
         yield note
         for text in document.text_formulas[:_MAX_SHOWN]:

@@ -117,6 +117,16 @@ def describe_kept_units(document: Document) -> str | None:
     return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
 
 
+def describe_other_language(document: Document) -> str | None:
+    """Return a sentence about a PO or XLIFF file that names another target language than the model's; None if not."""
+    if document.other_language is None:
+        return None
+    return (
+        f"The file names `{document.other_language}` as the language of its translations, which is not the language "
+        "that the model writes: check that the file and the model are the right ones."
+    )
+
+
 def describe_text_formulas(document: Document) -> str | None:
     """Return a sentence with the number of a spreadsheet's formulas that name translated texts; None without any."""
     if not document.text_formulas:

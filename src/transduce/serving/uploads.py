@@ -23,6 +23,7 @@ from transduce.documents.translate import (
     UNIT_MARKUP,
     ContextTexts,
     describe_kept_units,
+    describe_other_language,
     describe_text_formulas,
     translate_content,
 )
@@ -156,7 +157,7 @@ class DocumentTranslation:
         )
         names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
-        notes = (describe_kept_units(document), describe_text_formulas(document))
+        notes = (describe_other_language(document), describe_kept_units(document), describe_text_formulas(document))
         self.warnings += [note for note in notes if note is not None]
         result = translate_content(document, _QueuedTexts(self, self._context_before()))
         self.characters = sum(_count_characters(unit) for unit in document.units)
