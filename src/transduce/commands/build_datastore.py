@@ -18,8 +18,7 @@ from transduce.commands.options import (
     read_aligned_lines,
     write_report,
 )
-from transduce.errors import TransduceError, common_options, shell_word
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:

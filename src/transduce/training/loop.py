@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batches import Plan
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.machine import DTYPES
-from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart, is_true
 from transduce.training.checkpoint import (
     Best,
