@@ -491,7 +491,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- encoder alone ---
 
     masked_language_head: bool = True
-    """An output head for masked tokens, as in BERT: linear layer, activation and norm before the output projection."""
+    """An output head for masked tokens, as in BERT: linear layer, activation and LayerNorm (whatever `norm` is) before
+    the output projection."""
 
     pooler: bool = False
     """A linear layer and `pooler_activation` over the first position, as in BERT."""
