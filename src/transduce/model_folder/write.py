@@ -380,8 +380,9 @@ def save(
         languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: the model is of another kind, is in int8, or differs from what its configuration describes; the
-            tokenizer does not match; a weight is not finite; or the folder holds something else.
+        TransduceError: the model is of another kind, is in int8 or on the meta device, or differs from what its
+            configuration describes; the tokenizer does not match; a weight is not finite; or the folder holds something
+            else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -414,6 +415,12 @@ def _check_kind(model: object) -> None:
         raise TransduceError(
             "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
             '`precision="fp32"`, and save that.'
+        )
+    without_values = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
+    if without_values is not None:
+        raise TransduceError(
+            f"The weight `{without_values}` is on PyTorch's meta device, which holds no values: fill the model by "
+            '`model.to_empty(device="cpu")` and `load_state_dict` before `save`.'
         )
 
 
