@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
@@ -187,6 +187,7 @@ def load(
     folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
 ) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder: ...
 @renamed_arguments(examples="datastore")
+@explain_wrong_types
 def load(
     folder: str | Path | Sequence[str | Path],
     *,
@@ -404,6 +405,7 @@ class TranslationPipeline:
         return answers
 
 
+@explain_wrong_types
 def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> TranslationPipeline:
     """Load a model folder with the interface of transformers' translation pipeline.
 

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
@@ -101,6 +101,7 @@ class TranslateOptions(TypedDict, total=False):
     document: bool
 
 
+@explain_wrong_types
 class Translator:
     """A translation model, or an ensemble, with its tokenizer and search settings.
 

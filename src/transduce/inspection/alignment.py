@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import Documents, check_evaluation_mode, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
@@ -628,6 +628,7 @@ def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics)
     )
 
 
+@explain_wrong_types
 def align(
     translator: Translator,
     sources: Sequence[str],
@@ -791,8 +792,7 @@ def _link_mutual(maps: WordMaps) -> Matrix:
 
 
 def _check_heads(translator: Translator, heads: HeadWeights | WordStatistics) -> None:
-    config = translator.model.config
-    sizes = config.num_decoder_layers, config.num_heads
+    sizes = translator.model.config.num_decoder_layers, translator.model.config.num_heads
     if (heads.num_layers, heads.num_heads) != sizes:
         raise TransduceError(
             f"The heads were chosen for a model with {heads.num_layers} decoder layers of {heads.num_heads} heads, but "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, shown_names, shown_value, writing_remedy
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value, writing_remedy
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -357,6 +357,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
 # --- transduce.save ---
 
 
+@explain_wrong_types
 def save(
     model: Transformer | Recurrent | Decoder,
     folder: str | Path,
