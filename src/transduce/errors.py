@@ -312,7 +312,8 @@ def explain_wrong_types(target: _T) -> _T:
     of msgspec, its `__post_init__` is decorated, as a struct's class keeps the methods that it is defined with.
     """
     if not isinstance(target, type):
-        return _explaining(target)  # type: ignore[type-var]
+        explained: _T = _explaining(target)
+        return explained
     for name, member in list(vars(target).items()):
         function = member.__func__ if isinstance(member, classmethod) else member
         if isinstance(function, FunctionType) and (name in _WRAPPED_METHODS or not name.startswith("_")):
