@@ -87,7 +87,7 @@ class Product:
     """A matrix multiplication with 8-bit weights whose buffers are allocated once, as in a compiled search."""
 
     def __init__(self, rows: int, inputs: int, outputs: int) -> None:
-        self.linear = decode.NativeLinear(torch.randn(outputs, inputs), None, require_integer_tile())
+        self.linear = decode.CompiledLinear(torch.randn(outputs, inputs), None, require_integer_tile())
         self.x = torch.randn(rows, inputs)
         self.rounded, self.scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
         self.out = torch.empty(rows, self.linear.padded_outputs)

@@ -208,13 +208,13 @@ def lock_output(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[Path]:
+def atomic_folder(folder: str | Path, required_entry: str, description: str) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
-        folder: the final name; an existing folder that contains ``mark`` is replaced. A symbolic link stays, and the
-            folder that it names is written.
-        mark: name of a file or folder that every folder of this kind contains.
+        folder: the final name; an existing folder that contains ``required_entry`` is replaced. A symbolic link stays,
+            and the folder that it names is written.
+        required_entry: name of a file or folder that every folder of this kind contains.
         description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
@@ -228,7 +228,7 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_output(folder):
         _recover(folder)
-        if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
+        if folder.is_dir() and not (folder / required_entry).exists() and any(folder.iterdir()):
             raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -43,14 +43,14 @@ MAX_SHOWN = 8
 """The maximum number of names of a list that a message shows."""
 
 
-def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
+def shown_names(names: Iterable[object], max_names: int = MAX_SHOWN) -> str:
     """Return a list of names as text for a message: "a, b, … (+37)", the first names and the number of the others.
 
     An empty list is "none".
     """
     texts = list(map(str, names))
-    others = len(texts) - most
-    return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
+    others = len(texts) - max_names
+    return ", ".join([*texts[:max_names], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
 
 
 _MAX_SHOWN_VALUE = 80

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from transduce.documents.limits import Limits
-from transduce.documents.translate import translate_upload
+from transduce.documents.markup import markup_plan, plan_text
+from transduce.documents.translate import UNIT_MARKUP, translate_upload
 from transduce.documents.units import UnitKind
 from transduce.errors import TransduceError
 
@@ -30,6 +31,13 @@ class Fake:
         assert kind in ("text", "xml", "html")
         self.texts += texts
         return [self.translations.get(text, text) for text in texts]
+
+
+def capitals(texts: Sequence[str], kind: UnitKind) -> list[str]:
+    """Translate texts to capital letters, as a model's texts with tags are."""
+    settings = None if kind == "text" else UNIT_MARKUP[kind]
+    plans = [plan_text(text) if settings is None else markup_plan(text, settings, spaced=True) for text in texts]
+    return [plan.assemble([sentence.upper() for sentence in plan.sentences]) for plan in plans]
 
 
 def saved(document: Any) -> bytes:
@@ -89,6 +97,18 @@ def test_formulas_numbers_and_table_headers_of_sheets_stay() -> None:
         ["ein Stuhl", "=B2*2"],
     ]
     assert fake.texts == ["a table", "a chair"]
+
+
+def test_cells_with_bold_words_keep_their_lines() -> None:
+    from openpyxl.cell.rich_text import CellRichText, TextBlock
+    from openpyxl.cell.text import InlineFont
+
+    workbook = openpyxl.Workbook()
+    bold = InlineFont(b=True)
+    workbook.active["A1"] = CellRichText(TextBlock(bold, "head"), "\none line\n\n", TextBlock(bold, "bold"), " one")
+    result = openpyxl.load_workbook(io.BytesIO(translate_upload(saved(workbook), "a.xlsx", capitals)), rich_text=True)
+    assert str(result.active["A1"].value) == "HEAD\nONE LINE\n\nBOLD ONE"
+    assert [str(each) for each in result.active["A1"].value if isinstance(each, TextBlock)] == ["HEAD", "BOLD"]
 
 
 CONTENT = (

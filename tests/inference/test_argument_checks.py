@@ -13,8 +13,9 @@ import torch
 import transduce
 from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.load import TranslationPipeline, load
+from transduce.inference.load import load
 from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translation_pipeline import TranslationPipeline
 from transduce.inference.translator import Translator
 from transduce.interop.vocabulary_files import read_vocabulary
 from transduce.search.rules import GenerateSettings
@@ -407,6 +408,11 @@ def test_no_public_function_fails_by_a_raw_error_for_an_argument_of_a_wrong_type
                 except Exception as error:  # noqa: BLE001 - any other is what this test looks for
                     raw.append(f"{name}({parameter.name}={value!r}): {error!r}")
     assert not raw, "\n".join(raw)
+
+
+def test_every_public_function_explains_wrong_types() -> None:
+    functions = [getattr(transduce, name) for name in transduce.__all__]
+    assert [each for each in functions if inspect.isfunction(each) and not hasattr(each, "__wrapped__")] == []
 
 
 def test_a_wrong_type_is_named_with_the_outermost_argument_and_other_errors_stay(translator: Translator) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
-    Job,
+    LineOptions,
     Portion,
     ResumableFile,
     Workers,
@@ -81,7 +81,7 @@ def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
 
 def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
-    job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
+    job = LineOptions(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
 
     def translated(shard: tuple[int, int]) -> list[str]:
         texts = [translate_portion(translator, job, portion) for portion in portions(lines, shard=shard, size=5)]
@@ -225,7 +225,7 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
 def test_workers_refuse_a_model_that_was_replaced(trained: Path, tmp_path: Path, replaced: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints"))
-    settings = WorkerSettings(folders=[str(folder)], job=Job(search=SearchSettings(beam_size=1)))
+    settings = WorkerSettings(folders=[str(folder)], job=LineOptions(search=SearchSettings(beam_size=1)))
     portion = Portion(lines=["我"], indices=[0], phrases=[[]])
     with Workers(settings, 2) as workers:
         if replaced == "between two workers":

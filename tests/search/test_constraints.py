@@ -13,7 +13,7 @@ from transduce.search.constraints import (
     ConstrainedSelection,
     Phrase,
     PhraseMatcher,
-    Progress,
+    PhraseProgress,
     WordContinuations,
     allocate,
 )
@@ -22,7 +22,7 @@ from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 START, END = 0, 1
 
 
-def follow(matcher: PhraseMatcher, pieces: list[int]) -> Progress:
+def follow(matcher: PhraseMatcher, pieces: list[int]) -> PhraseProgress:
     progress = matcher.start
     for piece in pieces:
         progress = matcher.next(progress, piece)

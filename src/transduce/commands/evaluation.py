@@ -658,7 +658,7 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
     scored = [
         (number, pair)
         for (number, pair), ids in zip(candidates, texts, strict=True)
-        if len(ids) <= translator.longest_source and can_score(translator, pair.source, pair.target)
+        if len(ids) <= translator.max_sentence_tokens and can_score(translator, pair.source, pair.target)
     ]
     histories = translator.histories(sources, targets)
     scores = score_translations(

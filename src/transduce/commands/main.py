@@ -23,7 +23,7 @@ from transduce.errors import (
     option_with_other_dashes,
     use_common_options,
 )
-from transduce.process_environment import handle_hangup, handle_sigterm, stop_with_parent
+from transduce.process_environment import handle_hangup, handle_sigterm, set_library_defaults, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -284,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     owns_process = arguments is None
     if arguments is None:
         _start_in_utf8()
+        set_library_defaults()
         stop_with_parent()
         arguments = sys.argv[1:]
     arguments = list(arguments)

@@ -395,7 +395,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
-    from transduce.inference.decoding import read_search_settings
+    from transduce.model_folder.load import read_search_settings
     from transduce.search.settings import override_search
 
     base = read_search_settings(Path(folder))
@@ -586,6 +586,28 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.flush()
     finally:
         output.detach()
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield the lines that a user types at prompts, until an empty line or the end of the input.
+
+    The prompts go to standard error if the output is redirected.
+    """
+    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
+        import readline  # noqa: F401
+    while True:
+        try:
+            if sys.stdout.isatty():
+                line = input("> ")
+            else:
+                sys.stderr.write("> ")
+                sys.stderr.flush()
+                line = input()
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        yield line
 
 
 def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:

@@ -623,9 +623,9 @@ def _check_forecast_options(options: argparse.Namespace) -> None:
 
 
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
-    """Forecast a table's own points, one stretch of `--steps` points after the other, and return the errors.
+    """Forecast a table's own points, one segment of `--steps` points after the other, and return the errors.
 
-    Each stretch is forecast from the actual points before it; the errors are a `ForecastReport`.
+    Each segment is forecast from the actual points before it; the errors are a `ForecastReport`.
 
     Args:
         forecaster: the model.

@@ -33,7 +33,7 @@ from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
-    from transduce.inference.bulk_files import Job
+    from transduce.inference.bulk_files import LineOptions
     from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
@@ -126,7 +126,7 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 
 def translate_file(
-    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "Job", identity: bytes
+    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "LineOptions", identity: bytes
 ) -> int:
     """Translate a document, write it to --output, report warnings on standard error, and return 0.
 

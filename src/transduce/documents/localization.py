@@ -16,8 +16,8 @@ from transduce.documents.units import (
     Document,
     DocumentSettings,
     Edit,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     TextFile,
     has_letters,
@@ -683,7 +683,7 @@ class _Addition(NamedTuple):
     closing: str
 
 
-def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:
+def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[InlinePart], dict[Tag, str]]:
     """Divide the content of an XLIFF `source` element into strings and inline tags.
 
     An element that contains codes of the original format, not text, is a single tag.
@@ -695,7 +695,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     Returns:
         A list of the strings and tags in order, and a dict from each tag to its source in the file.
     """
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     sources: dict[Tag, str] = {}
     position = inner = number = 0
     opened: list[int] = []
@@ -736,7 +736,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     return _with_pairs(parts, sources), sources
 
 
-def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
+def _with_pairs(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[InlinePart]:
     """Return an XLIFF text's strings and tags as a list, with codes in pairs (as `bx`, `ex`) as start and end tags.
 
     Args:
@@ -751,7 +751,7 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
         kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "empty")
         number = part.id if isinstance(part, Tag) and kind != "empty" else -1
         tokens.append(Token(kind, source, name[1] if name and kind == "empty" else "", number))
-    paired: list[Part] = []
+    paired: list[InlinePart] = []
     numbers: dict[int, int] = {}  # numbers of the start tags, by the numbers of the new pairs
     for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):
         if isinstance(part, str) or new.kind == token.kind:

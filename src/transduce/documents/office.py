@@ -13,8 +13,8 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     Unit,
     find_code_styles,
@@ -40,7 +40,7 @@ def names_in(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The XML names that an Office format uses for paragraphs, runs (stretches of formatted text) and their parts."""
+    """The XML names that an Office format uses for paragraphs, runs (spans of formatted text) and their parts."""
 
     paragraph: str
     run: str
@@ -98,7 +98,7 @@ _UNIMPORTANT = names_in(_W, "lang noProof")
 
 
 class _Leaf(NamedTuple):
-    """An XML element that is copied: one of a run (stretch of formatted text), or outside of runs if `run` is None."""
+    """An XML element that is copied: one of a run (span of formatted text), or outside of runs if `run` is None."""
 
     run: Any
     element: Any
@@ -112,7 +112,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """A formatting that differs from that of most text in its paragraph, given by a run (stretch of text) with it."""
+    """A formatting that differs from that of most text in its paragraph, given by a run (span of text) with it."""
 
     run: Any
 
@@ -131,7 +131,7 @@ class Paragraph:
     """A paragraph of an office document that is read as texts with inline tags and written back with translations."""
 
     element: Any
-    texts: Sequence[InlineText | Part]
+    texts: Sequence[InlineText | InlinePart]
     """A list of the texts (`InlineText`) that are translated by themselves, and of the tags between them, such as
     tabs.
     """
@@ -148,7 +148,7 @@ class Paragraph:
     def write(self, translations: Sequence[str]) -> None:
         """Replace the paragraph's texts by translations, one for each of `units`; formatted words stay formatted."""
         waiting = list(translations)
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         for text in self.texts:
             if not isinstance(text, InlineText):
                 parts.append(text)
@@ -158,7 +158,7 @@ class Paragraph:
                 parts += text.parts
         self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
 
-    def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
+    def _with_ordered_ranges(self, parts: list[InlinePart]) -> list[InlinePart]:
         """Return translated strings and tags as a list, with the start of each comment or other range before its end.
 
         Translation can exchange a start and an end; they are then swapped, in place.
@@ -187,7 +187,7 @@ class Paragraph:
         """Return the single XML element that a tag without text stands for, or None if it stands for several."""
         raise NotImplementedError
 
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         raise NotImplementedError
 
 
@@ -201,7 +201,7 @@ class _OpenXmlParagraph(Paragraph):
         self.dialect = dialect
         self.payloads: dict[int, _Payload] = {}
         self.base: Any = None
-        """A run (stretch of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
+        """A run (span of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
         atoms = _without_fields(list(self._atoms(element)))
         self._choose_base(atoms)
         separators: set[Tag] = set()
@@ -261,8 +261,14 @@ class _OpenXmlParagraph(Paragraph):
         return parts[0].find(f"{_W}rubyBase") if len(parts) == 1 and parts[0].tag == f"{_W}ruby" else None
 
     def _text(self, element: Any) -> str:
-        """Return the text of an XML element, with Excel's escapes decoded; "" for an element without text."""
-        return unescaped(element.text or "") if self.dialect.has_escapes else element.text or ""
+        """Return the text of an XML element, with Excel's escapes decoded, and line ends as spaces in Word.
+
+        The result is "" for an element without text.
+        """
+        text = element.text or ""
+        if self.dialect.has_escapes:
+            return unescaped(text)
+        return re.sub(r"\s*\n\s*", " ", text) if element.tag == f"{_W}t" else text
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting of most of the paragraph's characters, so that text with it needs no inline tags."""
@@ -277,12 +283,12 @@ class _OpenXmlParagraph(Paragraph):
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the properties element of a run (stretch of formatted text), or None if the run has none."""
+        """Return the properties element of a run (span of formatted text), or None if the run has none."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return bytes that are equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
+        """Return bytes that are equal for runs (spans of formatted text) that look the same; b"" if unformatted."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -299,12 +305,12 @@ class _OpenXmlParagraph(Paragraph):
 
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
-    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
+    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[InlinePart]:
         """Return a paragraph's content as a list of strings and inline tags; tags that end a text join `separators`.
 
         Text with the base formatting gets no tags. What each tag stands for is stored in `payloads`.
         """
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         opened: list[int] = []
         formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
         for index, (kind, run, content) in enumerate(atoms):
@@ -359,7 +365,7 @@ class _OpenXmlParagraph(Paragraph):
         return payload[0].element if isinstance(payload, list) and len(payload) == 1 else None
 
     @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         kept = [child for child in self.element if child.tag in self.dialect.kept]
         for child in list(self.element):
             self.element.remove(child)
@@ -422,7 +428,7 @@ class _OpenXmlParagraph(Paragraph):
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new, empty run (stretch of formatted text) with the attributes and formatting of another."""
+        """Return a new, empty run (span of formatted text) with the attributes and formatting of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:

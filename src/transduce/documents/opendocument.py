@@ -9,7 +9,7 @@ from typing_extensions import override
 from transduce.documents.formats import Source
 from transduce.documents.limits import add_text, clear, parse_xml, xml_text
 from transduce.documents.office import Paragraph, PartFile, document_of_archive, goes_on, names_in
-from transduce.documents.units import Document, Part, Tag, find_code_styles, is_code_style, split_at
+from transduce.documents.units import Document, InlinePart, Tag, find_code_styles, is_code_style, split_at
 from transduce.errors import TransduceError
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -109,7 +109,7 @@ class _OpenDocumentParagraph(Paragraph):
         separators: set[Tag] = set()
         self.texts = split_at(list(self._parts(element, separators)), separators)
 
-    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
+    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[InlinePart]:
         """Yield the strings and inline tags in an XML element.
 
         Tags at which a text ends, such as tabs, are added to the set `separators`.
@@ -156,7 +156,7 @@ class _OpenDocumentParagraph(Paragraph):
         return self.payloads[tag.id]
 
     @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         holders, is_after_space = [self.element], True
         clear(self.element)
         for part in parts:

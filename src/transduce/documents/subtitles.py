@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from transduce.documents.formats import Source
 from transduce.documents.text_formats import Line, line_joint, lines_of
-from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, has_letters
+from transduce.documents.units import Document, Edit, InlinePart, InlineText, Tag, TextFile, has_letters
 from transduce.errors import TransduceError
 from transduce.text.sentences import SENTENCE_MARKS
 from transduce.ui_language import columns_of
@@ -223,7 +223,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
     return segments
 
 
-def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
+def _parts(text: str, syntax: Syntax) -> tuple[list[InlinePart], dict[Tag, str]]:
     """Divide subtitle text into decoded strings and inline tags; tags without a partner are empty elements.
 
     Returns:
@@ -241,7 +241,7 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
             if opened:
                 partner[index] = opened.pop()
                 partner[partner[index]] = index
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     sources: dict[Tag, str] = {}
     position = 0
     for index, match in enumerate(matches):
@@ -380,7 +380,7 @@ def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_sou
 _OFFSET = 1000  # difference between the tag numbers of consecutive cues
 
 
-def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
+def _renumbered(parts: Sequence[InlinePart], index: int) -> list[InlinePart]:
     """Return a list of one cue's strings and tags, with tag numbers that no other cue of the same sentence uses.
 
     Args:
@@ -395,7 +395,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
 
     The cues are joined like lines, and each cue's tags get other numbers.
     """
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     for index, segment in enumerate(group):
         if parts:
             before, after = "".join(part for part in parts if isinstance(part, str)), segment.inline.plain
@@ -404,7 +404,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
     return InlineText(parts)
 
 
-def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
+def _divided(parts: Sequence[InlinePart], widths: Sequence[int]) -> list[list[InlinePart]]:
     """Divide a translation among the cues of its sentence, in proportion to the widths of their source texts.
 
     The result is a list of strings and tags for each cue. A translation with fewer words than cues is repeated in each
@@ -453,7 +453,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
     return cuts
 
 
-def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
+def cut(parts: Sequence[InlinePart], positions: Sequence[int]) -> list[list[InlinePart]]:
     """Divide a text with tags at some positions; a span that is cut is closed before the cut and opened again after it.
 
     Args:
@@ -463,7 +463,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
     Returns:
         A list of strings and tags for each piece, without white space at its ends.
     """
-    pieces: list[list[Part]] = [[]]
+    pieces: list[list[InlinePart]] = [[]]
     opened: list[Tag] = []
     waiting, position = list(positions), 0
     for part in parts:
@@ -486,7 +486,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
     return [_stripped(piece) for piece in pieces]
 
 
-def _stripped(parts: list[Part]) -> list[Part]:
+def _stripped(parts: list[InlinePart]) -> list[InlinePart]:
     """Return a text's strings and tags as a list, without white space at its start and end, even inside of tags.
 
     A formatted span that begins at the end of the text and has no content is removed, too.
@@ -509,7 +509,7 @@ def _stripped(parts: list[Part]) -> list[Part]:
 _MAX_BALANCED = 8  # lines
 
 
-def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
+def wrapped(parts: Sequence[InlinePart], width: int) -> list[list[InlinePart]]:
     """Divide a text with tags into lines of about equal length, of at most `width` columns if the words allow it.
 
     A text that needs more than eight lines is not divided, because a player wraps it. Formatted spans stay open over
@@ -538,7 +538,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
     return [list(parts)]
 
 
-def _joined_spans(lines: list[list[Part]]) -> list[list[Part]]:
+def _joined_spans(lines: list[list[InlinePart]]) -> list[list[InlinePart]]:
     """Return lines (lists of strings and tags) without tags that close a span at a line's end and then reopen it."""
     for one, other in pairwise(lines):
         while (

@@ -31,7 +31,7 @@ _ATTRIBUTES = (
     *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
 )
 UNIT_MARKUP = {
-    "xml": MarkupSettings(kind="xliff"),
+    "xml": MarkupSettings(kind="xliff", split_lines=True),
     "html": MarkupSettings(attributes=_ATTRIBUTES),
     "message": MarkupSettings(attributes=_ATTRIBUTES, split_lines=True),
 }
@@ -52,7 +52,7 @@ class TranslateTexts(Protocol):
         """
 
 
-Observer = Callable[[Sequence[Unit], Sequence[str]], None]
+TextsCallback = Callable[[Sequence[Unit], Sequence[str]], None]
 """A function that is called after each group of a document's texts, with its units and their translations."""
 
 
@@ -83,7 +83,7 @@ def translate_content(
     document: Document,
     translate: TranslateTexts,
     *,
-    observe: Observer | None = None,
+    observe: TextsCallback | None = None,
     finished: Sequence[Sequence[str]] = (),
 ) -> bytes:
     """Translate the texts of a document that was read, and return the bytes of the translated document.
@@ -183,9 +183,9 @@ class ContextTexts:
         Only the last ones are kept, as many as the model reads; for a model without context this does nothing.
         """
         if self.reads_context:
-            most = self.max_sentences
-            sides = ([text_without_markup(text, kind) for text in side[-most:]] for side in (texts, translations))
-            self.before = [*self.before, *zip(*sides, strict=True)][-most:]
+            last = [side[-self.max_sentences :] for side in (texts, translations)]
+            sides = ([text_without_markup(text, kind) for text in side] for side in last)
+            self.before = [*self.before, *zip(*sides, strict=True)][-self.max_sentences :]
 
 
 class ModelTexts(ContextTexts):
@@ -203,7 +203,7 @@ class ModelTexts(ContextTexts):
 
         For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
         """
-        super().__init__(0 if translator.context is None else translator.context.before)
+        super().__init__(0 if translator.document_context is None else translator.document_context.before)
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary
@@ -257,7 +257,7 @@ def count_texts(document: Document) -> int:
     return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
 
-Progress = Callable[[int, int], None]
+CountCallback = Callable[[int, int], None]
 """A function that is called with two integers: the number of translated characters and the number of all."""
 
 
@@ -272,7 +272,7 @@ def translate_document(
     glossary: GlossaryLike = None,
     text_settings: TextSettings | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: CountCallback | None = None,
 ) -> Path:
     """Translate a document; only its text changes, and its structure and formatting stay the same.
 
@@ -343,8 +343,8 @@ def _identity(translate: "ModelTexts") -> bytes:
     )
 
 
-def _counted(document: Document, progress: Progress) -> Observer:
-    """Return an `Observer` that adds up the source characters of translated groups of texts and reports the sum.
+def _counted(document: Document, progress: CountCallback) -> TextsCallback:
+    """Return an `TextsCallback` that adds up the source characters of translated groups of texts and reports the sum.
 
     Args:
         document: the document, whose characters are the total.
@@ -377,7 +377,7 @@ def write_translated(
     *,
     identity: bytes,
     resume: bool = False,
-    observe: Observer | None = None,
+    observe: TextsCallback | None = None,
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 

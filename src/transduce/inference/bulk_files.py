@@ -65,7 +65,7 @@ PORTION_LINES = 512
 _LINES_OF_A_GPU = 16 * PORTION_LINES  # GPU batches are larger by the same factor
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class LineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The search settings and constraints that apply to every line of a file."""
 
     search: SearchSettings
@@ -174,7 +174,7 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
     return Glossary(terms)
 
 
-def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
+def translate_portion(translator: Translator, job: LineOptions, portion: Portion) -> str:
     """Translate a portion (group of lines) with the job's settings, and return the output text.
 
     The output has one line for each input line. If `n_best` is greater than 1, it has one for each alternative: the
@@ -183,7 +183,7 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
     return _output_text(job, portion, _translate_lines(translator, job, portion))
 
 
-def _translate_lines(translator: Translator, job: Job, portion: Portion) -> list[Translation]:
+def _translate_lines(translator: Translator, job: LineOptions, portion: Portion) -> list[Translation]:
     """Translate the lines of a portion with the job's settings, and return a list of a translation for each line."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
@@ -210,7 +210,7 @@ def _translate_lines(translator: Translator, job: Job, portion: Portion) -> list
     return translations
 
 
-def _output_text(job: Job, portion: Portion, translations: Sequence[Translation]) -> str:
+def _output_text(job: LineOptions, portion: Portion, translations: Sequence[Translation]) -> str:
     """Return the text that is written for the translations of a portion (group of lines)."""
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
@@ -224,14 +224,16 @@ def _write_alternatives(index: int, translation: Translation) -> str:
     return "".join(f"{index} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
 
 
-def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+def translate_portions(
+    translator: Translator, job: LineOptions, portions: Iterable[Portion]
+) -> Iterator[tuple[Portion, str]]:
     """Translate portions (groups of lines) in this process; yield each portion with its output text, in order.
 
     If the model reads translations as context, each portion gets the translations of the document's lines before it.
     """
     translations: list[str] = []
     for portion in portions:
-        if translator.context is not None and translator.context.on_target and portion.before:
+        if translator.document_context is not None and translator.document_context.on_target and portion.before:
             known = translations[len(translations) - len(portion.before) :]
             before = [(line, known[number]) for number, (line, _) in enumerate(portion.before)]
             portion = msgspec.structs.replace(portion, before=before)
@@ -272,7 +274,7 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
 _FORMAT_VERSION = 1
 
 
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FileProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The progress of writing an output file, as stored in FILE.progress, from which an interrupted run resumes."""
 
     format_version: int = _FORMAT_VERSION
@@ -309,7 +311,7 @@ class ResumableFile:
         self.digest = hashlib.sha256()
         self.line_end = "\n"
         """The end of each line that is written; it is also hashed after each input line in the digest of the input."""
-        self.progress = Progress(options_sha256=self.options_sha256)
+        self.progress = FileProgress(options_sha256=self.options_sha256)
         # FILE.partial alone is of a run that was killed in its first portion; FILE is then of an earlier one.
         self.is_finished = resume and path.is_file() and not self.side.exists() and not self.partial.exists()
         if self.side.exists():
@@ -334,9 +336,9 @@ class ResumableFile:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
 
-    def _read(self, resume: bool) -> Progress:
+    def _read(self, resume: bool) -> FileProgress:
         try:
-            progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
+            progress = msgspec.json.decode(self.side.read_bytes(), type=FileProgress)
         except (OSError, msgspec.MsgspecError) as error:
             raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
@@ -455,7 +457,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     folders: list[str]
     """Model folders; several form an ensemble."""
-    job: Job
+    job: LineOptions
     """The search settings and constraints that apply to every line."""
     precision: str = "auto"
     device: str = "auto"

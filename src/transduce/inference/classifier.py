@@ -61,7 +61,7 @@ class Classifier:
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.length = length
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Classifier", self.model, f"{len(self.labels)} classes")
@@ -90,7 +90,7 @@ class Classifier:
         """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
         encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
-        return [self._marks.frame(ids, self.length) for ids in encoded]
+        return [self._special_tokens.frame(ids, self.length) for ids in encoded]
 
     def _classification(self, text: str, probabilities: Tensor) -> Classification:
         order = probabilities.argsort(descending=True, stable=True).tolist()

@@ -169,8 +169,8 @@ def _compute_tensors(
     model, lengths = translator.model, torch.tensor([len(pair.target) for pair in pairs])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)
-    longest, done = [max(len(pair.source), len(pair.target_context) + len(pair.target)) for pair in pairs], 0
-    for batch in batches_by_length(longest, _BATCH_TOKENS):
+    read, done = [max(len(pair.source), len(pair.target_context) + len(pair.target)) for pair in pairs], 0
+    for batch in batches_by_length(read, _BATCH_TOKENS):
         for number, pair_states in zip(batch, _decoder_states(model, [pairs[n] for n in batch]), strict=True):
             states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)

@@ -66,7 +66,7 @@ class Embedder:
         self.length = length
         self.pooling = pooling
         self.normalizes = normalizes
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
@@ -100,7 +100,7 @@ class Embedder:
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Add special tokens to the token ids of each text, truncated so that at most `length` tokens remain in all."""
-        return [self._marks.frame(ids, self.length) for ids in rows]
+        return [self._special_tokens.frame(ids, self.length) for ids in rows]
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
         """Pool token states (B, S, D) to one vector per text, (B, D); `present`, (B, S), is False at padding.

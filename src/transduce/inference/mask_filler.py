@@ -66,7 +66,7 @@ class Filler:
         self.model = model
         self.tokenizer = tokenizer
         self.length = length
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
         self._ordinary = torch.tensor(text_token_ids(tokenizer.source), device=model.source_weight.device)
 
     @property
@@ -95,7 +95,7 @@ class Filler:
         """
         candidates = as_integer(candidates, "candidates", minimum=1)
         ids = encode_masked(self.tokenizer.source, as_text(text))
-        masks = [position for position, id in enumerate(ids) if id == self._marks.mask]
+        masks = [position for position, id in enumerate(ids) if id == self._special_tokens.mask]
         if not masks:
             raise TransduceError(
                 f'There is nothing to fill in "{text}": put {self.mask} where a token is to be predicted.'
@@ -122,7 +122,7 @@ class Filler:
             TransduceError: the model is in training mode.
         """
         check_evaluation_mode(self.model)
-        framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
+        framed = torch.tensor([self._special_tokens.frame(ids, self.length)], device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)

@@ -249,7 +249,7 @@ class _Subject:
         self.ids = reading.ids
         self.device: torch.device = reading.model.source_weight.device
         self.is_special = [
-            index == len(self.tokens) - 1 if self.is_pair else token in reading.marks
+            index == len(self.tokens) - 1 if self.is_pair else token in reading.special_tokens
             for index, token in enumerate(self.tokens)
         ]
         """True for each token that the model reads that spells no word, such as the end symbol; a list of S values."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError, explain_wrong_types, near_name
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, no_weights
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.recurrent import Recurrent, join_step_weights
@@ -317,6 +317,8 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
     def take(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
         received = args[_WEIGHTS_ARGUMENT] if len(args) > _WEIGHTS_ARGUMENT else named["weights_out"]
+        if not received:
+            raise no_weights(f"`{type(module).__name__}`")
         act(received[-1])
 
     hooks = [

@@ -356,10 +356,10 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
         raise TransduceError("The source sentence to inspect is empty: pass some words.")
-    if len(ids) > translator.longest_source:
+    if len(ids) > translator.max_sentence_tokens:
         raise TransduceError(
-            f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
-            "pass a shorter one."
+            f"A sentence to inspect must have at most {translator.max_sentence_tokens} tokens, but this one has "
+            f"{len(ids)}: pass a shorter one."
         )
     return vocabulary.with_special_tokens(ids)
 

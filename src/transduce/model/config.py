@@ -57,7 +57,7 @@ UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
 """Settings that a recurrent model ignores; they are not refused in its configuration, because every preset sets them.
 """
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
-_ONLY_WITH = {
+ONLY_WITH = {
     "max_positions": ("learned",),
     "position_offset": ("sinusoidal", "learned"),
     "sinusoids_to_end": ("sinusoidal",),
@@ -261,7 +261,7 @@ def _check_attention(config: "ModelConfig") -> None:
 
 def _check_positions(config: "ModelConfig") -> None:
     changed = config.changed()
-    for name, kinds in _ONLY_WITH.items():
+    for name, kinds in ONLY_WITH.items():
         if name in changed and config.positions not in kinds:
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.positions` is {config.positions}: "

@@ -40,7 +40,7 @@ class WordContinuations(NamedTuple):
     """Ids of tokens that end within a word, or at its end, so that the next token may continue the word."""
 
 
-class Progress(NamedTuple):
+class PhraseProgress(NamedTuple):
     """A hypothesis's progress through its sentence's required phrases: those it lacks, and how far one is begun."""
 
     unmet: frozenset[int]
@@ -59,30 +59,31 @@ class PhraseMatcher:
     def __init__(self, phrases: Sequence[Phrase], continuations: WordContinuations | None = None) -> None:
         self.phrases = list(dict.fromkeys(phrases))
         self.continuations = continuations or WordContinuations()
-        self.start = Progress(frozenset(range(len(self.phrases))), ())
-        self._next: dict[tuple[Progress, int], Progress] = {}
-        self._missing: dict[Progress, int] = {}
-        self._known: dict[Progress, Progress] = {}  # each state once: a tail may be long, and many steps lead to it
+        self.start = PhraseProgress(frozenset(range(len(self.phrases))), ())
+        self._next: dict[tuple[PhraseProgress, int], PhraseProgress] = {}
+        self._missing: dict[PhraseProgress, int] = {}
+        # Each state once: a tail may be long, and many steps lead to it.
+        self._known: dict[PhraseProgress, PhraseProgress] = {}
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
 
-    def next(self, progress: Progress, token: int) -> Progress:
-        """Return the `Progress` through the required phrases of a hypothesis that is extended by `token`."""
+    def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
+        """Return the `PhraseProgress` through the required phrases of a hypothesis that is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             after = self._follow(progress, token)
             cached = self._next[progress, token] = self._known.setdefault(after, after)
         return cached
 
-    def _follow(self, progress: Progress, token: int) -> Progress:
+    def _follow(self, progress: PhraseProgress, token: int) -> PhraseProgress:
         read = (*progress.tail, token)
         before = progress.unmet | (progress.closing if token in self.continuations.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
         unmet, closing = before - met, frozenset(met if token in self.continuations.within else ())
         candidates = {spelling for _, spelling in self._spellings(unmet | closing)}
         begun = max((_begun(spelling, self._borders[spelling], read) for spelling in candidates), default=0)
-        return Progress(unmet, read[len(read) - begun :], closing)
+        return PhraseProgress(unmet, read[len(read) - begun :], closing)
 
-    def missing(self, progress: Progress) -> int:
+    def missing(self, progress: PhraseProgress) -> int:
         """Return how many more tokens a hypothesis with this progress needs at least to contain all phrases.
 
         Each phrase counts with its shortest alternative, and overlaps between phrases are ignored.
@@ -98,7 +99,7 @@ class PhraseMatcher:
             cached = self._missing[progress] = sum(shortest.values()) - max([0, *saved])
         return cached
 
-    def next_tokens(self, progress: Progress) -> set[int]:
+    def next_tokens(self, progress: PhraseProgress) -> set[int]:
         """Return the set of token ids that start a phrase which a hypothesis lacks, or continue one that it began.
 
         Search tries these tokens besides the most probable ones.
@@ -151,7 +152,7 @@ class _Option(NamedTuple):
     total: float
     """Log-probability in nats of the hypothesis including the candidate token."""
     ends: bool
-    progress: Progress
+    progress: PhraseProgress
 
 
 class ConstrainedSelection(Selection):

@@ -12,7 +12,7 @@ import msgspec
 from transduce.argument_checks import Files, as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
-from transduce.data.parts import Part, PartRequest
+from transduce.data.parts import CorpusPart, PartRequest
 from transduce.data.prepared import PreparedCorpus, write_corpus
 from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
@@ -290,7 +290,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
             folders = write_parts(
                 part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
-        pairs = sum(Part(folder).kept for folder in folders)
+        pairs = sum(CorpusPart(folder).kept for folder in folders)
     number, count = shard
     return ShardReport(
         folder=str(request.out),
@@ -322,7 +322,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
     for shard in shards:
         if shards.count(shard) > 1:
             raise TransduceError(f"Each shard is merged once, but {shard} is named {shards.count(shard)} times.")
-    parts = [Part(folder) for shard in shards for folder in _parts_of(shard)]
+    parts = [CorpusPart(folder) for shard in shards for folder in _parts_of(shard)]
     check_parts(parts)
     for part in parts:
         part.verify()

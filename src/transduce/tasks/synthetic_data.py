@@ -127,7 +127,11 @@ def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) ->
 
 def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
     # Translations of earlier lines are no context: a resumed run would have to read them again.
-    context = 0 if translator.context is None or translator.context.on_target else translator.context.before
+    context = (
+        0
+        if translator.document_context is None or translator.document_context.on_target
+        else translator.document_context.before
+    )
     remaining = portions(
         read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)), context=context
     )

@@ -64,7 +64,7 @@ def automatic_class_for(config: ModelConfig) -> str | None:
 
 
 def config_json(
-    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), longest: int = MAXIMUM_POSITIONS
+    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), max_positions: int = MAXIMUM_POSITIONS
 ) -> dict[str, Any]:
     """Return the content of `config.json`, a dict, for a model's configuration.
 
@@ -76,7 +76,7 @@ def config_json(
         labels: the names of the model's classes; if empty, the classes are named LABEL_0, LABEL_1, …
         names: the names of the model's parameters and buffers. If the Hugging Face class lacks one of them, the content
             names no class.
-        longest: the maximum number of tokens, for a model whose positions set no limit.
+        max_positions: the maximum number of tokens, for a model whose positions set no limit.
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
@@ -94,7 +94,7 @@ def config_json(
     header = {"architectures": [family.architecture], "model_type": family.model_type}
     content = family.content(config)
     if config.positions != "learned" and "max_position_embeddings" in content:
-        content["max_position_embeddings"] = longest
+        content["max_position_embeddings"] = max_positions
     return header | encoder_decoder | content | label_names | ids | ours
 
 
@@ -137,7 +137,7 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
 
 
 def stored_tensors(
-    weights: Mapping[str, Tensor], config: ModelConfig, longest: int = MAXIMUM_POSITIONS
+    weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int = MAXIMUM_POSITIONS
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
@@ -147,7 +147,7 @@ def stored_tensors(
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
         config: the model's configuration.
-        longest: the number of rows of a table of sinusoids.
+        max_positions: the number of rows of a table of sinusoids.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
@@ -158,7 +158,7 @@ def stored_tensors(
         yield from _stored_parameter(name, config, family).store(weights[name], _sizes(name, config)).items()
     if family.stores_sinusoids:
         for stack in ("encoder", "decoder"):
-            yield f"model.{stack}.embed_positions.weight", sinusoids(longest, config.d_model)
+            yield f"model.{stack}.embed_positions.weight", sinusoids(max_positions, config.d_model)
     if family.stores_output_bias and not config.output_bias:
         zeros = torch.zeros(config.target_vocabulary_size)
         yield from _output_bias_place(_stored_names(family, config)).store(zeros, ()).items()
@@ -577,8 +577,8 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
-    longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-    return tokenizer_config(vocabulary, longest) | {"model_input_names": list(inputs)}
+    max_positions = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+    return tokenizer_config(vocabulary, max_positions) | {"model_input_names": list(inputs)}
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:

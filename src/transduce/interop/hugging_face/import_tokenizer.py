@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.import_settings import FAMILIES, ImportFamily
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ImportFamily
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizerRecord,
     ImportedVocabularyRecord,
@@ -146,7 +146,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     settings = files.json("tokenizer_config.json")
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
         return _m2m100_ids(files)
-    if FAMILIES[model_type].fairseq:
+    if IMPORT_FAMILIES[model_type].fairseq:
         ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
         tags = [text for text in files.extra_tokens() if LANGUAGE_TAG.fullmatch(text)]
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
@@ -161,7 +161,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
         leading = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
-    if FAMILIES[model_type].spaced:
+    if IMPORT_FAMILIES[model_type].spaced:
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.location} must hold a tokenizer.json for a model of the type {model_type}.")
 
@@ -237,7 +237,7 @@ class ModelIds(msgspec.Struct, frozen=True):
     @property
     def family(self) -> ImportFamily:
         """The properties of the model's Hugging Face family (`ImportFamily`) that the import needs."""
-        return FAMILIES[self.model_type]
+        return IMPORT_FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
@@ -291,7 +291,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         after=after,
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
-        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
+        special_tokens=_special_tokens(files, parts, special["eos_id"])
+        if model.family.kind == "encoder"
+        else SPECIAL_TOKENS,
     )
     end = (special["eos_id"],)
     # A text that is generated ends with the end symbol, whatever the tokenizer puts after a source.
@@ -366,7 +368,7 @@ def _padding(
     return own
 
 
-def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
+def _special_tokens(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """Return a tuple of the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
     Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
@@ -442,7 +444,7 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
         if class_name in _BERT_CLASSES and content.get("post_processor") is not None:
             parts = _between_bert_tokens(files, parts)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
-        if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
+        if model is None or not merges_characters(content) or IMPORT_FAMILIES[model_type].spaced:
             return parts
         return parts._replace(algorithm=SentencePieceRecord(model))
     if model is not None:
@@ -455,12 +457,12 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
             )
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieceRecord(model), ids)
-        adds_start = FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
+        adds_start = IMPORT_FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _read_bert_files(files)
     if files.read("merges.txt") is not None:
-        return _read_byte_level_files(files, adds_start=FAMILIES[model_type].begins_text)
+        return _read_byte_level_files(files, adds_start=IMPORT_FAMILIES[model_type].begins_text)
     named_class = files.json("tokenizer_config.json").get("tokenizer_class")
     if named_class in _UNSUPPORTED_CLASSES:
         raise TransduceError(

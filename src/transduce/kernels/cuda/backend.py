@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce.kernels.cuda import attention, rows
+from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
+from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
@@ -27,13 +27,7 @@ from transduce.kernels.training_executor import (
     sublayers_of,
     sum_or_zeros,
 )
-from transduce.model.backend import (
-    AdamScalars,
-    Rows,
-    TrainingKernels,
-    UpdatedVectors,
-    add_product,
-)
+from transduce.model.backend import Rows, add_product
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.masks import PackedBatch, PackedMask
@@ -537,15 +531,15 @@ class _PackedBatches(attention.PackedHeads):
 
     record_losses = staticmethod(LossRecorder)
 
-    def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens.
+    def supports(self, model: nn.Module, max_length: int) -> bool:
+        """Return whether the kernels can train a model on packed batches with sentences of at most `max_length` tokens.
 
         Packed batches have no padding. The layer graph must know every component of the model.
         """
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.supports_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, max_length, model.source_weight)
             and is_known(model)
         )
 

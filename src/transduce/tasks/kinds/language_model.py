@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError, common_options, shell_word
-from transduce.inference.generator import decode_with_line_feeds, load_generator
+from transduce.inference.generator import load_generator
+from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
@@ -221,7 +222,7 @@ class LanguageModelKind(TextOnlyKind):
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of a process's training batches of windows, stretches of the text as long as the context.
+        """Return the plan of a process's training batches of windows, spans of the text as long as the context.
 
         A batch has at least one window. `rank_and_count` are the process's rank and the number of processes.
         """

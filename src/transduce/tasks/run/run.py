@@ -756,7 +756,7 @@ def _write_model(
         languages=corpus.languages,
         search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
-        longest=None if stated is None else hugging_face_context(stated),
+        max_positions=None if stated is None else hugging_face_context(stated),
     )
 
 

@@ -63,7 +63,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Masked language model: which tokens are hidden, and how; None: as in BERT."""
 
     next_sentence: bool | None = None
-    """Masked language model: also learn whether one stretch of text follows another; None: true."""
+    """Masked language model: also learn whether one segment of text follows another; None: true."""
 
     tags: bool | None = None
     """Parsing: also write the part-of-speech tag of each word; None: true."""
