@@ -381,7 +381,16 @@ def _calls(translator: Translator) -> dict[str, Callable[..., Any]]:
         for name in dir(type(owner)):
             if name[0] != "_" and name not in _STATE and callable(getattr(type(owner), name)):
                 calls[f"{type(owner).__name__}.{name}"] = getattr(owner, name)
-    names = ("align", "attribute", "ablate", "inspect", "intervene", "redecode", "add_lora", "merge_lora")
+    names: tuple[str, ...] = (
+        "align",
+        "attribute",
+        "ablate",
+        "inspect",
+        "intervene",
+        "redecode",
+        "add_lora",
+        "merge_lora",
+    )
     names += ("word_attention", "pronoun_attention", "replace_word", "translate_markup", "translate_document")
     names += ("build_datastore", "fill_embeddings", "import_tutorial", "read_glossary", "merge_shards", "register")
     return calls | {name: getattr(transduce, name) for name in names}
