@@ -62,6 +62,11 @@ def shown_value(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_VALUE else f"{text[:_MAX_SHOWN_VALUE]}…"
 
 
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 # --- full-width characters ---
 
 _HALF_WIDTH = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | str.maketrans("　“”‘’", " \"\"''")

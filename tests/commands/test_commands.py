@@ -585,7 +585,6 @@ def test_the_garbage_collector_leaves_pytorch_out_in_the_process_of_a_command(
 def test_options_offer_what_the_package_has() -> None:
     assert tuple(KINDS) == setting_options.TASK_KINDS
     assert tuple(PREPARED_KINDS) == offered.PREPARED_KINDS
-    assert tuple(PRESETS) == setting_options.PRESETS
     assert offered.EXPORT_FORMATS == FORMATS
     assert offered.QUANTIZATIONS == QUANTIZATIONS
     assert get_args(Style) == offered.TUTORIAL_STYLES

@@ -380,7 +380,7 @@ def test_texts_of_one_letter_stay_and_the_texts_of_a_page_are_counted() -> None:
         seen.extend(texts)
         return [SimpleNamespace(text=text.upper()) for text in texts]
 
-    translator: Any = SimpleNamespace(context=None, search=None, translate=translate)
+    translator: Any = SimpleNamespace(document_context=None, search=None, translate=translate)
     assert ModelTexts(translator)(["x", "ab", "(b)", "茶"], "text") == ["x", "AB", "(b)", "茶"]
     assert seen == ["ab", "茶"]
     for name, content, count in (("a.html", b"<p>One two.</p><p>x</p><p>three</p>", 2), ("a.txt", b"one\ntwo\n", 2)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange.export import export
@@ -161,6 +162,18 @@ def test_a_template_is_found_wherever_a_folder_stores_it_and_exported(
     if file in ("additional", "named"):
         theirs = peers().AutoTokenizer.from_pretrained(tmp_path / "back").chat_template
         assert theirs == {"tool_use": "tools", "default": TURNS}
+
+
+def test_a_saved_copy_of_a_model_keeps_its_template_and_exports_it(make_decoder: MakeFolder, tmp_path: Path) -> None:
+    generator = opened(with_template(make_decoder("GPT2LMHeadModel"), TURNS))
+    transduce.save(generator.model, tmp_path / "saved", tokenizer=generator.tokenizer)
+    export(tmp_path / "saved", tmp_path / "back", to="huggingface")
+    for folder in (tmp_path / "saved", tmp_path / "back"):
+        assert opened(folder).chat_prompt(USER) == generator.chat_prompt(USER)
+    tokenizer = peers().AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=True) == generator.chat_prompt(
+        USER
+    )
 
 
 def test_a_template_changes_neither_ids_nor_the_fingerprint(make_decoder: MakeFolder) -> None:

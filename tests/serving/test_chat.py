@@ -293,6 +293,7 @@ def test_conversations_that_a_template_cannot_write_are_refused(templated: Any) 
     for message, sentence in (
         ({"role": "user", "content": "refuse"}, "The model's chat template refuses the messages (This is too hard)"),
         ({"role": "tool", "content": "7"}, "a message's role must be system, developer, user, assistant, but one is"),
+        ({"role": "user", "content": "a" * 30_000}, "request (30000) exceeds text limit (20000 characters)"),
         ({"role": "user", "content": "a " * 90}, "fewer tokens than the model's context of 150, but has "),
     ):
         reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": [message]})

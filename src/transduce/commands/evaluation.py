@@ -32,8 +32,8 @@ from transduce.commands.options import (
     write_report,
     write_results,
 )
-from transduce.errors import TransduceError, shell_word
-from transduce.text.files import count_noun, unique_suffixes
+from transduce.errors import TransduceError, count_noun, shell_word
+from transduce.text.files import unique_suffixes
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.languages import language_of, short_code
 from transduce.ui_language import localized

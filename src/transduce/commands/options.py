@@ -16,9 +16,9 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, json_bytes, link_target, write_file
-from transduce.errors import TransduceError, wide_encoding
+from transduce.errors import TransduceError, count_noun, wide_encoding
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
-from transduce.text.files import TEXT_START, LineNotes, count_noun, has_many_undecodable, read_lines
+from transduce.text.files import TEXT_START, LineNotes, has_many_undecodable, read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 

@@ -26,8 +26,8 @@ from transduce.commands.options import (
     write_report,
     write_results,
 )
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun, read_lines
+from transduce.errors import TransduceError, count_noun, shown_names
+from transduce.text.files import read_lines
 from transduce.text.languages import is_unspaced_character
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word

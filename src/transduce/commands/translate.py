@@ -36,9 +36,9 @@ from transduce.commands.options import (
     typed_lines,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.segmentation import join_wrapped_lines
-from transduce.text.files import LineNotes, count_noun, read_lines
+from transduce.text.files import LineNotes, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized

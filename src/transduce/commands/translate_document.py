@@ -27,8 +27,7 @@ from transduce.documents.formats import (
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.text_formats import PLURAL_FORMS, lacking_plural_forms
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, count_noun, shown_names
 from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 
@@ -254,9 +253,15 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines about an XLIFF file's units (texts) that stay partly untranslated: their number and a few of them."""
-    from transduce.documents.translate import describe_kept_units
+    """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
+    from transduce.documents.translate import describe_kept_units, describe_other_language, describe_text_formulas
 
+    if (note := describe_other_language(document)) is not None:
+        yield note
+    if (note := describe_text_formulas(document)) is not None:
+        yield note
+        for text in document.text_formulas[:_MAX_SHOWN]:
+            yield f"  this formula stays: {_shortened(text)}"
     if (note := describe_kept_units(document)) is not None:
         yield note
         for text in document.kept_units[:_MAX_SHOWN]:

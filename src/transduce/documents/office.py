@@ -4,6 +4,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from html import unescape
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _THREADS = "{http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
@@ -87,6 +89,8 @@ _DRAWING = _Dialect(f"{_A}p", f"{_A}r", f"{_A}rPr", f"{_A}t", names_in(_A, "pPr 
 _DRAWING = _DRAWING._replace(breaks=names_in(_A, "br"), objects=names_in(_A, "fld"))
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", names_in(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
+_REMARK = _SHEET._replace(paragraph=f"{_P}cm", text=f"{_P}text", has_escapes=False)
+"""The dialect (`_Dialect`) of PowerPoint's comments before 2021; newer ones have the paragraphs of slides."""
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 _CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
 """The dialects (`_Dialect`) for names of categories and data series that a chart stores beside the cells they come
@@ -212,9 +216,10 @@ class _OpenXmlParagraph(Paragraph):
         self.texts = split_at(parts, separators)
 
     @property
-    def is_code(self) -> bool:
-        """True if the paragraph has a Word style for code, so that it is not translated."""
-        return self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
+    def is_kept(self) -> bool:
+        """True if the paragraph is not translated: it has a Word style for code, or is a list or date to choose."""
+        is_choice = any(map(_is_copied, self.element.iterancestors(f"{_W}sdt")))
+        return is_choice or self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
 
     def _is_code_style(self, parent: Any, path: str) -> bool:
         """Return whether the element at a path below an XML element names a Word style for code; False for None."""
@@ -366,6 +371,8 @@ class _OpenXmlParagraph(Paragraph):
 
     @override
     def _rebuild(self, parts: Sequence[InlinePart]) -> None:
+        for control in self.element.iterancestors(f"{_W}sdt"):
+            _remove_binding(control)
         kept = [child for child in self.element if child.tag in self.dialect.kept]
         for child in list(self.element):
             self.element.remove(child)
@@ -402,6 +409,7 @@ class _OpenXmlParagraph(Paragraph):
         elif tag.kind == "close":
             holders.pop()
         else:
+            _remove_binding(payload.element)
             for child in list(payload.holder):
                 if child.tag not in self.dialect.kept and not child.tag.endswith("Pr"):
                     payload.holder.remove(child)
@@ -436,6 +444,16 @@ class _OpenXmlParagraph(Paragraph):
         return new
 
 
+def _remove_binding(control: Any) -> None:
+    """Remove the link between a content control (`w:sdt`) and data such as the document's title.
+
+    Word would replace the control's translation by these data.
+    """
+    for properties in control.iterchildren(f"{_W}sdtPr"):
+        for child in [each for each in properties if each.tag.endswith("}dataBinding")]:
+            properties.remove(child)
+
+
 _Atom = tuple[str, Any, Any]
 
 
@@ -460,7 +478,10 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
             result.append(("close field", None, ends[index]))
         elif span is None:
             result.append(atoms[index])
-        elif span.separator is not None and _is_text_field(_instruction(atoms[index : span.separator])):
+        elif span.separator is not None and _is_text_field(
+            _instruction(atoms[index : span.separator]),
+            "".join(content for kind, _, content in atoms[span.separator : span.end] if kind == "text"),
+        ):
             field = _Field(_leaves(atoms[index : span.separator + 1]), _leaves(atoms[span.end : span.end + 1]))
             result.append(("open field", None, field))
             ends[span.end] = field
@@ -539,13 +560,21 @@ def _is_copied(container: Any) -> bool:
     Other such elements are translated.
     """
     if container.tag == f"{_W}fldSimple":
-        return not _is_text_field(container.get(f"{_W}instr", ""))
+        return not _is_text_field(container.get(f"{_W}instr", ""), "".join(container.itertext(f"{_W}t")))
     return any(container.find(f"{_W}sdtPr/{_W}{name}") is not None for name in ("dropDownList", "comboBox", "date"))
 
 
-def _is_text_field(instruction: str) -> bool:
-    """Return whether a Word field with this instruction shows text to translate: a link or a table of contents."""
-    return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
+def _is_text_field(instruction: str, result: str) -> bool:
+    """Return whether a Word field shows text to translate: a link, a table of contents, or some other words.
+
+    Such words are those of a form, and copies of a caption, heading or entry of the index.
+
+    Args:
+        instruction: what the field does, such as `REF _Ref1`.
+        result: the text that it shows.
+    """
+    name = instruction.upper().split(maxsplit=1)[:1]
+    return name in (["HYPERLINK"], ["TOC"]) or (name in (["REF"], ["FORMTEXT"], ["XE"]) and has_letters(result))
 
 
 def _is_field_mark(atom: _Atom, type: str) -> bool:
@@ -565,14 +594,23 @@ class PartFile(NamedTuple):
 
 
 def document_of_archive(
-    archive: Archive, files: Iterable[PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
+    archive: Archive,
+    files: Iterable[PartFile],
+    others: Callable[[Archive], dict[str, bytes]] | None = None,
+    formulas: Iterable[str] = (),
 ) -> Document:
     """Return a `Document` whose units are the texts of an archive's files, in their order.
 
-    `others` returns the new bytes, by name, of more files that change if a text does.
+    Args:
+        archive: the archive.
+        files: those of its files that have texts.
+        others: returns the new bytes, by name, of more files that change if a text does; None: there are none.
+        formulas: the formulas of a spreadsheet, of which those that contain a text of a cell are reported.
     """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
+    texts = {unit.text.casefold() for unit in units}
+    named = [each for each in formulas if any(text.casefold() in texts for text in _QUOTED.findall(each))]
 
     def write(translations: Sequence[str]) -> bytes:
         waiting, changes = iter(translations), {}
@@ -586,16 +624,20 @@ def document_of_archive(
                     has_changed = True
             if has_changed:
                 changes[file.name] = write_xml(file.tree)
-        return archive.write({**changes, **(others(archive) if changes else {})})
+        return archive.write({**changes, **(others(archive) if changes and others is not None else {})})
 
-    return Document(units, write)
+    return Document(units, write, text_formulas=tuple(named))
+
+
+_QUOTED = re.compile('"([^"]+)"')
+_CELL_FORMULA = re.compile(r'<c r="(\w+)"[^<>]*+>\s*+<f(?:\s[^<>]*+)?>([^<]*"[^<]*+)</f>')
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
     """Yield a `PartFile` for each XML file of an archive whose whole name matches a pattern.
 
-    The paragraphs of the `PartFile` are those with a letter that are not code. Sheets of Excel without inline strings
-    are left out.
+    The paragraphs of the `PartFile` are those with a letter that are to be translated. Sheets of Excel without inline
+    strings are left out.
     """
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
@@ -603,7 +645,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
             tree = parse_xml(archive[name], name)
             by_tag = {dialect.paragraph: dialect for dialect in dialects}
             paragraphs = [_OpenXmlParagraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
-            yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
+            yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_kept])
 
 
 _WORKBOOK = "xl/workbook.xml"
@@ -628,10 +670,10 @@ def _code_styles(archive: Archive) -> frozenset[str]:
 
 
 def read_pptx(source: Source) -> Document:
-    """Read a PowerPoint file as a `Document` to translate: slides, notes, charts and diagrams."""
+    """Read a PowerPoint file as a `Document` to translate: slides, notes, comments, charts and diagrams."""
     archive = source.archive()
-    pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWINGS})\.xml"
-    return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
+    pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|comments/[^/]*|{_DRAWINGS})\.xml"
+    return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, _REMARK, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -650,18 +692,22 @@ def read_xlsx(source: Source) -> Document:
     dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, *_CHART_LABELS)
     comments = r"comments[^/]*|comments/comment[^/]*|threadedComments/[^/]*"
     pattern = rf"xl/(?:sharedStrings|worksheets/[^/]*|{comments}|{_DRAWINGS})\.xml"
+    notes = (f"{_A}p", f"{_S}text", _THREAD.paragraph)
     files = []
     for file in _part_files(archive, pattern, *dialects):
         kept = [
             each
             for each in file.paragraphs
-            if unescaped("".join(each.element.itertext())) not in column_names
+            if (each.element.tag in notes or unescaped("".join(each.element.itertext())) not in column_names)
             and each.element.find(f"{_THREADS}mentions") is None  # which contain positions in the text
         ]
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
-    recalculated = [_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []
-    return document_of_archive(archive, files, *recalculated)
+    recalculated = _recalculated_workbook if has_formulas and _WORKBOOK in archive else None
+    sheets = (archive[name].decode("utf-8", "ignore") for name in archive.names if name.startswith("xl/worksheets/"))
+    cells = (match.groups() for sheet in sheets for match in _CELL_FORMULA.finditer(sheet.replace("&quot;", '"')))
+    formulas = (f"{name}: {unescape(formula)}" for name, formula in cells)
+    return document_of_archive(archive, files, recalculated, formulas)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:

@@ -179,6 +179,10 @@ def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
 _DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
 _LAST_LINE = re.compile(rf"[{SENTENCE_MARKS}][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
+_SOUND = re.compile(r"\s*(?:\[[^\[\]]*\]|\([^()]*\)|（[^（）]*）|【[^【】]*】)\s*")
+"""A line that describes a sound, such as `[door slams]`."""
+_SPEAKER = re.compile(r"\s*(?:[A-Z][A-Z0-9 .'’#-]{1,30}|[A-Z][a-z]{1,20}):\s+\S")
+"""The start of a line with the name of its speaker, such as `JOHN: Hello`."""
 _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
@@ -200,14 +204,17 @@ class _Segment(NamedTuple):
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
     """Divide a subtitle cue into a list of `_Segment`, the lines that one speaker says.
 
-    A new segment starts at a dash, a WebVTT voice or a line of music, after a line that ends a sentence, and after 12
-    lines.
+    A new segment starts at a dash, a WebVTT voice, the name of a speaker or a line of music, before and after the
+    description of a sound, after a line that ends a sentence, and after 12 lines.
     """
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
-        is_new = not groups or is_voice or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
-        if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
+        plain = syntax.tags.sub("", line[1])
+        last = syntax.tags.sub("", groups[-1][-1][1]) if groups else ""
+        is_new = not groups or is_voice or _DASH.match(plain) or _MUSIC.match(line[1].strip()) or _SPEAKER.match(plain)
+        is_new = is_new or any(map(_SOUND.fullmatch, (plain, last))) or _LAST_LINE.search(last)
+        if is_new or len(groups[-1]) == _MAX_LINES:
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -309,8 +316,8 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
-    A sentence ends before a dash, another style, music, or a pause of more than two seconds. Otherwise punctuation and
-    the case of the next letter decide.
+    A sentence ends before a dash, the name of a speaker, another style, music, or a pause of more than two seconds.
+    Otherwise punctuation and the case of the next letter decide.
 
     Args:
         one: what is said at the end of the first cue.
@@ -318,7 +325,12 @@ def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
         is_punctuated: the file's sentences end with punctuation, so that a cue without it is known to go on.
     """
     before, after = one.inline.plain.strip(), other.inline.plain.strip()
-    if other.prefix or one.cue.style != other.cue.style or not (has_letters(before) and has_letters(after)):
+    if (
+        other.prefix
+        or _SPEAKER.match(after)
+        or one.cue.style != other.cue.style
+        or not (has_letters(before) and has_letters(after))
+    ):
         return False
     if not 0 <= other.cue.begins_at - one.cue.ends_at + 0.5 <= _MAX_GAP_SECONDS + 0.5:
         return False

@@ -17,12 +17,12 @@ from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
-from transduce.errors import TransduceError, explain_wrong_types
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun, missing_file
+from transduce.text.files import missing_file
 from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
@@ -115,6 +115,24 @@ def describe_kept_units(document: Document) -> str | None:
         return None
     count = count_noun(len(document.kept_units), "XLIFF unit")
     return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
+
+
+def describe_other_language(document: Document) -> str | None:
+    """Return a sentence about a PO or XLIFF file that names another target language than the model's; None if not."""
+    if document.other_language is None:
+        return None
+    return (
+        f"The file names `{document.other_language}` as the language of its translations, which is not the language "
+        "that the model writes: check that the file and the model are the right ones."
+    )
+
+
+def describe_text_formulas(document: Document) -> str | None:
+    """Return a sentence with the number of a spreadsheet's formulas that name translated texts; None without any."""
+    if not document.text_formulas:
+        return None
+    count = count_noun(len(document.text_formulas), "formula")
+    return f"Formulas stay as they are, but some name texts that were translated, so check their results: {count}."
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:

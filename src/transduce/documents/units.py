@@ -103,6 +103,12 @@ class Document(NamedTuple):
     """True if a PO template has no plural forms, and those of the target language are not known."""
     guesses_singular: bool = False
     """True if the header of a PO file has no valid plural rule, so that the form for the number 1 is guessed."""
+    other_language: str | None = None
+    """The language that a PO or XLIFF file names for its translations, if it is another one than the setting
+    `target_language`.
+    """
+    text_formulas: tuple[str, ...] = ()
+    """The formulas of a spreadsheet that contain a text of its cells, such as `D2: IF(A2="yes",1,0)`; they stay."""
     messages: MessageRecord | None = None
     """The record of what becomes of the document's ICU messages with branches; None: it has none."""
 

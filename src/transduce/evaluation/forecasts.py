@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.text.files import count_noun
+from transduce.errors import count_noun
 
 Numbers = NDArray[np.float64]
 

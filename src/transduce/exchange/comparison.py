@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import pad
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
@@ -32,7 +32,6 @@ from transduce.model_folder.hugging_face import hugging_face_context
 from transduce.model_folder.read import ModelFolder
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SpecialTokens, Vocabulary, encode_masked, find_special_tokens, text_token_ids
 

@@ -21,14 +21,13 @@ from typing import Self, cast
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, name_path_in_errors, replace_file, write_file
-from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning
+from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.model_folder.read import MANIFEST
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, Term
 from transduce.text.text_settings import TextSettings
 

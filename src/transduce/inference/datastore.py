@@ -94,7 +94,8 @@ def build_datastore(
         sources: source sentences.
         targets: the translation of each source.
         dev: sources and targets of pairs for tuning the interpolation weight and temperature; None: some of the given
-            pairs, each without retrieving itself or pairs with the same source.
+            pairs, each without retrieving itself or pairs with the same source. A dev pair does not retrieve itself
+            either.
         document: whether the pairs, and those of `dev`, are consecutive sentences of documents, which a model with
             `data.context_before` reads as context; a pair with an empty source ends a document.
         report_progress: progress callback, called with the number of finished pairs after each batch.
@@ -116,7 +117,7 @@ def build_datastore(
         tuning_pairs = list(range(0, len(pairs), math.ceil(len(pairs) / _MAX_TUNING_PAIRS)))
         tuner = _Tuner.from_own_pairs(translator, index, pairs, tuning_pairs)
     else:
-        tuner = _Tuner.of(translator, index, _usable_pairs(translator, *dev, document=document))
+        tuner = _Tuner.of(translator, index, pairs, _usable_pairs(translator, *dev, document=document))
     card, loss_without, loss_with = tuner.choose(len(pairs))
     languages = {"source_language": translator.source_language, "target_language": translator.target_language}
     card = msgspec.structs.replace(card, **languages)
@@ -217,8 +218,10 @@ class _Tuner:
         return tuner
 
     @classmethod
-    def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner from dev pairs that are not in the datastore; of more than 200 pairs, an even sample is used.
+    def of(cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], dev: Sequence[_Pair]) -> "_Tuner":
+        """Create a tuner on dev pairs, of more than 200 on an even sample; a pair never retrieves itself.
+
+        `own` are all pairs of the datastore, which may have some of the dev pairs, too.
 
         Raises:
             TransduceError: no pair has text on both sides that is short enough.
@@ -228,10 +231,11 @@ class _Tuner:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
             )
-        nearest = index.nearest_pairs(translator.model, [pair.source for pair in chosen])
+        nearest = index.nearest_pairs(translator.model, [pair.source for pair in chosen], 2 * NEAREST_PAIRS)
         for pair, pairs in zip(chosen, nearest, strict=True):
+            other_pairs = [n for n in pairs.tolist() if own[n] != pair][:NEAREST_PAIRS]
             (states,) = _decoder_states(translator.model, [pair])
-            tuner._add(pairs, states, pair.target)
+            tuner._add(torch.tensor(other_pairs, dtype=torch.int64), states, pair.target)
         return tuner
 
     def _add(self, pairs: Tensor, states: Tensor, target_ids: Sequence[int]) -> None:
@@ -252,11 +256,14 @@ class _Tuner:
         `pairs` is the number of pairs to record in the card. The losses are in nats per token.
 
         Raises:
-            TransduceError: no pair retrieved another one, because all have the same source.
+            TransduceError: no pair retrieved another one, because all have the same source or are the dev pair.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._neighbors:
-            raise TransduceError("All pairs have the same source, so there is nothing to tune on: pass dev pairs.")
+            raise TransduceError(
+                "The pairs for tuning find only themselves or pairs of the same source, so there is nothing to tune "
+                "on: pass other dev pairs."
+            )
         near = torch.cat([each for each, _ in self._neighbors]).double()
         right = torch.cat([each for _, each in self._neighbors])
         mean_distance = float(-near[near.isfinite()].mean())

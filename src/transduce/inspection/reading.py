@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from transduce.argument_checks import as_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import check_evaluation_mode, pad
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
@@ -27,7 +27,6 @@ from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
 from transduce.model.norms import normalize
 from transduce.model.transformer import Encoder
-from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
 Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster

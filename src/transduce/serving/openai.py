@@ -32,6 +32,7 @@ from transduce.serving.messages import (
     LIMITED_TEXT,
     Operation,
     RequestError,
+    check_characters,
     invalid_request,
     unsupported_field,
 )
@@ -452,15 +453,17 @@ def read_conversation(
         template_variables: further variables of the chat template.
 
     Raises:
-        RequestError: there is no such model, no text to translate, a message has a part that is not text, or the chat
-            template refuses the messages.
+        RequestError: there is no such model, no text to translate, a message has a part that is not text, the texts
+            are too long, or the chat template refuses the messages.
     """
     name = completions.find(model)
     if has_chat_template(completions, name):
         generator = completions.service.generators[name].generator
+        chat = [_template_message(message) for message in messages]
+        check_characters(sum(len(message["content"]) for message in chat), completions.service.settings.max_characters)
         try:
             prompt = generator.chat_prompt(
-                [_template_message(message) for message in messages],
+                chat,
                 continue_final_message=continue_final_message,
                 template_variables=template_variables,
             )

@@ -16,7 +16,7 @@ from transduce.data.parts import CorpusPart, PartRequest
 from transduce.data.prepared import PreparedCorpus, write_corpus
 from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
-from transduce.errors import TransduceError, explain_wrong_types
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
 from transduce.tasks.kinds import KINDS, kind_of
@@ -35,7 +35,7 @@ from transduce.tasks.settings.reading import make_settings, put_arguments
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import LineNotes, count_noun
+from transduce.text.files import LineNotes
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.display import ProgressDisplay

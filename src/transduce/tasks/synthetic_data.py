@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import file_sha256, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, portion_size, portions, skip_lines
 from transduce.inference.load import open_translator
@@ -23,7 +23,7 @@ from transduce.tasks.settings.presets import setting_value
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.training.choices import ChoiceLog
 from transduce.training.display import ProgressDisplay, format_duration

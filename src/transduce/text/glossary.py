@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError, explain_wrong_types, shown_value
-from transduce.text.files import compose, count_noun, read_lines
+from transduce.errors import TransduceError, count_noun, explain_wrong_types, shown_value
+from transduce.text.files import compose, read_lines
 from transduce.text.languages import is_word_character, short_code, unspaced_characters
 
 # --- phrases in a text ---

@@ -354,7 +354,7 @@ _OF_LANGUAGE = {
     "lt": _words("pvz"),
     "lv": _words("piem"),
     "sv": _words("dvs jfr resp"),
-    "vi": _words("tp ths ts pgs gs bs"),
+    "vi": _words("tp ths ts pgs gs bs pgs.ts gs.ts"),
     "id": _words("jl bpk"),
     **dict.fromkeys(
         ("cs", "sk"), _words("ul sv doc tř nábř např napr tzv resp popř příp príp ún mudr judr phdr rndr mvdr")
@@ -579,7 +579,7 @@ class _SentenceFinder:
         self.has_roman = code in _ROMAN_LANGUAGES
         self.own_abbreviations = _OF_LANGUAGE.get(code, frozenset())
         self.own_starters = _STARTERS_OF_LANGUAGE.get(code, frozenset())
-        self.is_capital = text.isupper()
+        self.is_capital = text.isupper() or code == "vi"  # Vietnamese writes abbreviations in capitals: TP., PGS.TS.
         is_greek = ";" in text and (code in GREEK or (not code and main_script(text) == "Greek"))
         self.candidates = _GREEK_CANDIDATE if is_greek else _CANDIDATE
         self._dotted = dict(_dotted_abbreviations(text))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun, read_lines, uncompressed_name
+from transduce.errors import TransduceError, count_noun, shown_names
+from transduce.text.files import read_lines, uncompressed_name
 
 # --- sentences ---
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from transduce.errors import count_noun
 from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, LineRange, align, side_features
 from transduce.inspection.corpus_doctor.findings import (
     character_findings,
@@ -21,7 +22,6 @@ from transduce.inspection.corpus_doctor.report import (
     read_corpus,
     severity_of,
 )
-from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 

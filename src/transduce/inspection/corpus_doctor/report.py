@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inspection.corpus_doctor.alignment import LineRange
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.text_files import STANDARD_INPUT, format_to_convert, store_standard_input
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
-from transduce.text.files import LineNotes, count_noun, read_lines
+from transduce.text.files import LineNotes, read_lines
 from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import column, localized, noted, ui_language
 

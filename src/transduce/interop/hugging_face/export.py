@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -557,7 +558,8 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
         flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
         id = record.ids[symbol.text]
         added[id] = {"id": id, "content": symbol.text, **flags, "normalized": symbol.normalized, "special": False}
-    vocabulary = tokenizer.source
+    vocabulary, chat = tokenizer.source, tokenizer.record.chat_template
+    chat_settings = {} if chat is UNSET else chat.special_tokens | {"chat_template": chat.source}
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -567,7 +569,8 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
             **record.algorithm.content,
             "post_processor": _post_processor((), (names[record.eos_id],), vocabulary),
         },
-        "tokenizer_config.json": tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
+        "tokenizer_config.json": chat_settings
+        | tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
         | {"model_input_names": ["input_ids", "attention_mask"]},
         "special_tokens_map.json": special_tokens_map(vocabulary),
     }

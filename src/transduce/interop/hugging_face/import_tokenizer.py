@@ -3,7 +3,7 @@
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -450,13 +450,9 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
     if model is not None:
         settings = files.json("tokenizer_config.json")
         is_llama = model_type == "llama" and _class_name(files, model_type) == "LlamaTokenizer"
-        if is_llama and settings.get("add_prefix_space") is False:
-            raise TransduceError(
-                f"{files.location}/tokenizer_config.json: `add_prefix_space` = false cannot be imported from a "
-                "sentencepiece model: load the tokenizer with transformers and save it, which writes tokenizer.json."
-            )
+        spaces = _space_scheme(settings) if is_llama else "kept" if known.family.kind == "decoder" else "model"
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
-        parts = _with_added(files, SentencePieceRecord(model), ids)
+        parts = _with_added(files, SentencePieceRecord(model, spaces), ids)
         adds_start = IMPORT_FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
@@ -513,6 +509,14 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
     return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")
 
 
+def _space_scheme(settings: Mapping[str, Any]) -> Literal["always", "first", "never"]:
+    """Return before which stretches of a text a LlamaTokenizer with these settings puts a space."""
+    adds_space = settings.get("add_prefix_space")
+    if adds_space is not None and not adds_space:
+        return "never"
+    return "always" if settings.get("legacy", False) else "first"
+
+
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
@@ -522,15 +526,13 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         content: the content of tokenizer.json.
         settings: the content of tokenizer_config.json.
     """
-    adds_space = settings.get("add_prefix_space")
-    adds_space = adds_space is None or bool(adds_space)
-    scheme = ("always" if settings.get("legacy", False) else "first") if adds_space else "never"
+    scheme = _space_scheme(settings)
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if adds_space:
+    if scheme != "never":
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         **content,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.significance import standard_error
 from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, formats_for, opening_sentence
 from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
@@ -39,7 +39,6 @@ from transduce.tasks.corpus import (
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.tasks.text_files import write_pairs
-from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from transduce.data.batches import Batch
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
 from transduce.inference.generator import load_generator
 from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -44,7 +44,6 @@ from transduce.tasks.kinds.texts import (
     text_only,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
-from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,

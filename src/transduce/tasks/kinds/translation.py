@@ -28,7 +28,7 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DocumentContext, Documents
@@ -57,7 +57,6 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
