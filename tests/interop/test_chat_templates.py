@@ -267,6 +267,11 @@ def test_the_command_answers_messages_and_holds_a_conversation(
     ]
     second = generator.chat(messages, search=GREEDY).answer
     assert printed(lines="I like tea.\n\nnobody eats\n") == f"{first}\n{second}\n"
+    report = json.loads(printed("I like tea.", "--json", "-"))
+    assert report["prompt"] == generator.chat_prompt("I like tea.")
+    assert [each["text"] for each in report["continuations"]] == [first]
+    reports = json.loads(printed("--prompts", str(tmp_path / "questions"), "--json", "-"))["generations"]
+    assert [each["continuations"][0]["text"] for each in reports] == [first, other]
     for arguments, message in (
         (["--json", "-"], b"A conversation goes on with one answer"),
         (["--n-best", "2"], b"--greedy finds one text"),

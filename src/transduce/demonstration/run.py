@@ -68,13 +68,14 @@ def demo(
     """
     out, console = Path(out).resolve(), Console(highlight=False)
     refuse_other_run(out)
-    corpus, text = generate(), _text_folder(out)
+    text = _text_folder(out)
     if _sources_of_run(out) not in (None, _sources(text)):
         raise TransduceError(
             f"{out} was moved after it was made, so its text files are not where the run expects them: pass --again."
         )
     settings = _settings(text, seed, steps, precision)
     make_settings(settings)  # fails on options out of range before anything is written
+    corpus = generate()
     write_corpus(text, corpus)
     console.print(
         localized(
