@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from transduce.demonstration.grammar import AlignedPair, DemoCorpus, generate
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps, word_attention
@@ -40,6 +40,7 @@ class DemoResult(msgspec.Struct, frozen=True):
         return f"held-out exact: {share:.1f} % ({self.exact:,} of {self.sentences:,})"
 
 
+@explain_wrong_types
 def demo(
     out: str | Path = "models/demo",
     *,

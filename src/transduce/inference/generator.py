@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
@@ -115,6 +115,7 @@ class GenerateOptions(TypedDict, total=False):
     one_line: bool
 
 
+@explain_wrong_types
 class Generator:
     """A language model with its tokenizer.
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 
 # --- validation ---
 
@@ -554,6 +554,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     start_id: int = 0
     """Id of the decoder's first input: the padding id for Pegasus and T5, the end-of-sentence id for BART."""
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         check_config(self)
 
