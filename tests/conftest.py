@@ -19,6 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from transduce.demonstration.grammar import DemoCorpus
     from transduce.inference.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,6 +230,14 @@ def translator(trained: Path) -> "Translator":
     from transduce.inference.load import open_translator
 
     return open_translator(trained, precision="fp32", device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def demo_corpus() -> "DemoCorpus":
+    """Return the demonstration's corpus, whose generation takes two seconds."""
+    from transduce.demonstration.grammar import generate
+
+    return generate()
 
 
 @pytest.fixture(scope="module")

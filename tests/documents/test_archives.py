@@ -100,6 +100,25 @@ def test_formulas_numbers_and_table_headers_of_sheets_stay() -> None:
     assert fake.texts == ["a table", "a chair"]
 
 
+def test_a_line_end_in_the_xml_of_word_is_a_space() -> None:
+    fake = Fake()
+    translate_upload(archive(TYPES, word(PARAGRAPH.replace("some text", "some\n  text"))), "a.docx", fake)
+    assert fake.texts == ["some text"]
+
+
+def test_a_comment_that_equals_the_header_of_a_table_is_translated() -> None:
+    from openpyxl.comments import Comment
+    from openpyxl.worksheet.table import Table
+
+    workbook = openpyxl.Workbook()
+    for row in (["name", "price"], ["name", 3]):
+        workbook.active.append(row)
+    workbook.active["B2"].comment = Comment("name", "x")
+    workbook.active.add_table(Table(displayName="T", ref="A1:B2"))
+    result = openpyxl.load_workbook(io.BytesIO(translate_upload(saved(workbook), "a.xlsx", capitals))).active
+    assert (result["A2"].value, result["B2"].comment.text) == ("name", "NAME")
+
+
 def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
     workbook = openpyxl.Workbook()
     for row in (["yes", '=IF(A1="Yes",1,0)'], ["a & b", '=A2="a & b"'], ["no", '=IF(A1=1,"fine","never")'], [1, "=A1"]):

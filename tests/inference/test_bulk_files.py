@@ -1,6 +1,7 @@
 """Test large inputs: portions, shards, and resuming an incomplete output file."""
 
 import multiprocessing
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,7 +11,11 @@ from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
     LineOptions,
+    Portion,
     ResumableFile,
+    Workers,
+    WorkerSettings,
+    _Worker,
     portions,
     receive_messages,
     skip_lines,
@@ -214,6 +219,24 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
 
 
 # --- workers ---
+
+
+@pytest.mark.parametrize("replaced", ["before the first worker", "between two workers"])
+def test_workers_refuse_a_model_that_was_replaced(trained: Path, tmp_path: Path, replaced: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    settings = WorkerSettings(folders=[str(folder)], job=LineOptions(search=SearchSettings(beam_size=1)))
+    portion = Portion(lines=["我"], indices=[0], phrases=[[]])
+    with Workers(settings, 2) as workers:
+        if replaced == "between two workers":
+            assert [text for _, text in workers.translate([portion])] != []
+        manifest = folder / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes() + b" ")
+        worker = _Worker(workers._settings)
+        workers.workers.append(worker)
+        worker.send(1, portion)
+        with pytest.raises(TransduceError, match="model was replaced after workers had started with it: start again"):
+            worker.receive()
 
 
 def test_a_worker_reads_input_larger_than_a_pipe_buffer_while_answering() -> None:

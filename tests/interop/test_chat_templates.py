@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,6 +268,17 @@ def test_the_command_answers_messages_and_holds_a_conversation(
     ]
     second = generator.chat(messages, search=GREEDY).answer
     assert printed(lines="I like tea.\n\nnobody eats\n") == f"{first}\n{second}\n"
+    typed = iter(["I like tea.", "nobody eats", "", "never read"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(typed))
+    with monkeypatch.context() as terminal:
+        terminal.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        assert main(["generate", folder, *options]) == 0
+    assert capfdbinary.readouterr().out.decode() == f"{first}\n{second}\n"
+    report = json.loads(printed("I like tea.", "--json", "-"))
+    assert report["prompt"] == generator.chat_prompt("I like tea.")
+    assert [each["text"] for each in report["continuations"]] == [first]
+    reports = json.loads(printed("--prompts", str(tmp_path / "questions"), "--json", "-"))["generations"]
+    assert [each["continuations"][0]["text"] for each in reports] == [first, other]
     for arguments, message in (
         (["--json", "-"], b"A conversation goes on with one answer"),
         (["--n-best", "2"], b"--greedy finds one text"),

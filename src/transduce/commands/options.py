@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import is_special_file, json_bytes, write_file
+from transduce.atomic_io import is_special_file, json_bytes, link_target, write_file
 from transduce.errors import TransduceError, count_noun, wide_encoding
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
 from transduce.text.files import TEXT_START, LineNotes, has_many_undecodable, read_lines
@@ -454,7 +454,7 @@ def check_writable(
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        location = path if is_special_file(path) else path.parent
+        location = path if is_special_file(path) else link_target(path).parent
         if not os.access(location, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
     written = [Path(path).resolve() for path in files if not is_special_file(Path(path))]

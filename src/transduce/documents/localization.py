@@ -544,7 +544,7 @@ def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit
         start, end, start_tag = element.source_end, element.source_end, f"{between}<{name}>"
     else:
         start, end, start_tag = element.target
-        start_tag = re.sub(r"\s*/>$", ">", start_tag)
+        start_tag = re.sub(r"(?<!\s)\s*+/>$", ">", start_tag)
         start_tag = re.sub(
             r"""(\sstate\s*=\s*["'])(?:new|needs-translation)""", r"\1needs-review-translation", start_tag
         )
@@ -649,7 +649,7 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
             before = source[source_end : each.start] if found is None else ""
             inline = _inline_text(content, element)
             text = inline if has_letters(inline.text.plain) else content
-            opening = before + re.sub(r"\s*/>\Z", ">", tag)
+            opening = before + re.sub(r"(?<!\s)\s*+/>\Z", ">", tag)
             additions.append(_Addition(first, last, opening, text, f"</{tag[1:].split()[0]}>"))
         position, source_end = last, each.end
     additions.sort(key=lambda each: each.start)  # a translator may have changed the order of the segments
@@ -704,7 +704,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[InlinePart]
 
     def add_text(part: str) -> None:
         part = unescape(part)
-        parts.append(part if preserves_space else re.sub(r"\s*[\r\n]\s*", " ", part))
+        parts.append(part if preserves_space else re.sub(r"(?<!\s)[^\S\r\n]*+[\r\n]\s*", " ", part))
 
     def add_tag(tag: Tag, source: str) -> None:
         parts.append(tag)

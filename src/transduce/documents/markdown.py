@@ -670,7 +670,7 @@ def _settled(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[Inlin
         after = "".join(part for part in settled[end + 1 :] if isinstance(part, str))[:1]
         before = "".join(part for part in settled[:start] if isinstance(part, str))[-1:]
         if isinstance(inner[-1], str):
-            kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"[\W_]+\Z", "", inner[-1])
+            kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"(?<![\W_])[\W_]++\Z", "", inner[-1])
             if kept or not inner[-1].strip():
                 moved = inner[-1][len(kept) :]
                 settled[end - 1 : end + 1] = [kept, closing, moved]

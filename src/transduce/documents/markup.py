@@ -38,6 +38,7 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
+from transduce.errors import explain_wrong_types
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
@@ -588,6 +589,7 @@ class _Escape:
 # --- translation ---
 
 
+@explain_wrong_types
 def translate_markup(
     translator: Translator,
     documents: Sequence[str],

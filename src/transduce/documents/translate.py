@@ -17,7 +17,7 @@ from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
-from transduce.errors import TransduceError, count_noun
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
@@ -279,6 +279,7 @@ CountCallback = Callable[[int, int], None]
 """A function that is called with two integers: the number of translated characters and the number of all."""
 
 
+@explain_wrong_types
 def translate_document(
     translator: Translator,
     source: str | Path,

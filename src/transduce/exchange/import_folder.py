@@ -7,7 +7,7 @@ import msgspec
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model_folder.cards import kept_documents
@@ -57,6 +57,7 @@ class ImportReport(msgspec.Struct, frozen=True):
         return "\n".join([line, *self.notes])
 
 
+@explain_wrong_types
 def import_model_folder(
     folder: str | Path, out: str | Path, *, source_language: str | None = None, target_language: str | None = None
 ) -> ImportReport:

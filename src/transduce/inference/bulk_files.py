@@ -20,12 +20,13 @@ from typing import Self, cast
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
+from transduce.atomic_io import exclusive_lock, file_sha256, name_path_in_errors, replace_file, write_file
 from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.model_folder.read import MANIFEST
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
 from transduce.text.text_settings import TextSettings
@@ -471,6 +472,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a datastore file for kNN retrieval; None: no retrieval."""
     plugins: tuple[str, ...] = ()
     """Python files that register components of the models."""
+    opened: tuple[str, ...] = ()
+    """What `_states` returned when the pool was made: each worker must open the same models and datastore."""
 
 
 class _Worker:
@@ -522,7 +525,7 @@ class Workers:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
-        self._settings = settings
+        self._settings = msgspec.structs.replace(settings, opened=_states(settings))
 
     def __enter__(self) -> "Workers":
         return self
@@ -588,6 +591,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
     try:
         for path in settings.plugins:
             load_plugin(path)
+        _check_states(settings)
         translator = open_translator(
             settings.folders,
             precision=settings.precision,
@@ -598,6 +602,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
             datastore=settings.datastore,
             tag=settings.tag,
         )
+        _check_states(settings)  # it may have been replaced while it was read
         for message in messages:
             text = translate_portion(translator, settings.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
@@ -605,6 +610,38 @@ def _work(connection: Connection, settings_json: bytes) -> None:
         connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+def _opened_paths(settings: WorkerSettings) -> list[Path]:
+    return [Path(path) for path in (*settings.folders, *([settings.datastore] if settings.datastore else []))]
+
+
+def _states(settings: WorkerSettings) -> tuple[str, ...]:
+    """Return a text for each model folder, and for the datastore if there is one, that changes when it is replaced."""
+    return tuple(map(_state, _opened_paths(settings)))
+
+
+def _state(path: Path) -> str:
+    manifest = path / MANIFEST
+    if manifest.is_file():
+        return file_sha256(manifest)
+    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+    found = [(each.name, each.stat()) for each in files if each.exists()]
+    return repr([(name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found])
+
+
+def _check_states(settings: WorkerSettings) -> None:
+    """Raise an error if a model or the datastore is not the one that the other workers opened.
+
+    Raises:
+        TransduceError: it was replaced since the pool of workers was made.
+    """
+    for path, before, now in zip(_opened_paths(settings), settings.opened, _states(settings), strict=True):
+        if before != now:
+            raise TransduceError(
+                f"{path} was replaced after workers had started with it: start again, so that one model translates all "
+                "lines."
+            )
 
 
 def receive_messages(connection: Connection) -> Iterator[bytes]:

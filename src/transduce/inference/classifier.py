@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
@@ -35,6 +35,7 @@ class Classification(msgspec.Struct, frozen=True):
     """The probability of each class by its name, most probable first; they sum to 1."""
 
 
+@explain_wrong_types
 class Classifier:
     """An encoder that predicts the class of a text, with the names of the classes. Call it with a text or a list."""
 

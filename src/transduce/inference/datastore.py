@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.atomic_io import write_file
 from transduce.deprecation import renamed_arguments, warn_renamed
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import History, batches_by_length, check_evaluation_mode
 from transduce.inference.retrieval import (
     CARD,
@@ -38,6 +38,7 @@ _WEIGHTS = tuple(number / 10 for number in range(1, 9))
 _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
 
 
+@explain_wrong_types
 class Datastore(NamedTuple):
     """A datastore for kNN retrieval that was just built, with statistics of its construction."""
 
@@ -76,6 +77,7 @@ class Datastore(NamedTuple):
 
 
 @renamed_arguments(tell="report_progress")
+@explain_wrong_types
 def build_datastore(
     translator: Translator,
     sources: Sequence[str],

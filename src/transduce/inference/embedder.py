@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
@@ -32,6 +32,7 @@ class TokenStates(msgspec.Struct, frozen=True):
     """The output of the encoder's last layer for each of L tokens, (L, D), float32 on the CPU."""
 
 
+@explain_wrong_types
 class Embedder:
     """An encoder that maps texts to vectors. Call it with a text or a list of texts."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import MAX_VALUE, Numbers
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names
 from transduce.inference.batching import check_evaluation_mode
 from transduce.machine import Precision
 from transduce.model.series import SeriesTransformer
@@ -40,6 +40,7 @@ class Forecast(NamedTuple):
     """The 90 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
 
 
+@explain_wrong_types
 class Forecaster:
     """A forecasting model with the scale of its series. Call it with the history and a number of steps."""
 

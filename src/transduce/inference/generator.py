@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
@@ -115,6 +115,7 @@ class GenerateOptions(TypedDict, total=False):
     one_line: bool
 
 
+@explain_wrong_types
 class Generator:
     """A language model with its tokenizer.
 
@@ -277,7 +278,7 @@ class Generator:
         with torch.inference_mode(), explain_search_out_of_memory(settings):
             (hypotheses,) = run_search(self._begin([begun], settings, one_line=one_line), watch)
         continuations = (self._continuation(begun.ids, each, settings, one_line=one_line) for each in hypotheses)
-        return Generation(prompt, tuple(continuations))
+        return Generation(str(prompt), tuple(continuations))
 
     def generate_batch(
         self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
@@ -310,7 +311,7 @@ class Generator:
             for number, hypotheses in zip(batch, results, strict=True):
                 ids = waiting[number].ids
                 each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
-                found[number] = Generation(texts[number], tuple(each))
+                found[number] = Generation(str(texts[number]), tuple(each))
         return [found[number] for number in range(len(texts))]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
@@ -651,7 +652,7 @@ class ContinuousGeneration:
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
-            self._finished[number] = Generation(prompt.text, tuple(each))
+            self._finished[number] = Generation(str(prompt.text), tuple(each))
         if not batch.numbers and batch in self._batches:
             self._batches.remove(batch)
 

@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_paths
 from transduce.deprecation import renamed_arguments
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.embedder import Embedder, load_embedder
@@ -171,6 +171,7 @@ def load(
     folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
 ) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder: ...
 @renamed_arguments(examples="datastore")
+@explain_wrong_types
 def load(
     folder: str | Path | Sequence[str | Path],
     *,

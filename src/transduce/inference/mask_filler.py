@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_integer, as_text
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
@@ -47,6 +47,7 @@ class Filling(msgspec.Struct, frozen=True):
     """
 
 
+@explain_wrong_types
 class Filler:
     """A masked language model that is called with a text containing mask tokens, spelled as the property `mask`."""
 

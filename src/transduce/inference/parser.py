@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_text, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
 from transduce.inference.decoding import make_search, max_model_positions
 from transduce.inference.scorers import EncoderDecoderScorer
@@ -62,6 +62,7 @@ class _Sentence(NamedTuple):
     ids: list[int]
 
 
+@explain_wrong_types
 class Parser:
     """A model that writes linearized parse trees. Call it with a sentence of space-separated words, or with a list."""
 

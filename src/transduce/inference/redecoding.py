@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_phrases, one_per_sentence
-from transduce.errors import TransduceError, shown_value
+from transduce.errors import TransduceError, explain_wrong_types, shown_value
 from transduce.inference.batching import TextPart
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
@@ -24,6 +24,7 @@ _WIDTH = 8
 _FORBIDDEN_NGRAMS = (3, 2)
 
 
+@explain_wrong_types
 def estimate_quality(
     translator: Translator, translations: Iterable[Translation], *, glossary: GlossaryLike = None
 ) -> list[tuple[QualityWarning, ...]]:
@@ -55,6 +56,7 @@ def estimate_quality(
     ]
 
 
+@explain_wrong_types
 def redecode(
     translator: Translator,
     translations: Iterable[Translation],

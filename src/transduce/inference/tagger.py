@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
 from transduce.data.batches import WordTokens
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
@@ -47,6 +47,7 @@ class Tagging(msgspec.Struct, frozen=True):
         return "\n".join(f"{word}\t{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
 
+@explain_wrong_types
 class Tagger:
     """An encoder that tags each word of a sentence. Call it with a sentence of space-separated words or with a list."""
 

@@ -13,7 +13,7 @@ import msgspec
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_text, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
@@ -143,6 +143,7 @@ class TranslationPipeline:
         return answers
 
 
+@explain_wrong_types
 def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> TranslationPipeline:
     """Load a model folder with the interface of transformers' translation pipeline.
 

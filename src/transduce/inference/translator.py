@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import (
     DocumentContext,
     DocumentHistories,
@@ -99,6 +99,7 @@ class TranslateOptions(TypedDict, total=False):
     document: bool
 
 
+@explain_wrong_types
 class Translator:
     """A translation model, or an ensemble, with its tokenizer and search settings.
 
@@ -767,8 +768,7 @@ class Translator:
     def _batches(self, parts: Sequence[TextPart], search: SearchSettings) -> Iterator[list[TextPart]]:
         """Yield batches, lists of parts (sentences) of similar length that have the same beam width.
 
-        Batch-invariant batches also have one padded source length, and batches for `generate` one target context
-        length.
+        Batch-invariant batches also have one padded source length, and those for `generate` one target context length.
         """
 
         def kind(part: TextPart) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import Documents, check_evaluation_mode, cut_batches, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
@@ -627,6 +627,7 @@ def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics)
     )
 
 
+@explain_wrong_types
 def align(
     translator: Translator,
     sources: Sequence[str],

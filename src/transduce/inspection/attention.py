@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.parser import Parser
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
@@ -145,6 +145,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return small_heat_maps(self.of(self.kinds[0])[0])
 
 
+@explain_wrong_types
 def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
     """Return the attention weights of a model for a text, or a sentence and its translation, as `AttentionMaps`.
 
@@ -213,6 +214,7 @@ class WordAttention(msgspec.Struct, frozen=True):
         return shaded_table(self.target_words, self.source_words, self.weights)
 
 
+@explain_wrong_types
 def word_attention(maps: AttentionMaps) -> WordAttention:
     """Return, as `WordAttention`, the attention between the words of a text or sentence pair, from that between tokens.
 

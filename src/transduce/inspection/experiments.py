@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from transduce.atomic_io import write_file, write_json
-from transduce.errors import TransduceError, count_noun
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.evaluation.label_scores import count_tags
 from transduce.evaluation.scores import check_line_counts, choose_tokenizer, find_warnings, make_metrics
 from transduce.evaluation.significance import (
@@ -421,6 +421,7 @@ def _warnings(
 # --- transduce.experiment ---
 
 
+@explain_wrong_types
 def experiment(
     settings: str | Path | Mapping[str, Any],
     *,

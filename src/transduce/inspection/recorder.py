@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from transduce.errors import TransduceError, near_name
+from transduce.errors import TransduceError, explain_wrong_types, near_name
 from transduce.model.attention import MultiHeadAttention, no_weights
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
@@ -125,6 +125,7 @@ def _layer_of(name: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
+@explain_wrong_types
 def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     """Return a tuple of a model's `HookPoint`s, at which `record_activations` can record, in the order of computation.
 
@@ -154,6 +155,7 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
 
 
 @contextmanager
+@explain_wrong_types
 def record_activations(
     model: nn.Module, points: str | Iterable[str] | None = None, *, edit: Mapping[str, Edit] | None = None
 ) -> Iterator[Recording]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
@@ -126,6 +126,7 @@ class MultiHeadAttention(Component):
     head, and a cache holds the key/value heads only.
     """
 
+    @explain_wrong_types
     def __init__(
         self,
         *,
@@ -553,6 +554,7 @@ class ScoredAttention(nn.Module):
     v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
     """
 
+    @explain_wrong_types
     def __init__(
         self,
         *,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from transduce.errors import TransduceError, near_name, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, near_name, shown_names
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import ONLY_WITH, OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, Dropout
@@ -288,6 +288,7 @@ _REGISTRIES: dict[str, tuple[dict[str, Any], type | None]] = {
 C = TypeVar("C", bound=Callable[..., Any])
 
 
+@explain_wrong_types
 def register(setting: str, name: str) -> Callable[[C], C]:
     """Return a decorator that registers a component of your own, so that a setting of the model can name it.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, shown_names, shown_value, writing_remedy
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value, writing_remedy
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -368,6 +368,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
 # --- transduce.save ---
 
 
+@explain_wrong_types
 def save(
     model: Transformer | Recurrent | Decoder,
     folder: str | Path,
@@ -391,8 +392,9 @@ def save(
         languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: the model is of another kind, is in int8, or differs from what its configuration describes; the
-            tokenizer does not match; a weight is not finite; or the folder holds something else.
+        TransduceError: the model is of another kind, is in int8 or on the meta device, or differs from what its
+            configuration describes; the tokenizer does not match; a weight is not finite; or the folder holds something
+            else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -425,6 +427,12 @@ def _check_kind(model: object) -> None:
         raise TransduceError(
             "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
             '`precision="fp32"`, and save that.'
+        )
+    without_values = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
+    if without_values is not None:
+        raise TransduceError(
+            f"The weight `{without_values}` is on PyTorch's meta device, which holds no values: fill the model by "
+            '`model.to_empty(device="cpu")` and `load_state_dict` before `save`.'
         )
 
 

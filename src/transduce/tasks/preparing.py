@@ -16,7 +16,7 @@ from transduce.data.parts import CorpusPart, PartRequest
 from transduce.data.prepared import PreparedCorpus, write_corpus
 from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
-from transduce.errors import TransduceError, count_noun
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
 from transduce.tasks.kinds import KINDS, kind_of
@@ -125,6 +125,7 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
+@explain_wrong_types
 def prepare(  # noqa: PLR0913  (the command's own options)
     *,
     out: str | Path,
@@ -299,6 +300,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
     )
 
 
+@explain_wrong_types
 def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationReport:
     """Merge all shards of a corpus into one folder, with the same files as preparing the whole corpus at once.
 
@@ -315,6 +317,8 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
     """
     started_at, display = time.monotonic(), ProgressDisplay()
     shards, out = as_paths(shards, "A shard's folder"), as_path(out, "`out`")
+    if not shards:
+        raise TransduceError("`shards` is empty: name the folders of all shards.")
     for shard in shards:
         if shards.count(shard) > 1:
             raise TransduceError(f"Each shard is merged once, but {shard} is named {shards.count(shard)} times.")

@@ -781,7 +781,7 @@ def _min_sentences(text: str, language: str | None) -> int:
     for span in _find_spans(_SentenceFinder(text, language, sure=True)):
         sentence = text[start : span.end]
         following = text[span.end : span.end + _REACH].lstrip().lstrip(_OPENING)
-        is_sure = not _is_small(following) and _DOUBTFUL_END.search(sentence) is None
+        is_sure = not _is_small(following) and _DOUBTFUL_END.search(sentence[-_REACH:]) is None
         if not following or is_sure:
             count += _is_long(sentence)
             start = span.end

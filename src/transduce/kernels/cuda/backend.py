@@ -32,7 +32,7 @@ from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.positions import Rotation
+from transduce.model.positions import RotaryPositions, Rotation, SinusoidalPositions
 from transduce.model.transformer import Transformer
 
 # --- recorded losses ---
@@ -101,7 +101,9 @@ class LossRecorder:
                 return
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            loss.record(self._pool, list(self._model.buffers()))
+            kinds = SinusoidalPositions | RotaryPositions
+            tables = [each.table for each in self._model.modules() if isinstance(each, kinds)]
+            loss.record(self._pool, [*self._model.buffers(), *tables])
         except RuntimeError as error:  # includes running out of memory
             self._give_up(str(error).strip().partition("\n")[0])
 

@@ -48,8 +48,6 @@ from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
     Preset,
-    choose_language_model_batch_tokens,
-    choose_language_model_preset,
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
@@ -126,6 +124,7 @@ class LanguageModelKind(TextOnlyKind):
 
     scales_rate_with_batch = False
     name = "language-model"
+    learns_from_all_tokens = True
     model_noun = "language model"
     model_kinds = ("decoder",)
     label_smoothing = 0.0
@@ -172,17 +171,6 @@ class LanguageModelKind(TextOnlyKind):
             "activation": "gelu-tanh",
             "scale_embeddings": False,
         }
-
-    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Return the default model preset, by the number of tokens in the training text, with a reason (`Choice`)."""
-        return choose_language_model_preset(tokens)
-
-    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Return the default number of tokens in a batch, with a reason (`Choice`).
-
-        On a CPU it is twice that of translation, unless the corpus is small.
-        """
-        return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Return the default number of steps for 1 to 40 epochs, by the size of the text, but at least 300 steps."""
