@@ -58,7 +58,7 @@ _SEARCHES = (
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce evaluate` in its argparse parser."""
     add = parser.add_argument
-    add("model", help="a model folder")
+    add("model", nargs="+", help="a model folder, or several with one vocabulary for an ensemble")
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
     add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
     add("--output", metavar="FILE", help="write the model's translations here")
@@ -84,14 +84,15 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
     from transduce.inference.evaluate import decoding_record
 
+    folders, options.model = options.model, options.model[0]
     search = search_settings(options, options.model)
-    inputs = [options.model, options.source, options.reference, options.glossary, options.datastore]
+    inputs = [folders, options.source, options.reference, options.glossary, options.datastore]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
-    if _is_classifier(options.model):
+    if len(folders) == 1 and _is_classifier(options.model):
         return _evaluate_classifier(options, sources, references)
-    translator = load_translator(options.model, options)
+    translator = load_translator(folders, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
     hypotheses = _translate(translator, sources, search, glossary)
