@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 import torch
 
-from transduce.kernels.cpu.decoding.search import NativeSearch
+from transduce.kernel_interfaces import BatchSearchOptions
+from transduce.kernels.cpu.decoding.search import CompiledBatchSearch
 from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.select import quantize, start_fast
-from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults
@@ -51,7 +51,7 @@ def decode(model: Transformer, sources: torch.Tensor, beam_size: int) -> None:
     count = len(sources)
     state = start_fast(model, sources)
     options = BatchSearchOptions(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
-    NativeSearch(state, options).advance(PIECES)  # type: ignore[arg-type]
+    CompiledBatchSearch(state, options).advance(PIECES)  # type: ignore[arg-type]
 
 
 @contextmanager

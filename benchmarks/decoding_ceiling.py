@@ -97,7 +97,7 @@ class Product:
     """A matrix multiplication with 8-bit weights whose buffers are allocated once, as in a compiled search."""
 
     def __init__(self, tile: Tile, rows: int, inputs: int, outputs: int) -> None:
-        self.linear = decode.NativeLinear(torch.randn(outputs, inputs), None, tile)
+        self.linear = decode.CompiledLinear(torch.randn(outputs, inputs), None, tile)
         self.x = torch.randn(rows, inputs)
         rounded = torch.int16 if tile.kind == "words" else torch.int8
         self.rounded, self.scales = torch.empty(rows, inputs, dtype=rounded), torch.empty(rows)

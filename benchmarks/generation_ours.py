@@ -19,7 +19,9 @@ def main() -> None:
 
     @torch.inference_mode()
     def decode(indices: list[int], _beam_size: int) -> int:
-        scorer = DecoderOnlyScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
+        scorer = DecoderOnlyScorer(
+            generator.model, [ids[index] for index in indices], max_context=context, excluded_ids=()
+        )
         longest = torch.full((len(indices),), plan.longest)
         found = greedy_search(scorer, start_id=0, eos_id=-1, max_lengths=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)

@@ -23,10 +23,10 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
+from transduce.kernel_interfaces import BatchSearchOptions
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine, prepare_device
 from transduce.model.backend import using_backend
-from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_kernels
@@ -74,7 +74,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
-    objective, parts = TranslationObjective(model, label_smoothing=0.1, record=record), np.zeros(3)
+    objective, parts = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=record), np.zeros(3)
     ahead = PrefetchedBatches(batches, objective)
 
     def step(number: int) -> None:

@@ -93,7 +93,7 @@ def main() -> None:
 
     def continuation(rows: list[list[int]]) -> Search:
         assert isinstance(model, Decoder)
-        scorer = DecoderOnlyScorer(model, rows, context=_CONTEXT, excluded_ids=())
+        scorer = DecoderOnlyScorer(model, rows, max_context=_CONTEXT, excluded_ids=())
         limits = SequenceLimits(0, _ENDLESS, torch.full((len(rows),), plan.longest))
         found = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0))
         return found or GreedySearch(scorer, limits, take_argmax)

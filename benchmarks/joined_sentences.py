@@ -18,7 +18,7 @@ from quality_warnings import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translation, Translator, load, score
-from transduce.inference.bulk_files import Job, portions, translate_portions
+from transduce.inference.bulk_files import LineOptions, portions, translate_portions
 from transduce.text.files import read_lines
 from transduce.text.languages import sentence_separator
 from transduce.text.text_settings import TextSettings
@@ -109,7 +109,7 @@ def _rows(translator: Translator, lines: Sequence[JoinedLine], languages: tuple[
     yield Row("lines with a missing sentence", missing, f"of {len(lines)}", bar="0", holds=missing == 0)
     whole = translator(texts, text_settings=TextSettings(split_sentences="never"))
     yield Row("without splitting", bleu([each.text for each in whole]), "BLEU")
-    job, seconds = Job(search=translator.search), dict[str, list[float]]()
+    job, seconds = LineOptions(search=translator.search), dict[str, list[float]]()
     for _ in range(_REPEATS):
         for form, content in (("joined", texts), ("alone", sentences)):
             started_at = time.perf_counter()

@@ -27,7 +27,7 @@ import transduce.inference.scorers
 import transduce.kernels.select
 from transduce.acceleration import search_reductions
 from transduce.inference.scorers import EncoderDecoderScorer
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.kernels.select import make_inference_copy, quantize
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
@@ -105,16 +105,16 @@ TRAINING: dict[str, dict[str, Function] | None] = {
     "orthogonalization (Muon)": {**WHOLE_LAYERS, "supports_orthogonalization": no},
     "PyTorch alone": None,
 }
-"""The methods of `NativeTraining` that each variant replaces."""
+"""The methods of `CompiledTraining` that each variant replaces."""
 
 
 class Training:
     """A training run whose steps use some of the kernels."""
 
     def __init__(self, model: Transformer, optimizer: OptimizerName, changes: dict[str, Function] | None) -> None:
-        """Prepare training with the methods of `NativeTraining` in `changes` replaced; None: without kernels."""
+        """Prepare training with the methods of `CompiledTraining` in `changes` replaced; None: without kernels."""
         precision = detect_machine("cpu").precision
-        self.kernels = None if changes is None else NativeTraining()
+        self.kernels = None if changes is None else CompiledTraining()
         for name, function in (changes or {}).items():
             setattr(self.kernels, name, function)
         self.optimizer = FlatOptimizer(model.train(), optimizer_settings(precision, optimizer), DTYPES[precision])

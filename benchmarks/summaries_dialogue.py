@@ -4,7 +4,7 @@
     python benchmarks/summaries_dialogue.py --quick    # the same on less work, without bars
 
 Both corpora are made from the Gutenberg novels by `examples/summaries.py` and `examples/dialogue.py`: pairs of lines
-for `transduce train`, as for translation. The test part is from stretches of text that training does not see. Both
+for `transduce train`, as for translation. The test part is from segments of text that training does not see. Both
 trainings start from one model (`--init-from`) that was pretrained by denoising on the training part's text. A summary
 consists of words of its source, and learning to copy is many times as fast from whole texts as from headlines.
 

@@ -46,7 +46,7 @@ def main() -> None:
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
     kind = work.kernels or choose_kernels(work.device, work.threads).value
     record = choose_cuda_graphs(work.device, kind, processes=1).value if work.record is None else work.record
-    objective = TranslationObjective(model, label_smoothing=work.label_smoothing, record=record)
+    objective = TranslationObjective(model, label_smoothing=work.label_smoothing, cuda_graphs=record)
 
     def make_parts(source: Ids, target: Ids) -> list[Batch]:
         tokens = int((target != work.pad_id).sum())

@@ -55,6 +55,7 @@ IF_NOT_SET = {
     "data.weight_column": "none",
     "data.document_column": "empty lines",
     "data.prepared": "not set",
+    "training.batch_size": "see `training.batch_tokens`",
     "training.unigram_alpha": "not set",
     "tokenizer.character_coverage": "by script and size",
     "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, or if the two languages are unknown",

@@ -1,6 +1,6 @@
 """Reader of plain-text books, as from Project Gutenberg, that splits paragraphs into training, dev and test parts.
 
-A book is split into stretches of 100 paragraphs. Of twenty stretches, one belongs to dev and one to test. So all
+A book is split into segments of 100 paragraphs. Of twenty segments, one belongs to dev and one to test. So all
 authors and persons occur in all parts, and no paragraph occurs in two parts.
 """
 
@@ -14,7 +14,7 @@ from transduce.text.files import read_lines
 from transduce.text.sentences import join_lines
 
 PARTS = ("train", "dev", "test")
-_STRETCH, _CYCLE, _DEV, _TEST = 100, 20, 7, 14
+_SEGMENT, _CYCLE, _DEV, _TEST = 100, 20, 7, 14
 _MARKUP = re.compile(r"_|\[[^\]]*\]")
 
 Pair = tuple[str, str]
@@ -28,13 +28,13 @@ def find_books(folder: Path) -> list[Path]:
     return books
 
 
-def read_stretches(book: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield stretches of paragraphs, each with its part (train, dev or test); quotation marks become “ and ”."""
+def read_segments(book: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield segments of paragraphs, each with its part (train, dev or test); quotation marks become “ and ”."""
     paragraphs = [even_quotes(" ".join(_MARKUP.sub("", text).split())) for text in join_lines(read_lines(book))]
-    for number, first in enumerate(range(0, len(paragraphs), _STRETCH)):
+    for number, first in enumerate(range(0, len(paragraphs), _SEGMENT)):
         position = number % _CYCLE
         part = "dev" if position == _DEV else "test" if position == _TEST else "train"
-        yield part, paragraphs[first : first + _STRETCH]
+        yield part, paragraphs[first : first + _SEGMENT]
 
 
 def even_quotes(paragraph: str) -> str:

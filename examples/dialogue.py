@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from books import Pair, find_books, read_stretches, without_repeats, write_pairs
+from books import Pair, find_books, read_segments, without_repeats, write_pairs
 
 from transduce.errors import TransduceError
 
@@ -51,7 +51,7 @@ def make_pairs(folder: Path) -> dict[str, list[Pair]]:
     """Return speeches and replies of all books, by part."""
     pairs: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
     for book in find_books(folder):
-        for part, found in read_stretches(book):
+        for part, found in read_segments(book):
             pairs[part] += exchanges(found)
     return without_repeats(pairs)
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from books import Pair, find_books, read_stretches, without_repeats, write_pairs
+from books import Pair, find_books, read_segments, without_repeats, write_pairs
 
 from transduce.errors import TransduceError
 from transduce.text.sentences import split_sentences
@@ -99,7 +99,7 @@ def make_pairs(folder: Path) -> tuple[dict[str, list[Pair]], dict[str, float]]:
     """Return passages with headlines by part, and the inverse document frequencies in the training part."""
     texts: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
     for book in find_books(folder):
-        for part, found in read_stretches(book):
+        for part, found in read_segments(book):
             texts[part] += [passage for paragraph in found for passage in passages(paragraph)]
     rarities = rarity(texts["train"])
     pairs = {part: [(text, headline(text, rarities)) for text in found] for part, found in texts.items()}

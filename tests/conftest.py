@@ -19,6 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from transduce.demonstration.grammar import DemoCorpus
     from transduce.inference.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,10 +71,15 @@ gc.set_threshold(50_000, 10, 10)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move files with slow tests to the front, then those with many tests, so that workers end at the same time."""
+    """Move the longest files to the front, so that workers end at the same time.
+
+    These are files with slow tests, then those that start processes, each of which imports PyTorch, then those with
+    many tests.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     counts = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
+    starting = {path for path in counts if "subprocess" in path.read_text("utf-8")}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in starting, -counts[item.path], str(item.path)))
 
 
 def pytest_collection_finish() -> None:
@@ -139,7 +145,8 @@ def _seed_generators() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(1)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(1)
+        # Tests see no GPU. `torch.manual_seed` would record three tracebacks, 0.7 ms, of devices that are not there.
+        sys.modules["torch"].default_generator.manual_seed(1)
         sys.modules["torch"].set_num_threads(1)
 
 
@@ -225,6 +232,14 @@ def translator(trained: Path) -> "Translator":
     return open_translator(trained, precision="fp32", device="cpu", threads=1)
 
 
+@pytest.fixture(scope="session")
+def demo_corpus() -> "DemoCorpus":
+    """Return the demonstration's corpus, whose generation takes two seconds."""
+    from transduce.demonstration.grammar import generate
+
+    return generate()
+
+
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
     """Yield the system's Chromium browser; skip the tests if it or playwright is not installed."""
@@ -275,3 +290,53 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         "transduce.kernels.cpu.jit.tile", reason="llvmlite is not installed", exc_type=ImportError
     )
     monkeypatch.setattr("transduce.kernels.cpu.jit.compiler.find_integer_tile", lambda: getattr(tiles, request.param))
+
+
+# Sizes of a decoder with random weights, as transformers names them.
+_SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+_SIZES |= {"num_key_value_heads": 2}
+
+
+@pytest.fixture
+def make_decoder(toy_corpus: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a decoder of transformers with random weights and a byte-level tokenizer."""
+
+    def make(architecture: str, *, name: str = "theirs", begins: bool = False, **settings: Any) -> Path:
+        transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+        tokenizers = pytest.importorskip("tokenizers")
+        import torch
+
+        folder = tmp_path / name
+        text = (toy_corpus / "train.en").read_text("utf-8").replace(". ", ".\n")
+        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trained.decoder = tokenizers.decoders.ByteLevel()
+        how = tokenizers.trainers.BpeTrainer(
+            vocab_size=320,
+            special_tokens=["<|end|>", "<|turn|>", "<|pad|>"],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        trained.train_from_iterator([text], how)
+        if begins:
+            trained.post_processor = tokenizers.processors.TemplateProcessing(
+                single="<|end|> $A", special_tokens=[("<|end|>", 0)]
+            )
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained, bos_token="<|end|>", eos_token="<|end|>", unk_token="<|end|>"
+        )
+        fast.save_pretrained(folder)
+        torch.manual_seed(5)
+        kind = getattr(transformers, architecture)
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 90} if "GPT2" in architecture else _SIZES
+        ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+        config = kind.config_class(vocab_size=trained.get_vocab_size() + 2, **sizes | ids | settings)
+        model = kind._from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.4)
+        model.generation_config.eos_token_id = settings.get("eos_token_id", 0)
+        model.save_pretrained(folder)
+        return folder
+
+    return make

@@ -13,10 +13,12 @@ import transduce
 from transduce import deprecation
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.deprecation import REMOVED_IN, RenamedWarning, decode_stored, renamed_arguments, with_current_keys
-from transduce.inference.generator import TextScore
 from transduce.inference.load import open_translator
+from transduce.inference.scoring import TextScore
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizerRecord, ImportedVocabularyRecord
+from transduce.interop.hugging_face.token_pipelines import WordPieceRecord
 from transduce.interop.word_vectors import Coverage
 from transduce.model.config import ModelConfig, convert_config
 from transduce.search.settings import SearchSettings
@@ -206,6 +208,8 @@ def test_old_arguments_of_public_functions(trained: Path, tmp_path: Path, transl
         transduce.train(out=tmp_path / "run", start_from="nowhere", dry_run=True)  # type: ignore[call-arg]
     with pytest.warns(RenamedWarning, match="`examples` is now `datastore`"):
         assert translator.examples is None
+    with pytest.warns(RenamedWarning, match="`longest_source` is now `max_sentence_tokens`"):
+        assert translator.longest_source == translator.max_sentence_tokens
 
 
 def test_old_attributes_of_results() -> None:
@@ -242,6 +246,13 @@ def test_old_keys_of_stored_records() -> None:
     card = b'{"sha256":"0","word_vectors":{"pieces":{"pieces":3,"found":2,"words_in_file":9,"width":4}}}'
     coverage = Coverage(tokens=3, found=2, words_in_file=9, width=4)
     assert decode_stored(card, StoredWeightsCard) == StoredWeightsCard(sha256="0", word_vectors={"pieces": coverage})
+    side = ImportedVocabularyRecord(
+        algorithm=WordPieceRecord(), ids={}, size=3, pad_id=0, eos_id=1, unk_id=2, special_tokens=("<s>", "</s>", "<m>")
+    )
+    content = msgspec.to_builtins(ImportedTokenizerRecord(source=side, target=side))
+    for each in ("source", "target"):
+        content[each]["marks"] = content[each].pop("special_tokens")
+    assert decode_stored(msgspec.json.encode(content), ImportedTokenizerRecord).target == side
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         decode_stored(b"[]", StoredWeightsCard)
 

@@ -41,6 +41,29 @@ def test_released_library_pages_leave_memory_and_are_read_again() -> None:
     assert _resident_kilobytes("libllvmlite") == released
 
 
+_LIBRARY_DEFAULTS = """
+import os
+before = dict(os.environ)
+import transduce, transduce.inference.load, transduce.tasks.train
+print(os.environ == before)
+from transduce.commands.main import main
+try:
+    main()
+except SystemExit:
+    pass
+print(sorted(os.environ.keys() - before.keys()))
+"""
+
+
+def test_the_command_alone_sets_environment_variables() -> None:
+    names = ["GOMP_SPINCOUNT", "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
+    environment = {name: value for name, value in os.environ.items() if name not in (*names, "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", _LIBRARY_DEFAULTS, "--version"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=120)
+    imported, *_, after_command = done.stdout.splitlines()
+    assert (imported, after_command) == ("True", str(names))
+
+
 _FORK = """
 import os, signal, sys
 import torch

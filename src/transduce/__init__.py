@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from transduce.deprecation import PUBLIC_NAMES, warn_renamed
 from transduce.errors import TransduceError
-from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from transduce.demonstration.run import DemoResult, demo
@@ -29,15 +28,16 @@ if TYPE_CHECKING:
     from transduce.inference.embedder import Embedder, TokenStates
     from transduce.inference.evaluate import evaluate, prove_int8
     from transduce.inference.forecaster import Forecast, Forecaster
-    from transduce.inference.generator import Continuation, Generation, Generator, TextScore
-    from transduce.inference.load import load, pipeline
+    from transduce.inference.generator import Continuation, Generation, Generator
+    from transduce.inference.load import load
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
-    from transduce.inference.scoring import Score
+    from transduce.inference.scoring import Score, TextScore
     from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
+    from transduce.inference.translation_pipeline import pipeline
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
@@ -237,8 +237,6 @@ __all__ = [
     "word_attention",
 ]
 
-set_library_defaults()
-
 # A name is imported on first use, so that `import transduce` stays fast.
 _NAMES = {
     "demonstration.run": ("DemoResult", "demo"),
@@ -255,15 +253,16 @@ _NAMES = {
     "inference.embedder": ("Embedder", "TokenStates"),
     "inference.evaluate": ("evaluate", "prove_int8"),
     "inference.forecaster": ("Forecast", "Forecaster"),
-    "inference.generator": ("Continuation", "Generation", "Generator", "TextScore"),
-    "inference.load": ("load", "pipeline"),
+    "inference.generator": ("Continuation", "Generation", "Generator"),
+    "inference.load": ("load",),
     "inference.mask_filler": ("Candidate", "Filler", "Filling"),
     "inference.parser": ("Parse", "Parser"),
     "inference.quality_estimation": ("QualityWarning",),
     "inference.redecoding": ("estimate_quality", "redecode"),
-    "inference.scoring": ("Score",),
+    "inference.scoring": ("Score", "TextScore"),
     "inference.tagger": ("Tagger", "Tagging"),
     "inference.translation": ("Alternative", "Translation"),
+    "inference.translation_pipeline": ("pipeline",),
     "inference.translator": ("Translator",),
     "inspection.alignment": ("align",),
     "inspection.attention": ("attention_maps", "word_attention"),

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, BatchSearchOptions
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder
 
 if TYPE_CHECKING:
-    from transduce.kernels.cpu.decoding.state import NativeState
-    from transduce.kernels.cpu.selection import NativeReductions
+    from transduce.kernels.cpu.decoding.state import CompiledState
+    from transduce.kernels.cpu.selection import CompiledReductions
 
 __all__ = [
     "PackedLayers",
@@ -187,7 +186,7 @@ except ModuleNotFoundError as missing:
         """Return the state of each token, (B, S) to (B, S, D), by the model's PyTorch modules."""
         return model.encode(ids)[0]
 
-    def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
+    def compiled_state(state: DecodingState) -> "CompiledState | None":  # noqa: ARG001
         """Return None in place of the compiled kernels' decoding state, which only the kernels package makes."""
         return None
 
@@ -200,10 +199,10 @@ except ModuleNotFoundError as missing:
         return model.project
 
 
-def search_reductions() -> "NativeReductions | None":
+def search_reductions() -> "CompiledReductions | None":
     """Return the compiled top-k and log-sum-exp over logits that search uses; None if kernels are not available."""
     if not has_kernels():
         return None
-    from transduce.kernels.cpu.selection import NativeReductions
+    from transduce.kernels.cpu.selection import CompiledReductions
 
-    return NativeReductions()
+    return CompiledReductions()

@@ -20,13 +20,15 @@ from transduce.errors import TransduceError
 # Files survive a crash (new file, flush to disk, rename) and can be locked against other processes.
 
 
+_MAX_LINKS = 40  # as Linux follows
 _STALE_SECONDS = 3600.0  # without a change, after which a partial file is one that a killed process left
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write or replace a file atomically; devices, pipes and symbolic links are written to directly.
+    """Write or replace a file atomically; devices and pipes are written to directly.
 
-    Of several processes that write a file at the same time, the last one wins.
+    Of a symbolic link, the file that it leads to is replaced. Of several processes that write a file at the same time,
+    the last one wins.
     """
     with name_path_in_errors(path), _new_file(path, create_partial) as file:
         file.write(content)
@@ -63,11 +65,12 @@ def write_json(path: Path, content: Any, *, indent: int = 2) -> None:
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that appears at its path, or replaces the file there, once the `with` block succeeds.
 
-    Devices, pipes and symbolic links are written to directly.
+    Devices and pipes are written to directly. Of a symbolic link, the file that it leads to is replaced.
 
     Raises:
         TransduceError: another process writes the file.
     """
+    path = link_target(path)
     with lock_output(path), _new_file(path, lambda path: path.with_name(f".partial-{path.name}")) as file:
         yield file
 
@@ -76,8 +79,10 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[BinaryIO]:
     """Open a binary file under the name `partial_of(path)`, and rename it to `path` once the `with` block succeeds.
 
-    If the block fails, the file is removed. Devices, pipes and symbolic links are written to directly.
+    If the block fails, the file is removed. Devices and pipes are written to directly. Of a symbolic link, the file
+    that it leads to is replaced.
     """
+    path = link_target(path)
     if path.is_symlink() or is_special_file(path):
         with path.open("wb") as file:
             yield file
@@ -90,6 +95,20 @@ def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[Binary
     except BaseException:
         partial.unlink(missing_ok=True)  # frees space on a full disk
         raise
+
+
+def link_target(path: Path) -> Path:
+    """Return the file that a symbolic link leads to, which need not exist, so that it can be replaced; or the path.
+
+    A link into `/proc` or `/dev`, such as /dev/stdout, stands for an open file of this process, which must be written
+    to directly: it is returned as it is, and so is a link that leads back to itself.
+    """
+    target = path.absolute()
+    for _ in range(_MAX_LINKS):
+        if target.is_relative_to("/dev") or target.is_relative_to("/proc") or not target.is_symlink():
+            break
+        target = Path(os.path.realpath(target.parent)) / os.readlink(target)
+    return path if target.is_symlink() or not path.is_symlink() else target
 
 
 @contextmanager
@@ -189,13 +208,13 @@ def lock_output(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[Path]:
+def atomic_folder(folder: str | Path, required_entry: str, description: str) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
-        folder: the final name; an existing folder that contains ``mark`` is replaced. A symbolic link stays, and the
-            folder that it names is written.
-        mark: name of a file or folder that every folder of this kind contains.
+        folder: the final name; an existing folder that contains ``required_entry`` is replaced. A symbolic link stays,
+            and the folder that it names is written.
+        required_entry: name of a file or folder that every folder of this kind contains.
         description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
@@ -209,7 +228,7 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_output(folder):
         _recover(folder)
-        if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
+        if folder.is_dir() and not (folder / required_entry).exists() and any(folder.iterdir()):
             raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -58,7 +58,12 @@ STORED_KEYS = {
         "surroundings": "environment",
         "report.likelihood": "report.negative_log_likelihood",
     },
-    "ImportedTokenizerRecord": {"source.cutting": "source.algorithm", "target.cutting": "target.algorithm"},
+    "ImportedTokenizerRecord": {
+        "source.cutting": "source.algorithm",
+        "target.cutting": "target.algorithm",
+        "source.marks": "source.special_tokens",
+        "target.marks": "target.special_tokens",
+    },
     "StoredWeightsCard": {"word_vectors.*.pieces": "word_vectors.*.tokens"},
 }
 PUBLIC_NAMES = {

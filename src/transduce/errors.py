@@ -1,15 +1,22 @@
 """Errors that a user can fix: their exception, imports of optional packages, and what messages suggest."""
 
+import builtins
 import codecs
 import errno
+import operator
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
+from itertools import islice
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from types import FunctionType, NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from unicodedata import normalize
 
 from transduce.ui_language import localized
@@ -23,6 +30,8 @@ class TransduceError(ValueError):
     user's language (`transduce.set_ui_language`); `error.args[0]` is always English.
     """
 
+    _is_of_wrong_type = False  # True: about an argument's type; a calling function names its own argument instead
+
     def __str__(self) -> str:
         return localized(super().__str__())
 
@@ -34,14 +43,14 @@ MAX_SHOWN = 8
 """The maximum number of names of a list that a message shows."""
 
 
-def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
+def shown_names(names: Iterable[object], max_names: int = MAX_SHOWN) -> str:
     """Return a list of names as text for a message: "a, b, … (+37)", the first names and the number of the others.
 
     An empty list is "none".
     """
     texts = list(map(str, names))
-    others = len(texts) - most
-    return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
+    others = len(texts) - max_names
+    return ", ".join([*texts[:max_names], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
 
 
 _MAX_SHOWN_VALUE = 80
@@ -51,6 +60,11 @@ def shown_value(value: object) -> str:
     """Return a value as one line of code for a message, such as `'text'` or `[1, 2]`, cut to 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MAX_SHOWN_VALUE else f"{text[:_MAX_SHOWN_VALUE]}…"
+
+
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 # --- full-width characters ---
@@ -281,3 +295,154 @@ def use_common_options(options: Iterable[tuple[str, str]]) -> Iterator[None]:
         yield
     finally:
         _COMMON_OPTIONS[:] = before
+
+
+# --- arguments of a wrong type ---
+# Types are compared only after an error, so that correct calls stay fast and may pass anything that works.
+
+
+_T = TypeVar("_T")
+_WRONG_TYPE_ERRORS = (TypeError, AttributeError, ValueError, LookupError)
+_MAX_COMPARED_ITEMS = 10_000
+
+
+_WRAPPED_METHODS = ("__init__", "__call__")  # besides the public ones
+
+
+def explain_wrong_types(target: _T) -> _T:
+    """Decorate a function, or a class's public methods, so that an error caused by an argument's type is explained.
+
+    If a call fails by a TypeError, an AttributeError, a ValueError or a LookupError, its arguments are compared with
+    the annotations. If one has another type, a TransduceError names it; otherwise the error stays as it is. Of a struct
+    of msgspec, its `__post_init__` is decorated, as a struct's class keeps the methods that it is defined with.
+    """
+    if not isinstance(target, type):
+        explained: _T = _explaining(target)
+        return explained
+    for name, member in list(vars(target).items()):
+        function = member.__func__ if isinstance(member, classmethod) else member
+        if isinstance(function, FunctionType) and (name in _WRAPPED_METHODS or not name.startswith("_")):
+            explaining = _explaining(function)
+            setattr(target, name, classmethod(explaining) if isinstance(member, classmethod) else explaining)
+    return target
+
+
+def _explaining(function: Any) -> Any:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except _WRONG_TYPE_ERRORS as error:
+            is_explained = isinstance(error, TransduceError) and not error._is_of_wrong_type
+            explained = None if is_explained else _wrong_type(function, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from error
+
+    return call
+
+
+def _wrong_type(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TransduceError | None:
+    """Return the error that names the first argument whose type is not the annotated one; None if there is none.
+
+    In a `__post_init__`, the fields of the object count as arguments.
+    """
+    import inspect  # a tenth of the time of `import transduce`, and needed only after an error
+
+    owner, _, method = function.__qualname__.rpartition(".")
+    is_struct = method == "__post_init__"
+    try:
+        if is_struct:
+            passed = {name: getattr(args[0], name) for name in type(args[0]).__struct_fields__}
+        else:
+            signature = inspect.signature(function)
+            passed = signature.bind(*args, **kwargs).arguments
+            kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            passed = {name: value for name, value in passed.items() if signature.parameters[name].kind not in kinds}
+        names = _PublicNames(function.__globals__)
+        hints = get_type_hints(type(args[0]) if is_struct else function, localns=names)
+    except (TypeError, NameError, AttributeError):  # an argument is missing, or an annotation has an unknown name
+        return None
+    for name, value in passed.items():
+        hint = hints.get(name, Any)
+        if _fits(value, hint):
+            continue
+        place = f"`{name}` of `{owner if method in ('__init__', '__post_init__') else function.__qualname__}`"
+        expected = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(hint)).replace("NoneType", "None")
+        number = None if isinstance(value, str | bytes) else _wrong_item(value, hint)
+        item = "" if number is None else shown_value(next(islice(value, number - 1, None)))
+        error = TransduceError(
+            f"{place} must be of the type `{expected}`, but its item number {number} is {item}."
+            if item
+            else f"{place} must be of the type `{expected}`, but is {shown_value(value)}."
+        )
+        error._is_of_wrong_type = True
+        return error
+    return None
+
+
+class _PublicNames(dict[str, Any]):
+    """The local names in which annotations are evaluated: public names of transduce; all unknown names are `Any`."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._known = known
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._known or hasattr(builtins, name):
+            raise KeyError(name)
+        return getattr(import_module("transduce"), name, Any)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value may have an annotated type; annotations of kinds that are not compared fit any value."""
+    origin, inner = get_origin(hint), get_args(hint)
+    kind = origin or hint
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return isinstance(value, str | int | NoneType) and value in inner
+    if origin is tuple and inner and inner[-1] is not Ellipsis:
+        return isinstance(value, tuple | list) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if kind in _SCALARS:
+        return _SCALARS[kind](value)
+    if kind in _LISTS:
+        is_unordered = isinstance(value, Mapping | AbstractSet)
+        is_list = isinstance(value, Iterable) and (kind in _UNORDERED or not is_unordered)
+        return is_list and _wrong_item(value, hint) is None
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    return not isinstance(kind, type) or kind is Any or isinstance(value, kind)
+
+
+def _is_index(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+_SCALARS: dict[Any, Callable[[Any], bool]] = {
+    None: lambda value: value is None,
+    NoneType: lambda value: value is None,
+    bool: lambda value: type(value).__name__ in ("bool", "bool_"),  # Python's and NumPy's
+    int: _is_index,
+    float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
+    Callable: callable,
+}
+_UNORDERED = (Iterable, Collection)
+_LISTS = (*_UNORDERED, Sequence, list, tuple)
+"""The annotated types for which arrays and other iterables are passed, too."""
+
+
+def _wrong_item(value: Any, hint: Any) -> int | None:
+    """Return the number, from 1, of the first item of a list whose type is not the annotated one; None: there is none.
+
+    An iterator is not read, as its items could not be read again.
+    """
+    inner = get_args(hint)
+    if get_origin(hint) not in _LISTS or not isinstance(value, Iterable) or isinstance(value, Iterator):
+        return None
+    items = enumerate(islice(value, _MAX_COMPARED_ITEMS), 1)
+    return next((number for number, item in items if not _fits(item, inner[0])), None)

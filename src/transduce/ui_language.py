@@ -9,7 +9,7 @@ Machine-readable output, exceptions' types and the server's answers stay English
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,6 +179,7 @@ class Template(NamedTuple):
 
 _ANY = "\ue000"  # stands for a field
 _MAX_MATCHES = 16
+_EDGE = 3  # templates are looked up by this many first and last characters, unless a field begins or ends them earlier
 
 
 def _divisions(text: str, parts: Sequence[str], start: int, end: int) -> Iterator[list[str]]:
@@ -216,19 +217,25 @@ def parse_template(text: str, translation: str) -> Template:
 class Catalog:
     """A catalog of the translations into one language: fixed texts, and templates (messages with fields).
 
-    The longest templates come first.
+    The longest templates come first. A dict has them by their first and last characters, because most texts that are
+    looked up begin and end as few of them.
     """
 
     def __init__(self, translations: Mapping[str, str]) -> None:
         self._texts: dict[str, str] = {}
-        templates = []
+        templates: list[Template] = []
         for text, translation in translations.items():
             template = parse_template(text, translation)
             if template.names:
                 templates.append(template)
             else:
                 self._texts[template.parts[0]] = self._fill(translation, {})
-        self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
+        templates.sort(key=lambda each: -sum(map(len, each.parts)))
+        self._templates: dict[tuple[str, str], list[tuple[int, Template]]] = {}
+        for number, template in enumerate(templates):
+            first, last = template.parts[0], template.parts[-1]
+            key = (first[:_EDGE] if len(first) >= _EDGE else "", last[-_EDGE:] if len(last) >= _EDGE else "")
+            self._templates.setdefault(key, []).append((number, template))
 
     def translate(self, text: str) -> str:
         """Return the translation of a message, or, if the catalog lacks it, of those of its lines that it has.
@@ -260,7 +267,7 @@ class Catalog:
         """Return the translation of a whole message; None if neither a fixed text nor a template matches it."""
         if text in self._texts:
             return self._texts[text]
-        matches = [(template, fields) for template in self._templates for fields in template.fields(text)]
+        matches = [(template, fields) for template in self._candidates(text) for fields in template.fields(text)]
         matches = [(template, fields) for template, fields in matches if self._is_plausible(template, text, fields)]
         found = [
             self._fill(template.translation, fields)
@@ -269,6 +276,11 @@ class Catalog:
         ]
         # Of those left, the right template is the one by which most is translated: it leaves the fewest letters.
         return min(found, key=_letters, default=None)
+
+    def _candidates(self, text: str) -> list[Template]:
+        """Return the templates that begin and end as a text, by their edges, in the catalog's order."""
+        keys = product({"", text[:_EDGE]}, {"", text[-_EDGE:]})
+        return [template for _, template in sorted(each for key in keys for each in self._templates.get(key, ()))]
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
         """Return whether a text matches a template, with these fields, not only by chance.

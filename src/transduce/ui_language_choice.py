@@ -4,10 +4,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.ui_language import LANGUAGES, select_catalog, ui_language
 
 
+@explain_wrong_types
 def set_ui_language(language: str) -> None:
     """Set the language of messages: error messages, progress, reports, and titles of plots.
 

@@ -19,7 +19,7 @@ import torch
 
 from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
-from transduce.demonstration.grammar import generate
+from transduce.demonstration.grammar import DemoCorpus
 from transduce.demonstration.run import STEPS, refuse_other_run
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.exchange.export import FORMATS
@@ -438,9 +438,11 @@ def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pyte
     assert capsys.readouterr().err.startswith("transduce: Memory ran out: use a smaller model, ")
 
 
-def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = generate()
-    part = msgspec.structs.replace(whole, train=whole.train[:500], dev=whole.dev[:20], test=whole.test[:60])
+def test_the_demonstration_as_json(
+    capsys: Capture, demo_corpus: DemoCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = {"train": demo_corpus.train[:500], "dev": demo_corpus.dev[:20], "test": demo_corpus.test[:60]}
+    part = msgspec.structs.replace(demo_corpus, **sides)
     monkeypatch.setattr("transduce.demonstration.run.generate", lambda: part)
     options = ["--steps", "2", "--precision", "fp32", "--device", "cpu", "--threads", "1", "--json", "-"]
     threads = torch.get_num_threads()
@@ -484,7 +486,10 @@ def test_demo_again_refuses_a_folder_that_is_no_run(capsys: Capture, tmp_path: P
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_a_refused_demonstration_leaves_no_files(capsys: Capture, tmp_path: Path) -> None:
+def test_a_refused_demonstration_leaves_no_files(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.demonstration.run.generate", lambda: pytest.fail("made its corpus first"))
     assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
     assert capsys.readouterr().err == "transduce: `--steps` must be greater than 0, but is 0.\n"
     assert list(tmp_path.iterdir()) == []
@@ -585,7 +590,6 @@ def test_the_garbage_collector_leaves_pytorch_out_in_the_process_of_a_command(
 def test_options_offer_what_the_package_has() -> None:
     assert tuple(KINDS) == setting_options.TASK_KINDS
     assert tuple(PREPARED_KINDS) == offered.PREPARED_KINDS
-    assert tuple(PRESETS) == setting_options.PRESETS
     assert offered.EXPORT_FORMATS == FORMATS
     assert offered.QUANTIZATIONS == QUANTIZATIONS
     assert get_args(Style) == offered.TUTORIAL_STYLES

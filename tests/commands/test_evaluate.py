@@ -195,3 +195,11 @@ def test_other_searches_have_no_groups() -> None:
     others = dict(_other_searches(search))
     assert others["greedy search"] == SearchSettings(beam_size=1)
     assert {each.diverse_groups for each in others.values()} == {1}
+
+
+def test_an_ensemble_is_evaluated(trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    """Of two equal models, the ensemble writes what each of them writes."""
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    for name, folders in (("one", [str(trained)]), ("two", [str(trained)] * 2)):
+        assert main(["evaluate", *folders, *files, "--output", str(tmp_path / name), "--precision", "fp32"]) == 0
+    assert (tmp_path / "one").read_text("utf-8") == (tmp_path / "two").read_text("utf-8")

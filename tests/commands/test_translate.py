@@ -19,7 +19,7 @@ from transduce.commands.main import build_parser, main
 from transduce.commands.translate import identity, make_job
 from transduce.errors import TransduceError
 from transduce.inference import bulk_files
-from transduce.inference.bulk_files import Job
+from transduce.inference.bulk_files import LineOptions
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
@@ -345,7 +345,7 @@ def test_sampling_settings_of_the_folder_are_used(
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
     (folder / "settings.toml").write_text("[search.sampling]\ntemperature = 0.7\nseed = 5\n", "utf-8")
 
-    def job(*options: str) -> Job:
+    def job(*options: str) -> LineOptions:
         parser = build_parser("translate")
         return make_job(parser.parse([str(folder), *options]), str(folder))
 
@@ -453,9 +453,9 @@ def test_an_interruption_of_a_version_with_another_idle_penalty_is_resumed() -> 
     options = argparse.Namespace(
         phrases=None, source_language=None, target_language=None, tag=None, datastore=None, shard=None, precision="auto"
     )
-    job = Job(search=SearchSettings(beam_size=4))
+    job = LineOptions(search=SearchSettings(beam_size=4))
     earlier = msgspec.json.encode(([], job, None, "auto", None, (None, None), [], None))
     earlier = earlier.replace(b'"diversity_penalty":1.0', b'"diversity_penalty":0.5')
     assert identity(options, [], job) == earlier
-    groups = Job(search=SearchSettings(beam_size=4, diverse_groups=2))
+    groups = LineOptions(search=SearchSettings(beam_size=4, diverse_groups=2))
     assert b'"diversity_penalty":1.0' in identity(options, [], groups)

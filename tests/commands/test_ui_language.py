@@ -21,7 +21,7 @@ from transduce.data.series import read_table as read_series
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import exporter_for
 from transduce.inspection.corpus_doctor import _describe
-from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.inspection.corpus_doctor.alignment import LineRange
 from transduce.interop.hugging_face.stored_names import wrong_tensors
 from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
 from transduce.tasks.kinds.classification import ClassificationKind
@@ -196,8 +196,8 @@ def test_values_of_the_choice_log_that_are_messages_are_in_chinese() -> None:
 @pytest.mark.usefixtures("chinese")
 def test_each_of_several_messages_in_one_line_is_translated() -> None:
     """A template of one message must not take the others for the content of a field."""
-    stretches = [Stretch(1, 200, 3), Stretch(201, 300, None), Stretch(301, 400, 3), Stretch(401, 4000, -1)]
-    messages = [_describe(each, lag_before) for each, lag_before in zip(stretches, (0, 3, 3, 3), strict=True)]
+    ranges = [LineRange(1, 200, 3), LineRange(201, 300, None), LineRange(301, 400, 3), LineRange(401, 4000, -1)]
+    messages = [_describe(each, lag_before) for each, lag_before in zip(ranges, (0, 3, 3, 3), strict=True)]
     shown = [localized(each) for each in messages]
     assert not re.search("[a-z]", "".join(shown))
     assert localized("; ".join(messages)) == "；".join(shown)

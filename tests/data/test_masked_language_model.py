@@ -47,7 +47,7 @@ def unmasked(batch: MaskedBatch) -> np.ndarray:
     return np.where(batch.target != 0, batch.target, batch.source)
 
 
-def stretches(batch: MaskedBatch) -> list[tuple[list[int], list[int]]]:
+def segments(batch: MaskedBatch) -> list[tuple[list[int], list[int]]]:
     """Return both segments of each row, with their original tokens."""
     found = []
     for row in unmasked(batch).tolist():
@@ -64,20 +64,20 @@ def all_batches(epochs: int = 1, **changed: object) -> list[MaskedBatch]:
     return [made.batch(epoch, position) for epoch in range(epochs) for position in range(len(made))]
 
 
-def test_half_of_the_second_stretches_follow_in_the_text_and_the_label_says_so() -> None:
+def test_half_of_the_second_segments_follow_in_the_text_and_the_label_says_so() -> None:
     labels = []
     for batch in all_batches(epochs=12):
-        for (one, two), follows in zip(stretches(batch), batch.follows.tolist(), strict=True):
+        for (one, two), follows in zip(segments(batch), batch.follows.tolist(), strict=True):
             assert all(b == a + 1 for a, b in pairwise(one))
             assert (two[0] == one[-1] + 1) == bool(follows)
             labels.append(follows)
     assert np.mean(labels) == pytest.approx(0.5, abs=0.06)
 
 
-def test_no_stretch_crosses_documents_and_no_row_is_too_long() -> None:
+def test_no_segment_crosses_documents_and_no_row_is_too_long() -> None:
     for batch in all_batches(epochs=3):
         assert batch.source.shape[1] <= 33
-        for (one, two), follows in zip(stretches(batch), batch.follows.tolist(), strict=True):
+        for (one, two), follows in zip(segments(batch), batch.follows.tolist(), strict=True):
             documents = [{(id - FIRST) // (PIECES * (SENTENCES_A_DOCUMENT + 1)) for id in part} for part in (one, two)]
             assert [len(found) for found in documents] == [1, 1]
             assert not follows or documents[0] == documents[1]
@@ -86,21 +86,21 @@ def test_no_stretch_crosses_documents_and_no_row_is_too_long() -> None:
 def test_an_epoch_reads_the_whole_text_and_the_next_one_cuts_it_elsewhere() -> None:
     def cuts(epoch: int) -> set[int]:
         made = plan(next_sentence=False, length=200)
-        return {row[0][0] for n in range(len(made)) for row in stretches_of_one(made.batch(epoch, n))}
+        return {row[0][0] for n in range(len(made)) for row in segments_of_one(made.batch(epoch, n))}
 
     made = plan(next_sentence=False, length=200)
-    seen = {id for n in range(len(made)) for row in stretches_of_one(made.batch(0, n)) for id in row[0]}
+    seen = {id for n in range(len(made)) for row in segments_of_one(made.batch(0, n)) for id in row[0]}
     assert len(seen) == 4 * SENTENCES_A_DOCUMENT * PIECES
     assert cuts(1) != cuts(2)
 
 
-def stretches_of_one(batch: MaskedBatch) -> list[tuple[list[int]]]:
+def segments_of_one(batch: MaskedBatch) -> list[tuple[list[int]]]:
     assert len(batch.follows) == 0
     assert not batch.token_types.any()
     return [([id for id in row if id][1:-1],) for row in unmasked(batch).tolist()]
 
 
-def test_token_types_tell_the_stretches_apart() -> None:
+def test_token_types_tell_the_segments_apart() -> None:
     batch = all_batches()[0]
     for row, types in zip(unmasked(batch).tolist(), batch.token_types.tolist(), strict=True):
         middle = row.index(MARKS.sep)
@@ -155,7 +155,7 @@ def text_of(lengths: list[int]) -> SentenceStore:
 def test_an_epoch_reads_all_of_sentences_that_are_longer_than_a_row(lengths: list[int]) -> None:
     made = plan(store=text_of(lengths), next_sentence=False, length=33)
     for epoch in range(3):
-        rows = [row[0] for n in range(len(made)) for row in stretches_of_one(made.batch(epoch, n))]
+        rows = [row[0] for n in range(len(made)) for row in segments_of_one(made.batch(epoch, n))]
         assert all(b == a + 1 for row in rows for a, b in pairwise(row))
         read = sorted(id for row in rows for id in row)
         # An epoch that begins within a row has one more, and leaves one out.
@@ -166,7 +166,7 @@ def test_all_of_long_sentences_is_read_in_pairs_and_labels_are_right() -> None:
     read: set[int] = set()
     for batch in all_batches(epochs=12, store=text_of([200, 5, 90, 131, 3, 4, 64])):
         assert batch.source.shape[1] <= 33
-        for (one, two), follows in zip(stretches(batch), batch.follows.tolist(), strict=True):
+        for (one, two), follows in zip(segments(batch), batch.follows.tolist(), strict=True):
             assert all(b == a + 1 for part in (one, two) for a, b in pairwise(part))
             assert bool(follows) == (two[0] == one[-1] + 1)
             read.update(one, two)

@@ -255,11 +255,11 @@ def test_learned_points_are_fast_with_many_zeros() -> None:
 
 def numbered(*lengths: int) -> WindowedSeries:
     """Return windows over sections of these lengths; section n counts up from 1,000 × n."""
-    stretches = [1_000.0 * number + np.arange(float(length))[:, None] for number, length in enumerate(lengths)]
-    return WindowedSeries(stretches, past=3, horizon=2)
+    segments = [1_000.0 * number + np.arange(float(length))[:, None] for number, length in enumerate(lengths)]
+    return WindowedSeries(segments, past=3, horizon=2)
 
 
-def test_windows_do_not_reach_into_the_next_stretch() -> None:
+def test_windows_do_not_reach_into_the_next_segment() -> None:
     series = numbered(6, 4, 5)
     past, future = series.cut(np.arange(len(series)))
     assert past[..., 0].tolist() == [[0, 1, 2], [1, 2, 3], [2000, 2001, 2002]]
@@ -267,15 +267,15 @@ def test_windows_do_not_reach_into_the_next_stretch() -> None:
 
 
 def test_windows_begin_where_a_season_is_known() -> None:
-    stretches = [np.arange(10.0)[:, None], np.arange(50.0, 59.0)[:, None]]
-    series = WindowedSeries(stretches, past=3, horizon=2, stride=2, season=5)
+    segments = [np.arange(10.0)[:, None], np.arange(50.0, 59.0)[:, None]]
+    series = WindowedSeries(segments, past=3, horizon=2, stride=2, season=5)
     windows = np.arange(len(series))
     past, future = series.cut(windows)
     assert past[..., 0].tolist() == [[2, 3, 4], [4, 5, 6], [52, 53, 54], [54, 55, 56]]
     assert future[..., 0].tolist() == [[5, 6], [7, 8], [55, 56], [57, 58]]
     assert series.known(windows)[0, :, 0].tolist() == [0, 1, 2, 3, 4]
     assert series.values[series.target_rows(), 0].tolist() == future.ravel().tolist()
-    short = WindowedSeries(stretches, past=3, horizon=2, season=2)
+    short = WindowedSeries(segments, past=3, horizon=2, season=2)
     np.testing.assert_array_equal(short.known(np.arange(3)), short.cut(np.arange(3))[0])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from transduce.data import HoldOutSettings, PreparedCorpus, prepare, processes
 from transduce.data.merging import check_parts
-from transduce.data.parts import Part, PartRequest
+from transduce.data.parts import CorpusPart, PartRequest
 from transduce.data.prepared import write_corpus
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
@@ -77,13 +77,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def shard(files: CorpusFiles, tokenizer: Tokenizer, folder: Path, number: int, count: int) -> Part:
+def shard(files: CorpusFiles, tokenizer: Tokenizer, folder: Path, number: int, count: int) -> CorpusPart:
     request = PartRequest(files=files, filters=FILTERS, hold_out=HOLD_OUT, shard=(number, count))
     (path,) = write_parts(request, tokenizer, folder, workers=1)
-    return Part(path)
+    return CorpusPart(path)
 
 
-def merge(parts: list[Part], tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
+def merge(parts: list[CorpusPart], tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
     folder.mkdir()
     write_corpus(parts, tokenizer, folder)
     return content(folder)
@@ -221,10 +221,10 @@ def test_shards_with_different_settings_are_refused(
         check_parts([one, shard(fewer, tokenizer, tmp_path / "3", 2, 2)])
     lenient = PartRequest(files=files, filters=FilterSettings(), hold_out=HOLD_OUT, shard=(2, 2))
     with pytest.raises(TransduceError, match="have different filters"):
-        check_parts([one, *map(Part, write_parts(lenient, tokenizer, tmp_path / "4", workers=1))])
+        check_parts([one, *map(CorpusPart, write_parts(lenient, tokenizer, tmp_path / "4", workers=1))])
     keeping = PartRequest(files=files, filters=FILTERS, shard=(2, 2))
     with pytest.raises(TransduceError, match="have different rules for holding out"):
-        check_parts([one, *map(Part, write_parts(keeping, tokenizer, tmp_path / "5", workers=1))])
+        check_parts([one, *map(CorpusPart, write_parts(keeping, tokenizer, tmp_path / "5", workers=1))])
     for path in (files.source[0], files.target[0]):
         write_lines(Path(path).name, ["hund"])
     with pytest.raises(TransduceError, match=r"have different numbers of lines \(376 and 118\)"):
@@ -252,10 +252,10 @@ def test_damaged_shards_are_refused(files: CorpusFiles, tokenizer: Tokenizer, tm
         good = (folder / name).read_bytes()
         (folder / name).write_bytes(good[:-1])
         with pytest.raises(TransduceError, match=rf"{name} must have {len(good)} bytes, but has {len(good) - 1}"):
-            Part(folder)
+            CorpusPart(folder)
         (folder / name).write_bytes(bytes([good[0] ^ 1]) + good[1:])
         with pytest.raises(TransduceError, match=rf"{name} is not what was prepared \(its SHA-256 differs\)"):
-            Part(folder).verify()
+            CorpusPart(folder).verify()
         (folder / name).write_bytes(good)
     card = folder / "part.json"
     good = card.read_bytes()
@@ -267,10 +267,10 @@ def test_damaged_shards_are_refused(files: CorpusFiles, tokenizer: Tokenizer, tm
     ):
         card.write_bytes(text)
         with pytest.raises(TransduceError, match=message):
-            Part(folder)
+            CorpusPart(folder)
     shutil.rmtree(folder)
     with pytest.raises(TransduceError, match=r"part\.json does not exist: .* holds no part of a corpus"):
-        Part(folder)
+        CorpusPart(folder)
 
 
 def test_a_part_may_be_empty(write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.demonstration.grammar import DemoCorpus
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding.md").read_text("utf-8")
 SHORT_OPTIONS = (
@@ -39,10 +41,8 @@ def apply_change(block: str, root: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory, demo_corpus: DemoCorpus) -> Path:
     """Return a copy of the project with the changes of the page."""
-    from transduce.demonstration.grammar import generate
-
     root = tmp_path_factory.mktemp("project")
     for name in ("src", "docs", "tests/model", "tests/conftest.py", "pyproject.toml"):
         source, target = ROOT / name, root / name
@@ -53,8 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(source, target)
     for block in blocks("diff"):
         apply_change(block, root)
-    corpus = generate()
-    for part, pairs in (("train", corpus.train[:200]), ("test", corpus.test[:4])):
+    for part, pairs in (("train", demo_corpus.train[:200]), ("test", demo_corpus.test[:4])):
         for language, side in (("zh", "source"), ("en", "target")):
             (root / f"{part}.{language}").write_text("".join(f"{getattr(pair, side)}\n" for pair in pairs), "utf-8")
     return root

@@ -11,6 +11,7 @@ import torch
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own_loop.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs_from_two_files_to_a_changed_model(
     toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

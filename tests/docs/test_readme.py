@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.demonstration.grammar import DemoCorpus
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "README.zh.md")
 SMALL = {"model.d_model": 32, "model.d_ff": 64, "search.max_length": 8}
@@ -36,12 +38,9 @@ def without_comments(block: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[str, str]:
+def texts(demo_corpus: DemoCorpus) -> dict[str, str]:
     """Return the contents of the files that the READMEs use, by file name."""
-    from transduce.demonstration.grammar import generate
-
-    corpus = generate()
-    parts = {"train": corpus.train[:250], "test": corpus.test[:12]}
+    parts = {"train": demo_corpus.train[:250], "test": demo_corpus.test[:12]}
     sides = {f"{name}.zh": [pair.source for pair in pairs] for name, pairs in parts.items()}
     sides |= {f"{name}.en": [pair.target for pair in pairs] for name, pairs in parts.items()}
     return {name: "".join(f"{line}\n" for line in lines) for name, lines in sides.items()}

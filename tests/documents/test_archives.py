@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.translate import translate_upload
-from transduce.documents.units import UnitKind
+from transduce.documents.markup import markup_plan, plan_text
+from transduce.documents.translate import UNIT_MARKUP, describe_text_formulas, translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 
 docx = pytest.importorskip("docx")
@@ -30,6 +32,13 @@ class Fake:
         assert kind in ("text", "xml", "html")
         self.texts += texts
         return [self.translations.get(text, text) for text in texts]
+
+
+def capitals(texts: Sequence[str], kind: UnitKind) -> list[str]:
+    """Translate texts to capital letters, as a model's texts with tags are."""
+    settings = None if kind == "text" else UNIT_MARKUP[kind]
+    plans = [plan_text(text) if settings is None else markup_plan(text, settings, spaced=True) for text in texts]
+    return [plan.assemble([sentence.upper() for sentence in plan.sentences]) for plan in plans]
 
 
 def saved(document: Any) -> bytes:
@@ -91,6 +100,56 @@ def test_formulas_numbers_and_table_headers_of_sheets_stay() -> None:
     assert fake.texts == ["a table", "a chair"]
 
 
+def test_a_line_end_in_the_xml_of_word_is_a_space() -> None:
+    fake = Fake()
+    translate_upload(archive(TYPES, word(PARAGRAPH.replace("some text", "some\n  text"))), "a.docx", fake)
+    assert fake.texts == ["some text"]
+
+
+def test_a_comment_that_equals_the_header_of_a_table_is_translated() -> None:
+    from openpyxl.comments import Comment
+    from openpyxl.worksheet.table import Table
+
+    workbook = openpyxl.Workbook()
+    for row in (["name", "price"], ["name", 3]):
+        workbook.active.append(row)
+    workbook.active["B2"].comment = Comment("name", "x")
+    workbook.active.add_table(Table(displayName="T", ref="A1:B2"))
+    result = openpyxl.load_workbook(io.BytesIO(translate_upload(saved(workbook), "a.xlsx", capitals))).active
+    assert (result["A2"].value, result["B2"].comment.text) == ("name", "NAME")
+
+
+def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
+    workbook = openpyxl.Workbook()
+    for row in (["yes", '=IF(A1="Yes",1,0)'], ["a & b", '=A2="a & b"'], ["no", '=IF(A1=1,"fine","never")'], [1, "=A1"]):
+        workbook.active.append(row)
+    document = read_document("a.xlsx", saved(workbook), DocumentSettings(), Limits())
+    assert document.text_formulas == ('B1: IF(A1="Yes",1,0)', 'B2: A2="a & b"')
+    assert describe_text_formulas(document) == (
+        "Formulas stay as they are, but some name texts that were translated, so check their results: 2 formulas."
+    )
+    table = "urn:oasis:names:tc:opendocument:xmlns:table:1.0"
+    cell = f'<t:table-cell xmlns:t="{table}" t:formula="of:=[.A1]=&quot;yes&quot;"/><text:p>yes</text:p>'
+    content = (
+        ("mimetype", b"application/vnd.oasis.opendocument.spreadsheet"),
+        ("content.xml", CONTENT.format(cell).encode()),
+    )
+    sheet = archive(*content, compression=zipfile.ZIP_STORED)
+    assert read_document("a.ods", sheet, DocumentSettings(), Limits()).text_formulas == ('of:=[.A1]="yes"',)
+
+
+def test_cells_with_bold_words_keep_their_lines() -> None:
+    from openpyxl.cell.rich_text import CellRichText, TextBlock
+    from openpyxl.cell.text import InlineFont
+
+    workbook = openpyxl.Workbook()
+    bold = InlineFont(b=True)
+    workbook.active["A1"] = CellRichText(TextBlock(bold, "head"), "\none line\n\n", TextBlock(bold, "bold"), " one")
+    result = openpyxl.load_workbook(io.BytesIO(translate_upload(saved(workbook), "a.xlsx", capitals)), rich_text=True)
+    assert str(result.active["A1"].value) == "HEAD\nONE LINE\n\nBOLD ONE"
+    assert [str(each) for each in result.active["A1"].value if isinstance(each, TextBlock)] == ["HEAD", "BOLD"]
+
+
 CONTENT = (
     '<office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
     'xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><office:body>{}</office:body></office:document-content>'
@@ -113,6 +172,11 @@ def odt(body: str) -> bytes:
         ("<p>a <span> b</span></p>", ('a <g id="0">b</g>', '<g id="0">B</g> A'), "<p><span>B</span> A</p>"),
         ("<p>a <bookmark/> b</p>", ('a <it id="0"/>b', 'A <it id="0"/>B'), "<p>A <bookmark/>B</p>"),
         ("<p>a<s/> b</p>", ("a  b", "A  B"), "<p>A <s/>B</p>"),
+        (
+            "<p>a <toc-mark-start id='1'/>b<toc-mark-end id='1'/></p>",
+            ('a <it id="0"/>b', '<it id="0"/>B A'),
+            '<p><toc-mark-start id="1"/>B A<toc-mark-end id="1"/></p>',
+        ),
     ],
 )
 def test_opendocument_text_is_translated_inside_its_markup(
@@ -285,6 +349,73 @@ def test_only_text_of_the_author_is_translated(element: str, text: str) -> None:
     source = f"<w:p>{run('one ')}{element.format(run('two'))}{run(' three')}</w:p>"
     translate_upload(archive(TYPES, word(source)), "a.docx", fake)
     assert fake.texts == [text]
+
+
+def translated_part(content: bytes, name: str, part: str) -> str:
+    with zipfile.ZipFile(io.BytesIO(translate_upload(content, name, capitals))) as file:
+        return file.read(part).decode()
+
+
+@pytest.mark.parametrize(
+    ("instruction", "result", "expected"),
+    [
+        ("REF _Ref1 \\h", "chapter one", "CHAPTER ONE"),
+        ("FORMTEXT", "some words", "SOME WORDS"),
+        ("MERGEFIELD name", "some words", "some words"),
+        ("ADDIN CSL_CITATION", "(see above)", "(see above)"),
+    ],
+)
+def test_words_of_forms_and_references_are_translated(instruction: str, result: str, expected: str) -> None:
+    simple = f'<w:fldSimple w:instr="{instruction}">{run("{}")}</w:fldSimple>'
+    for text in (field(instruction, "{}"), simple):
+        source = f"<w:p>{run('see ')}{text.format(result)}</w:p>"
+        written = translated_part(archive(TYPES, word(source)), "a.docx", "word/document.xml")
+        assert re.findall("<w:t(?: [^>]*)?>([^<]*)<", written) == ["SEE ", expected]
+
+
+def test_a_content_control_is_no_longer_bound_to_the_title_if_it_is_translated() -> None:
+    control = '<w:sdt><w:sdtPr>{}<w:dataBinding w:xpath="/a"/></w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>'
+    choice, inner = "<w:dropDownList/>", control.format("<w:text/>", run("title"))
+    body = control.format("<w:text/>", PARAGRAPH) + f"<w:p>{run('one ')}{inner}</w:p>"
+    written = translated_part(archive(TYPES, word(body)), "a.docx", "word/document.xml")
+    assert re.findall("<w:t(?: [^>]*)?>([^<]*)<", written) == ["SOME TEXT", "ONE ", "TITLE"]
+    assert "dataBinding" not in written
+    body = control.format(choice, PARAGRAPH) + PARAGRAPH
+    written = translated_part(archive(TYPES, word(body)), "a.docx", "word/document.xml")
+    assert re.findall("<w:t(?: [^>]*)?>([^<]*)<|<(w:dataBinding)", written) == [
+        ("", "w:dataBinding"),
+        ("some text", ""),  # shown is the item that was chosen, which is in the list
+        ("SOME TEXT", ""),
+    ]
+
+
+def test_comments_in_slides_are_translated() -> None:
+    old = '<p:cm xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"><p:pos x="1"/>'
+    old += "<p:text>one\ntwo</p:text><p:extLst/></p:cm>"
+    new = '<c xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:p><a:r><a:t>one</a:t></a:r></a:p></c>'
+    content = archive(TYPES, ("ppt/comments/comment1.xml", old.encode()), ("ppt/comments/m_1.xml", new.encode()))
+    assert translated_part(content, "a.pptx", "ppt/comments/comment1.xml").endswith(old.replace("one\ntwo", "ONE\nTWO"))
+    assert translated_part(content, "a.pptx", "ppt/comments/m_1.xml").endswith(new.replace("one", "ONE"))
+
+
+def test_charts_of_opendocument_are_translated() -> None:
+    chart = CONTENT.format("<text:p>title</text:p>").encode()
+    content = archive(
+        ("mimetype", b"application/vnd.oasis.opendocument.spreadsheet"),
+        ("Object 1/content.xml", chart),
+        ("content.xml", CONTENT.format("<text:p>cell</text:p>").encode()),
+        compression=zipfile.ZIP_STORED,
+    )
+    assert "<text:p>TITLE</text:p>" in translated_part(content, "a.ods", "Object 1/content.xml")
+    assert "<text:p>CELL</text:p>" in translated_part(content, "a.ods", "content.xml")
+
+
+def test_lines_go_on_behind_a_break_in_a_span_of_its_own() -> None:
+    for words, count in (("go on", 1), ("Begin", 2)):
+        text = f"<text:span>lines</text:span><text:span><text:line-break/></text:span><text:span>{words}</text:span>"
+        fake = Fake()
+        translate_upload(odt(f"<text:p>{text}</text:p>"), "a.odt", fake)
+        assert len(fake.texts) == count
 
 
 def test_a_field_of_several_paragraphs_encloses_the_same_text() -> None:

@@ -13,7 +13,7 @@ import pytest
 from transduce.commands.translate_document import _plural_notes
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.translate import translate_upload
+from transduce.documents.translate import describe_other_language, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 
@@ -49,6 +49,23 @@ def shout(texts: Sequence[str], kind: UnitKind) -> list[str]:
 
 def translated(source: str, name: str, **settings: object) -> str:
     return translate_upload(source.encode(), name, shout, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "other"),
+    [
+        ("a.po", 'msgid ""\nmsgstr ""\n"Language: de\\n"\n\nmsgid "one"\nmsgstr ""\n', "de"),
+        ("a.po", 'msgid ""\nmsgstr ""\n"Language: fr_FR\\n"\n\nmsgid "one"\nmsgstr ""\n', None),
+        ("a.pot", 'msgid ""\nmsgstr ""\n"Language: \\n"\n\nmsgid "one"\nmsgstr ""\n', None),
+        ("a.xlf", '<xliff version="1.2"><file source-language="en" target-language="de-DE"></file></xliff>', "de-DE"),
+        ("a.xlf", '<xliff version="2.0" srcLang="en" trgLang="fr"></xliff>', None),
+    ],
+)
+def test_a_file_for_another_language_is_reported(name: str, content: str, other: str | None) -> None:
+    settings = DocumentSettings(target_language="fra")
+    document = read_document(name, content.encode(), settings, Limits())
+    assert document.other_language == other
+    assert (describe_other_language(document) is None) == (other is None)
 
 
 def test_gettext_catalogs_get_their_missing_translations() -> None:

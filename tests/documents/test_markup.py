@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from transduce.documents.markup import join_plans, markup_plan, plan_text, protected_spans, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings, _Reader
+from transduce.documents.translate import UNIT_MARKUP
 from transduce.inference.translator import Translator
 from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
@@ -56,6 +57,35 @@ def translate(
 def test_components_within_a_sentence_do_not_end_it(document: str, sentences: list[str]) -> None:
     assert markup_plan(document, spaced=True).sentences == sentences
     assert translate(document) == re.sub(r"(?<![<\w/])[\w.]+(?![^<]*>)", lambda word: word[0].upper(), document)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\(x^2 + word\)",
+        r"\[a &lt; b \\[4pt] c\]",
+        "$$y = word$$",
+        '<span class="math inline"><em>E</em> = <em>m</em><em>c</em><sup>2</sup></span>',
+        '<span class="katex"><math><mi>x</mi></math><span aria-hidden="true">word</span></span>',
+    ],
+)
+def test_formulas_in_pages_stay(formula: str) -> None:
+    assert translate(f"<p>one {formula} two</p>") == f"<p>ONE {formula} TWO</p>"
+    assert markup_plan(f"<p>one {formula} two</p>", spaced=True).sentences == ["one \ufffc two"]
+    assert translate(f"<p>{formula}</p>") == f"<p>{formula}</p>"
+
+
+def test_prices_and_single_marks_are_no_formulas() -> None:
+    assert translate("<p>$$ to $$$ a \\( b</p>") == "<p>$$ TO $$$ A \\( B</p>"
+    assert translate('<div class="math">one</div>') == '<div class="math">ONE</div>'
+
+
+def test_lines_and_tabs_of_texts_with_tags_stay() -> None:
+    text = '<g id="0">one\ntwo</g>\n\nthree\t<g id="1">four</g> five'
+    settings = UNIT_MARKUP["xml"]
+    assert markup_plan(text, settings, spaced=True).sentences == ["one", "two", "three", "four five"]
+    expected = '<g id="0">ONE\nTWO</g>\n\nTHREE\t<g id="1">FOUR</g> FIVE'
+    assert translate(text, settings=settings) == expected
 
 
 def test_numbered_tags_do_not_make_a_row() -> None:

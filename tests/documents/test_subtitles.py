@@ -43,6 +43,17 @@ def test_a_sentence_across_cues_is_translated_as_one() -> None:
     assert fake.texts == ["玛丽今天晚上会骑自行车去图书馆。"]
 
 
+def test_sounds_and_names_of_speakers_begin_a_text() -> None:
+    fake = Fake()
+    first, second = "<i>[door slams]</i>\nJOHN: Stay", "MARY: I want to go\nwith you\nTom: And I\n(sighs)"
+    translated = SRT.format(first=first.upper(), second=second.upper().replace("GO\nWITH", "GO WITH"))
+    assert srt(fake, first, second) == translated.replace("<I>", "<i>").replace("</I>", "</i>")
+    assert fake.texts == ["[door slams]", "JOHN: Stay", "MARY: I want to go with you", "Tom: And I", "(sighs)"]
+    fake = Fake()
+    srt(fake, "at [sic] the hour\n12:30 we go", "1")
+    assert fake.texts == ["at [sic] the hour 12:30 we go"]
+
+
 def test_sentences_that_end_with_their_cue_stay_apart() -> None:
     fake = Fake()
     srt(fake, "I go.", "You stay.")

@@ -21,7 +21,14 @@ from transduce.commands.line_warnings import resolve_languages
 from transduce.commands.main import main
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS
-from transduce.documents.translate import ModelTexts, Observer, count_texts, portions, target_path, write_translated
+from transduce.documents.translate import (
+    ModelTexts,
+    TextsCallback,
+    count_texts,
+    portions,
+    target_path,
+    write_translated,
+)
 from transduce.documents.units import Document, DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
@@ -211,7 +218,7 @@ def test_a_translation_is_not_resumed_with_other_weights_tags_or_terms(
         transduce.translate_document(changed, source, target, resume=True, **options)  # type: ignore[arg-type]
 
 
-def _interrupted(document: Document, *_: object, observe: Observer, finished: Sequence[object]) -> bytes:
+def _interrupted(document: Document, *_: object, observe: TextsCallback, finished: Sequence[object]) -> bytes:
     if not finished:
         observe(document.units, ["x"])
     raise InterruptedWorkError
@@ -373,7 +380,7 @@ def test_texts_of_one_letter_stay_and_the_texts_of_a_page_are_counted() -> None:
         seen.extend(texts)
         return [SimpleNamespace(text=text.upper()) for text in texts]
 
-    translator: Any = SimpleNamespace(context=None, search=None, translate=translate)
+    translator: Any = SimpleNamespace(document_context=None, search=None, translate=translate)
     assert ModelTexts(translator)(["x", "ab", "(b)", "茶"], "text") == ["x", "AB", "(b)", "茶"]
     assert seen == ["ab", "茶"]
     for name, content, count in (("a.html", b"<p>One two.</p><p>x</p><p>three</p>", 2), ("a.txt", b"one\ntwo\n", 2)):

@@ -135,7 +135,7 @@ def test_the_season_is_exact() -> None:
         assert find_season((wave + noise_of(seed, 300_000))[:, None]) == 1_440
 
 
-def test_points_of_different_stretches_are_not_compared() -> None:
+def test_points_of_different_segments_are_not_compared() -> None:
     for seed in range(5):
         level = smooth_noise(1.0, seed, 300)
         similar = [(level + 0.1 * noise_of(10 + number, 300))[:, None] for number in range(4)]

@@ -23,12 +23,12 @@ def test_quotation_marks_open_and_close_in_turn() -> None:
 
 def test_one_of_twenty_segments_is_dev_and_one_is_test(write_lines: WriteLines) -> None:
     path = write_lines("book.txt", (line for n in range(2_050) for line in (f"paragraph {n}", "")))
-    stretches = list(books.read_stretches(path))
-    parts = [part for part, _ in stretches]
+    segments = list(books.read_segments(path))
+    parts = [part for part, _ in segments]
     assert (len(parts), parts.count("dev"), parts.count("test")) == (21, 1, 1)
     assert parts[7] == "dev"
     assert parts[14] == "test"
-    assert [text for _, found in stretches for text in found] == [f"paragraph {n}" for n in range(2_050)]
+    assert [text for _, found in segments for text in found] == [f"paragraph {n}" for n in range(2_050)]
 
 
 def test_no_pair_is_in_two_parts() -> None:

@@ -36,6 +36,7 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import EncoderDecoderScorer
+from transduce.kernel_interfaces import AdamScalars, UpdatedVectors
 from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import search as gpu_search
 from transduce.kernels.cuda.backend import GpuTraining
@@ -44,7 +45,7 @@ from transduce.kernels.cuda.search import GpuSearch
 from transduce.kernels.select import why_triton_fails
 from transduce.kernels.training_executor import embed
 from transduce.model.attention import AttentionTrace
-from transduce.model.backend import AdamScalars, Rows, UpdatedVectors, add_gradients_to, using_backend
+from transduce.model.backend import Rows, add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.layers import EncoderLayer
@@ -379,7 +380,7 @@ def losses(
     optimizer: OptimizerName,
     *,
     steps: int = 3,
-    record: bool = False,
+    cuda_graphs: bool = False,
     adapted: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Return the losses of some steps and of a validation after them, and the weights."""
@@ -393,7 +394,7 @@ def losses(
     if adapted:
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), GEMM_DTYPES[-1] if adapted else torch.float32)
-    objective, found = TranslationObjective(model, label_smoothing=0.1, record=record), []
+    objective, found = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=cuda_graphs), []
     with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
@@ -504,7 +505,7 @@ def check_recorded_steps_equal_unrecorded_ones() -> None:
     for (optimizer, changes), adapted in [*((each, False) for each in variants), (("adam", {"dropout": 0.25}), True)]:
         config = small_config(**changes)
         with recording() as recorded:
-            found = losses(KERNELS, config, optimizer, steps=4, record=True, adapted=adapted)
+            found = losses(KERNELS, config, optimizer, steps=4, cuda_graphs=True, adapted=adapted)
         assert 1 <= len(recorded) <= 2
         expected = losses(KERNELS, config, optimizer, steps=4, adapted=adapted)
         rough = adapted and DEVICE == "cuda"  # in bfloat16
@@ -520,7 +521,7 @@ def check_replays_use_current_inputs_and_settings() -> None:
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
     model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
     owner = FlatOptimizer(model, training_settings("adam"), torch.float32)
-    objective, gradients = TranslationObjective(model, label_smoothing=0.1, record=True), []
+    objective, gradients = TranslationObjective(model, label_smoothing=0.1, cuda_graphs=True), []
 
     def gradient(factor: float) -> Tensor:
         torch.manual_seed(4)

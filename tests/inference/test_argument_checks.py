@@ -1,5 +1,6 @@
 """Test which types of arguments callers may pass, and that others are rejected with one sentence."""
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 import transduce
 from transduce.argument_checks import as_list, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.load import TranslationPipeline, load
+from transduce.inference.load import load
 from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translation_pipeline import TranslationPipeline
 from transduce.inference.translator import Translator
 from transduce.interop.vocabulary_files import read_vocabulary
 from transduce.search.rules import GenerateSettings
@@ -365,3 +367,74 @@ def test_a_model_in_training_mode_computes_no_results(name: str) -> None:
         compute(model)
     model.model.eval()
     compute(model)
+
+
+WRONG = (None, b"x", 7, [None], np.array([1.5, 2]), Path("x"), math.nan, object(), {"a": 1})
+_STATE = ("save", "load", "read", "train", "closed")  # they read and write files, or warn of an old name
+
+
+def _calls(translator: Translator) -> dict[str, Callable[..., Any]]:
+    vocabulary = translator.tokenizer.source
+    owners = (vocabulary, translator.tokenizer, transduce.Glossary((_term(("fish",)),)), translator)
+    calls: dict[str, Callable[..., Any]] = {}
+    for owner in owners:
+        for name in dir(type(owner)):
+            if name[0] != "_" and name not in _STATE and callable(getattr(type(owner), name)):
+                calls[f"{type(owner).__name__}.{name}"] = getattr(owner, name)
+    names: tuple[str, ...] = (
+        "align",
+        "attribute",
+        "ablate",
+        "inspect",
+        "intervene",
+        "redecode",
+        "add_lora",
+        "merge_lora",
+    )
+    names += ("word_attention", "pronoun_attention", "replace_word", "translate_markup", "translate_document")
+    names += ("build_datastore", "fill_embeddings", "import_tutorial", "read_glossary", "merge_shards", "register")
+    return calls | {name: getattr(transduce, name) for name in names}
+
+
+def test_no_public_function_fails_by_a_raw_error_for_an_argument_of_a_wrong_type(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = []
+    usable = {"translator": translator, "vocabulary": translator.tokenizer.source}
+    for name, call in _calls(translator).items():
+        parameters = inspect.signature(call).parameters.values()
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = {each.name: usable.get(each.name, "我") for each in parameters if each.default is each.empty}
+        for parameter in parameters:
+            for value in WRONG if parameter.kind not in kinds else ():
+                bound = inspect.signature(call).bind_partial()
+                bound.arguments.update(needed | {parameter.name: value})
+                try:
+                    call(*bound.args, **bound.kwargs)
+                except (TransduceError, OSError):
+                    continue
+                except Exception as error:  # noqa: BLE001 - any other is what this test looks for
+                    raw.append(f"{name}({parameter.name}={value!r}): {error!r}")
+    assert not raw, "\n".join(raw)
+
+
+def test_every_public_function_explains_wrong_types() -> None:
+    functions = [getattr(transduce, name) for name in transduce.__all__]
+    assert [each for each in functions if inspect.isfunction(each) and not hasattr(each, "__wrapped__")] == []
+
+
+def test_a_wrong_type_is_named_with_the_outermost_argument_and_other_errors_stay(translator: Translator) -> None:
+    vocabulary = translator.tokenizer.source
+    with pytest.raises(TransduceError, match=r"^`text` of `Vocabulary.encode` must be of the type `str`, but is None"):
+        vocabulary.encode(None)  # type: ignore[arg-type]
+    with pytest.raises(TransduceError, match=r"of the type `Iterable\[int\]`, but its item number 2 is None\."):
+        vocabulary.decode([1, None])  # type: ignore[list-item]
+    with pytest.raises(TransduceError, match=r"^Token ids are 0 to [\d,]+ in .*, but one is 99999\."):
+        vocabulary.decode([1, 99999])
+    with pytest.raises(TransduceError, match=r"^`rank` of `LowRankSettings` must be of the type `int`, but is None\."):
+        transduce.LowRankSettings(rank=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'text'"):
+        vocabulary.encode()  # type: ignore[call-arg]
+    ids = vocabulary.encode("我")
+    assert vocabulary.decode(np.array(ids)) == vocabulary.decode(torch.tensor(ids)) == vocabulary.decode(ids)

@@ -1,6 +1,7 @@
 """Test large inputs: portions, shards, and resuming an incomplete output file."""
 
 import multiprocessing
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
-    Job,
+    LineOptions,
+    Portion,
     ResumableFile,
+    Workers,
+    WorkerSettings,
+    _Worker,
     portions,
     receive_messages,
     skip_lines,
@@ -76,7 +81,7 @@ def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
 
 def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
-    job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
+    job = LineOptions(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
 
     def translated(shard: tuple[int, int]) -> list[str]:
         texts = [translate_portion(translator, job, portion) for portion in portions(lines, shard=shard, size=5)]
@@ -214,6 +219,24 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
 
 
 # --- workers ---
+
+
+@pytest.mark.parametrize("replaced", ["before the first worker", "between two workers"])
+def test_workers_refuse_a_model_that_was_replaced(trained: Path, tmp_path: Path, replaced: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    settings = WorkerSettings(folders=[str(folder)], job=LineOptions(search=SearchSettings(beam_size=1)))
+    portion = Portion(lines=["我"], indices=[0], phrases=[[]])
+    with Workers(settings, 2) as workers:
+        if replaced == "between two workers":
+            assert [text for _, text in workers.translate([portion])] != []
+        manifest = folder / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes() + b" ")
+        worker = _Worker(workers._settings)
+        workers.workers.append(worker)
+        worker.send(1, portion)
+        with pytest.raises(TransduceError, match="model was replaced after workers had started with it: start again"):
+            worker.receive()
 
 
 def test_a_worker_reads_input_larger_than_a_pipe_buffer_while_answering() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from transduce.inference.decoding import ForbiddenTexts, tokenize_phrase
-from transduce.inference.generator import decode_with_line_feeds
 from transduce.inference.glossary_search import check_glossary
+from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, ImportedVocabularyRecord
 from transduce.interop.hugging_face.token_pipelines import ByteLevelBpeRecord
 from transduce.search.settings import SearchSettings

@@ -1,6 +1,5 @@
 """Test that the compiled search gives the same results as the search that runs step by step."""
 
-import copy
 import itertools
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -15,7 +14,7 @@ from transduce.inference.compiled_search import CompiledSearch, find_compiled_se
 from transduce.inference.decoding import scored_for
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.selection import NativeReductions
+from transduce.kernels.cpu.selection import CompiledReductions
 from transduce.kernels.select import quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -48,7 +47,7 @@ LONGEST = [40, 3, 17, 1, 25, 40, 9]
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
     """Make both searches use the same kernels to normalize and select."""
-    with use_kernels(NativeReductions()):
+    with use_kernels(CompiledReductions()):
         yield
 
 
@@ -214,15 +213,16 @@ def both_with_rules(
         rules = rules + generate_rules(generate, limits.max_lengths)
     scorers = [EncoderDecoderScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
     program = find_compiled_search(scorers[0], limits, beam, rules=rules, generate=generate)
-    rules = copy.deepcopy(rules)
-    scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=beam.beam_size > 1)
+    scorer, step_rules = scored_for(scorers[1], rules, generates=generate is not None, is_beam=beam.beam_size > 1)
     if generate is None:
         if beam.beam_size == 1:
-            return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha, rules=rules)
-        return program, BeamSearch(scorer, limits, beam, rules=rules)
+            return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha, rules=step_rules)
+        return program, BeamSearch(scorer, limits, beam, rules=step_rules)
     if beam.beam_size == 1:
-        return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha, divisor=length_power, rules=rules)
-    return program, GenerateSearch(scorer, limits, beam, generate, rules=rules)
+        return program, GreedySearch(
+            scorer, limits, take_argmax, alpha=beam.alpha, divisor=length_power, rules=step_rules
+        )
+    return program, GenerateSearch(scorer, limits, beam, generate, rules=step_rules)
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -289,9 +289,8 @@ def both_samplers(
     beam = BeamOptions(beam_size=samples, n_best=samples, alpha=0.0)
     program = find_compiled_search(scorers[0], limits, beam, rules=rules, generate=generate, draw=draws[0])
     assert program is not None
-    rules = copy.deepcopy(rules)
-    scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=False)
-    return program, GreedySearch(scorer, limits, draws[1], width=samples, rules=rules)
+    scorer, step_rules = scored_for(scorers[1], rules, generates=generate is not None, is_beam=False)
+    return program, GreedySearch(scorer, limits, draws[1], width=samples, rules=step_rules)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

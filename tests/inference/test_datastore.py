@@ -131,6 +131,29 @@ def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pair
     assert shuffled.neighbors.card.weight == 0.1  # of no use
 
 
+def test_a_dev_pair_does_not_retrieve_itself(translator: Translator, pairs: Pairs) -> None:
+    """Pairs that are in the datastore, too, say nothing about other text: here all targets are wrong ones."""
+    sources, targets = pairs[0][:100], pairs[1][50:100] + pairs[1][:50]
+    found = build_datastore(translator, sources, targets, dev=(sources[:20], targets[:20]))
+    others = build_datastore(translator, sources[20:], targets[20:], dev=(sources[:20], targets[:20]))
+    assert found.after == pytest.approx(others.after, abs=0.05)
+    with pytest.raises(TransduceError, match="find only themselves or pairs of the same source"):
+        build_datastore(translator, sources[:1], targets[:1], dev=(sources[:1], targets[:1]))
+
+
+def test_a_datastore_that_does_not_help_has_a_warning(
+    capsys: pytest.CaptureFixture[str], trained: Path, translator: Translator, pairs: Pairs, tmp_path: Path
+) -> None:
+    sources, dev = pairs[0][:100], pairs[0][100:120]
+    sides = sources, pairs[1][50:100] + pairs[1][:50], dev, [each.text for each in translator(dev)]
+    files = [str(tmp_path / name) for name in ("a.zh", "a.en", "dev.zh", "dev.en")]
+    for file, lines in zip(files, sides, strict=True):
+        Path(file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    named = ["--source", files[0], "--target", files[1], "--dev-source", files[2], "--dev-target", files[3]]
+    assert main(["build-datastore", str(trained), *named, "--output", str(tmp_path / "out"), *COMPUTING]) == 0
+    assert "warning: With retrieval the loss is not lower" in capsys.readouterr().err
+
+
 def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -> None:
     sources, targets = (side[:20] for side in pairs)
     found = build_datastore(translator, ["", *sources, "我" * 4000], ["nothing", *targets, "long"])

@@ -94,7 +94,7 @@ def test_texts_in_one_batch_equal_each_alone(generator: Generator) -> None:
 
     def scorer(*chosen: int) -> DecoderOnlyScorer:
         own = [prompts[number] for number in chosen]
-        return DecoderOnlyScorer(generator.model, own, context=CONTEXT, excluded_ids=never)
+        return DecoderOnlyScorer(generator.model, own, max_context=CONTEXT, excluded_ids=never)
 
     with torch.inference_mode():
         together, alone = scorer(0, 1, 2), [scorer(0), scorer(1), scorer(2)]
@@ -111,7 +111,7 @@ def test_reordered_texts_go_on_from_their_parents(generator: Generator) -> None:
     prompt = generator.prompt_ids("abc")
     never = [generator.vocabulary.pad_id]
     with torch.inference_mode():
-        scorer = DecoderOnlyScorer(generator.model, [prompt], context=CONTEXT, excluded_ids=never)
+        scorer = DecoderOnlyScorer(generator.model, [prompt], max_context=CONTEXT, excluded_ids=never)
         scorer.step(torch.tensor([[prompt[-1]]]))
         scorer.reorder(torch.tensor([[0, 0]]))
         scorer.step(torch.tensor([[3, 4]]))
@@ -271,8 +271,8 @@ def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Gener
     config = msgspec.structs.replace(generator.model.config, pad_id=tokenizer.target.eos_id, zero_padding_row=False)
     model = Decoder(config).eval()
     model.load_state_dict(generator.model.state_dict())
-    found = DecoderOnlyScorer(model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
-    expected = DecoderOnlyScorer(generator.model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
+    found = DecoderOnlyScorer(model, [generator.prompt_ids("abc\n")], max_context=CONTEXT, excluded_ids=())
+    expected = DecoderOnlyScorer(generator.model, [generator.prompt_ids("abc\n")], max_context=CONTEXT, excluded_ids=())
     newest = torch.tensor([[config.eos_id]])
     for _ in range(3):
         torch.testing.assert_close(found.step(newest), expected.step(newest))

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import Part
-from transduce.inference.bulk_files import Job, portions, translate_portions
+from transduce.inference.batching import TextPart
+from transduce.inference.bulk_files import LineOptions, portions, translate_portions
+from transduce.inference.decoding import MAX_TERM_TOKENS
 from transduce.inference.glossary_search import (
-    MAX_TERM_TOKENS,
     _whole_targets,
     as_glossary,
     check_glossary,
@@ -237,7 +237,7 @@ def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> 
 def test_the_number_of_required_term_tokens_is_limited(translator: Translator) -> None:
     """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
     glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
-    part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
+    part = TextPart("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
     found = {part.key: Translation(part.text, (empty_alternative(),))}
     for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
         (again,) = parts_missing_terms([part], found, glossary, search, translator.tokenizer.target)
@@ -246,7 +246,7 @@ def test_the_number_of_required_term_tokens_is_limited(translator: Translator) -
 
 
 def test_portions_of_a_file_are_translated_with_the_glossary(translator: Translator) -> None:
-    job = Job(search=SearchSettings(beam_size=2), terms=(Term("鱼", ("milk",)),))
+    job = LineOptions(search=SearchSettings(beam_size=2), terms=(Term("鱼", ("milk",)),))
     ((_, text),) = translate_portions(translator, job, portions(SENTENCES))
     glossary = {"鱼": "milk"}
     assert text.splitlines() == [each.text for each in translator(SENTENCES, beam_size=2, glossary=glossary)]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import cut_long_sentence
 from transduce.inference.load import open_translator
+from transduce.inference.segmentation import cut_long_sentence
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.settings import SearchSettings
@@ -79,7 +79,7 @@ def test_a_text_beyond_the_limit_is_cut_into_as_few_parts_as_possible(trained: P
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
-    parts = cut_long_sentence(text, (), vocabulary=long.tokenizer.source, longest=600, gathers=True)
+    parts = cut_long_sentence(text, (), vocabulary=long.tokenizer.source, max_tokens=600, gathers=True)
     assert "".join(parts) == text
     assert all(part.endswith("。") and len(long.tokenizer.source.encode(part)) <= 600 for part in parts)
     assert long(text, search=GREEDY).text == " ".join(t.text for t in long(parts, search=GREEDY))
@@ -98,7 +98,7 @@ def test_a_folder_without_a_limit_has_the_default_of_256_tokens(
     folder = with_limit(trained, tmp_path / "older", limit or "")
     if limit is None:
         (folder / "settings.toml").unlink()
-    assert open_translator(folder, precision="fp32", device="cpu", threads=1).longest_source == 256
+    assert open_translator(folder, precision="fp32", device="cpu", threads=1).max_sentence_tokens == 256
 
 
 @pytest.mark.parametrize("limit", ["max_tokens = 0\n", 'max_tokens = "many"\n'])
@@ -110,14 +110,14 @@ def test_an_invalid_max_tokens_in_a_folder_is_refused(trained: Path, tmp_path: P
 
 def test_an_ensemble_has_the_smallest_length_limit_of_its_models(trained: Path, tmp_path: Path) -> None:
     long = with_limit(trained, tmp_path / "long", "max_tokens = 600\n")
-    assert open_translator([long, trained], precision="fp32", device="cpu", threads=1).longest_source == 256
-    assert open_translator([long, long], precision="fp32", device="cpu", threads=1).longest_source == 600
+    assert open_translator([long, trained], precision="fp32", device="cpu", threads=1).max_sentence_tokens == 256
+    assert open_translator([long, long], precision="fp32", device="cpu", threads=1).max_sentence_tokens == 600
 
 
 def test_learned_positions_limit_source_and_target_lengths(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=40)
     limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
-    assert limited.longest_source == 39  # and the end symbol
+    assert limited.max_sentence_tokens == 39  # and the end symbol
     assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
     # The model is untrained and does not generate the end symbol.
     (written,) = limited("我" * 30, beam_size=1).alternatives
@@ -136,7 +136,7 @@ class Characters(Vocabulary):
 
 
 def test_no_part_is_too_long_where_spaces_are_tokens() -> None:
-    parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
+    parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), max_tokens=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30
 
@@ -157,7 +157,7 @@ URL = "https://example.com/" + "a/" * 200
 @pytest.mark.parametrize("gathers", [False, True])
 def test_no_protected_span_is_cut(text: str, *, gathers: bool) -> None:
     spans = find_protected(text)
-    parts = cut_long_sentence(text, spans, vocabulary=Characters(), longest=100, gathers=gathers)
+    parts = cut_long_sentence(text, spans, vocabulary=Characters(), max_tokens=100, gathers=gathers)
     assert "".join(parts) == text
     position, ends = 0, set()
     for part in parts:
@@ -181,7 +181,7 @@ def test_protected_spans_of_long_texts_are_in_the_translation(trained: Path, tmp
 def test_many_protected_spans_take_linear_time(translator: Translator, text: str) -> None:
     spans = find_protected(text)
     started = time.process_time()
-    parts = cut_long_sentence(text, spans, vocabulary=translator.tokenizer.source, longest=256, gathers=False)
+    parts = cut_long_sentence(text, spans, vocabulary=translator.tokenizer.source, max_tokens=256, gathers=False)
     assert time.process_time() - started < 10
     assert "".join(parts) == text
 

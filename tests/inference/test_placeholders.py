@@ -10,7 +10,7 @@ import torch
 
 from transduce.commands.evaluation import _with_scores
 from transduce.errors import TransduceError
-from transduce.inference.batching import Part
+from transduce.inference.batching import TextPart
 from transduce.inference.placeholders import (
     Placeholders,
     ProtectedRun,
@@ -150,9 +150,9 @@ def test_pairs_of_tags_stay_nested(each_translator: Translator, search: SearchSe
 
 def test_tags_go_around_the_translation_of_their_words(translator: Translator) -> None:
     text = "I <0>like</0> red <1>tea {x}</1>"
-    part = Part(text, 0, 0, [1, 2], protected=tuple(find_protected(text)))
+    part = TextPart(text, 0, 0, [1, 2], protected=tuple(find_protected(text)))
 
-    def translate(parts: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+    def translate(parts: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
         assert [each.text for each in parts] == ["I like red tea {x}"]
         texts = ("{x} tea red like I", "tea {x} red like I")
         alternatives = tuple(Translation.of(parts[0].text, each).alternatives[0] for each in texts)
@@ -261,7 +261,7 @@ def test_the_words_of_the_source_keep_their_tokens(translator_with_placeholders:
         ("{name} eats fish", "<placeholder-1> eats fish"),
     ):
         ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(text))
-        part = Part(text, 0, 0, ids, protected=tuple(find_protected(text)))
+        part = TextPart(text, 0, 0, ids, protected=tuple(find_protected(text)))
         found = mask_part(part, tokenizer, tokens)
         assert found is not None
         assert found.masked.text == masked

@@ -180,7 +180,7 @@ class ScriptedTranslator:
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
     text = TextSettings()
-    context = None
+    document_context = None
     tokenizer = SimpleNamespace(
         source=SimpleNamespace(unknown_characters=lambda _: "", readable=str),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
@@ -435,6 +435,9 @@ def test_wrong_values_are_missing_even_with_the_same_digits(source: str, target:
         ("25% off", "打7.5折"),
         ("200 people", "이백 명"),
         ("40,000", "4万"),
+        ("2만 5천 원", "25,000 won"),
+        ("120 million", "1억 2천만"),
+        ("3만 5만 명", "30,000 or 50,000 people"),
         ("22 Uhr", "10:00 p.m."),
         ("21 Uhr", "9 p.m."),
         ("at 2:30", "um halb drei"),

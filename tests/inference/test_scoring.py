@@ -108,7 +108,7 @@ def test_unequal_numbers_and_too_long_texts_are_refused(
 
 def test_sources_longer_than_search_reads_at_once_are_refused(translator: Translator) -> None:
     text = "我吃鱼。" * 200
-    most, pieces = translator.longest_source, len(translator.tokenizer.source.encode(text))
+    most, pieces = translator.max_sentence_tokens, len(translator.tokenizer.source.encode(text))
     assert pieces <= MAX_TOKENS
     assert translator(text).parts > 1
     message = f"A source must have at most {most} tokens .* but number 2 has {pieces}: split it into sentences"

@@ -216,6 +216,8 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
         (["tea"], SearchSettings(sampling=SamplingSettings()), "must contain are searched for: leave sampling out"),
         (["tea"], SearchSettings(diverse_groups=2), "take a beam of their own, but `diverse_groups` is 2: make it 1"),
         (["green tea"], SearchSettings(forbidden=("tea",)), "must contain `green tea`, but `tea` is forbidden in it"),
+        (["tea " * 500], BEAM, "must contain may have 64 tokens here, but have 500: shorten them, or set `max_length`"),
+        (["tea " * 64, "the " * 9], BEAM, "must contain may have 64 tokens here, but have 73: shorten them"),
         (["the teacher"], SearchSettings(max_length=1), "`max_length` must leave room for the prefix, the phrases"),
     ],
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from transduce.inference.batching import Part
+from transduce.inference.batching import TextPart
 from transduce.inference.glossary_search import _with_final_mark, translate_with_terms
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import Score
@@ -171,8 +171,8 @@ def test_word_spans_omit_punctuation_and_split_unspaced_characters() -> None:
     assert word_spans("") == []
 
 
-def part_and_translation(*texts: str) -> tuple[Part, Translation]:
-    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+def part_and_translation(*texts: str) -> tuple[TextPart, Translation]:
+    part = TextPart("我吃鱼", 0, 0, [4, 5, 6, 1])
     alternatives = tuple(
         Alternative(text, tuple(text.split()), (-0.1,), -1.0 - n, True) for n, text in enumerate(texts)
     )
@@ -209,7 +209,7 @@ def test_a_term_that_begins_a_later_sentence_is_capitalized(vocabulary: Vocabula
 
 
 def test_a_cut_translation_gets_no_terms(vocabulary: Vocabulary) -> None:
-    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+    part = TextPart("我吃鱼", 0, 0, [4, 5, 6, 1])
     cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
     glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
     assert (
@@ -319,7 +319,7 @@ def test_new_faults_of_an_inserted_term_are_detected(source: str, plain: str, te
 
 
 def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:
-    part = Part("45 鱼", 0, 0, [4, 5, 6, 1])
+    part = TextPart("45 鱼", 0, 0, [4, 5, 6, 1])
     translation = Translation(part.text, (Alternative("45", ("45",), (-0.1,), -1.0, True),))
     model = TermModel(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, not_called)
     assert (

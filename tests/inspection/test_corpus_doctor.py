@@ -49,9 +49,9 @@ def found(source: list[str], target: list[str]) -> Alignment:
     return align(side_features(source), side_features(target))
 
 
-def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | None]]:
-    """Return the first line and the lag of each misaligned stretch that is found."""
-    return [(stretch.first_line, stretch.lag) for stretch in found(source, target).stretches]
+def ranges(source: list[str], target: list[str]) -> list[tuple[int, int | None]]:
+    """Return the first line and the lag of each misaligned range of lines that is found."""
+    return [(each.first_line, each.lag) for each in found(source, target).ranges]
 
 
 # --- where the files lose step ---
@@ -59,7 +59,7 @@ def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | Non
 
 def test_a_sound_corpus_keeps_step(corpus: Sides) -> None:
     alignment = found(*corpus)
-    assert [(stretch.first_line, stretch.last_line, stretch.lag) for stretch in alignment.stretches] == [(1, 6000, 0)]
+    assert [(each.first_line, each.last_line, each.lag) for each in alignment.ranges] == [(1, 6000, 0)]
     assert alignment.unlikely_count < 30
     assert alignment.mean_nats > 2.0
 
@@ -77,7 +77,7 @@ def test_wrong_pairs_all_over_the_corpus_are_unlikely(corpus: Sides) -> None:
 @pytest.mark.parametrize("at", [60, 3000, 5900])
 def test_a_line_missing_from_the_target(corpus: Sides, at: int) -> None:
     source, target = corpus
-    (first, after) = stretches(source, target[: at - 1] + target[at:])
+    (first, after) = ranges(source, target[: at - 1] + target[at:])
     assert first == (1, 0)
     assert after[1] == -1
     assert abs(after[0] - at) <= NEAR_LINES
@@ -86,7 +86,7 @@ def test_a_line_missing_from_the_target(corpus: Sides, at: int) -> None:
 def test_lines_missing_from_the_source_and_made_up_for_later(corpus: Sides) -> None:
     source, target = corpus
     shifted = source[:1999] + source[2002:4500] + ["。", "。", "。"] + source[4500:]
-    first, off, after = stretches(shifted, target)
+    first, off, after = ranges(shifted, target)
     assert (first, off[1], after[1]) == ((1, 0), 3, 0)
     assert abs(off[0] - 2000) <= NEAR_LINES
     assert abs(after[0] - 4498) <= NEAR_LINES
@@ -94,7 +94,7 @@ def test_lines_missing_from_the_source_and_made_up_for_later(corpus: Sides) -> N
 
 def test_a_gap_of_900_lines_is_located(corpus: Sides) -> None:
     source, target = corpus
-    found = stretches(source, target[:2000] + target[2900:])
+    found = ranges(source, target[:2000] + target[2900:])
     assert found[0] == (1, 0)
     assert found[-1][1] == -900
     assert abs(found[1][0] - 2001) <= NEAR_LINES
@@ -105,7 +105,7 @@ def test_a_shuffled_part_has_no_translations(zh_en: Sides) -> None:
     source, target = zh_en
     part = target[3000:4000]
     random.Random(1).shuffle(part)
-    first, off, after = stretches(source, target[:3000] + part + target[4000:])
+    first, off, after = ranges(source, target[:3000] + part + target[4000:])
     assert (first, off[1], after[1]) == ((1, 0), None, 0)
     assert abs(off[0] - 3001) <= NEAR_LINES
     assert abs(after[0] - 4001) <= NEAR_LINES
@@ -140,8 +140,8 @@ def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
     """Neighbours are alike there, so lengths say little."""
     pairs = sorted(zip(*zh_en, strict=True), key=lambda pair: len(pair[1]))
     source, target = ([pair[side] for pair in pairs] for side in (0, 1))
-    assert stretches(source, target) == [(1, 0)]
-    first, after = stretches(source, target[:3999] + target[4000:])
+    assert ranges(source, target) == [(1, 0)]
+    first, after = ranges(source, target[:3999] + target[4000:])
     assert (first, after[1]) == ((1, 0), -1)
     assert abs(after[0] - 4000) <= NEAR_LINES
 
@@ -154,7 +154,7 @@ def test_the_report_names_the_line_and_which_side_to_look_at(zh_en: Sides, write
     assert report.finding("line counts").message.startswith("1,500 lines and 1,499, which training refuses")
     assert "their translations 1 line earlier in the target" in alignment.message
     assert alignment.severity == "problem"
-    assert abs(report.stretches[1].first_line - 700) <= NEAR_LINES
+    assert abs(report.line_ranges[1].first_line - 700) <= NEAR_LINES
 
 
 def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.inspection.recorder import hook_points, record_activations
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
 from transduce.model.series import SeriesTransformer
@@ -227,3 +227,20 @@ def test_unknown_points_and_wrong_edits_are_refused() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     with pytest.raises(TransduceError, match="this is a Linear"):
         hook_points(nn.Linear(2, 2))
+
+
+class Weightless(MultiHeadAttention):
+    def forward(self, *args: Any, weights_out: object = None, **options: Any) -> Tensor:  # noqa: ARG002
+        return super().forward(*args, **options)
+
+
+def test_an_attention_that_records_no_weights_is_named() -> None:
+    model = build()
+    model.encoder_layers[0].self_attention.__class__ = Weightless
+    with (
+        pytest.raises(TransduceError, match=r"The weights of `Weightless` are needed.* pass on `weights_out`"),
+        record_activations(model),
+    ):
+        compute(model)
+    with pytest.raises(TransduceError, match="The weights of cross-attention are needed"):
+        AttentionTrace().of_memory()

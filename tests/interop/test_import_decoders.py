@@ -15,58 +15,13 @@ from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.generator import Generator, load_generator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
-SPECIAL = ["<|end|>", "<|turn|>", "<|pad|>"]
 PROMPTS = ["I like", "the fish is big.\nnobody eats", "\n\nif (x) {\n    y", "one line\n", " "]
 GREEDY = SearchSettings(beam_size=1, max_length=24)
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
-SIZES |= {"num_key_value_heads": 2}
 MakeFolder = Callable[..., Path]
 
 
 def peers() -> Any:
     return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
-
-
-@pytest.fixture
-def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
-    """Return a function that writes a decoder of transformers with random weights and a byte-level tokenizer."""
-
-    def make(architecture: str, *, name: str = "theirs", begins: bool = False, **settings: Any) -> Path:
-        transformers, tokenizers = peers(), pytest.importorskip("tokenizers")
-        folder = tmp_path / name
-        text = (toy_corpus / "train.en").read_text("utf-8").replace(". ", ".\n")
-        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trained.decoder = tokenizers.decoders.ByteLevel()
-        how = tokenizers.trainers.BpeTrainer(
-            vocab_size=320,
-            special_tokens=SPECIAL,
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        trained.train_from_iterator([text], how)
-        if begins:
-            trained.post_processor = tokenizers.processors.TemplateProcessing(
-                single="<|end|> $A", special_tokens=[("<|end|>", 0)]
-            )
-        fast = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=trained, bos_token="<|end|>", eos_token="<|end|>", unk_token="<|end|>"
-        )
-        fast.save_pretrained(folder)
-        torch.manual_seed(5)
-        kind = getattr(transformers, architecture)
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 90} if "GPT2" in architecture else SIZES
-        ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-        config = kind.config_class(vocab_size=trained.get_vocab_size() + 2, **sizes | ids | settings)
-        model = kind._from_config(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.4)
-        model.generation_config.eos_token_id = settings.get("eos_token_id", 0)
-        model.save_pretrained(folder)
-        return folder
-
-    return make
 
 
 def continued(folder: Path, prompt: str, most: int) -> tuple[str, int]:
@@ -88,9 +43,9 @@ def opened(folder: Path) -> Generator:
     "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 )
 def test_greedy_continuations_equal_those_of_generate(
-    architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
+    architecture: str, begins: bool, make_decoder: MakeFolder, tmp_path: Path
 ) -> None:
-    folder = make_folder(architecture, begins=begins)
+    folder = make_decoder(architecture, begins=begins)
     import_model_folder(folder, tmp_path / "ours")
     for generator in (opened(folder), opened(tmp_path / "ours")):
         for prompt in PROMPTS:
@@ -102,10 +57,10 @@ def test_greedy_continuations_equal_those_of_generate(
 
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_special_tokens_in_a_prompt_are_read_as_by_transformers(
-    architecture: str, make_folder: MakeFolder, tmp_path: Path
+    architecture: str, make_decoder: MakeFolder, tmp_path: Path
 ) -> None:
     """The markers of a chat template, one of which is the end symbol, and one the padding."""
-    folder = make_folder(architecture, pad_token_id=2)
+    folder = make_decoder(architecture, pad_token_id=2)
     import_model_folder(folder, tmp_path / "ours")
     prompts = ["<|turn|>I like<|end|>\n<|turn|>", "a <|end|> b", "<|pad|>tea<|pad|>", "<|end|>", "tea"]
     for generator in (opened(folder), opened(tmp_path / "ours")):
@@ -116,28 +71,17 @@ def test_special_tokens_in_a_prompt_are_read_as_by_transformers(
             assert together.continuations[0].text == found.text
 
 
-def test_a_start_symbol_that_a_prompt_spells_is_not_repeated(make_folder: MakeFolder) -> None:
-    generator = opened(make_folder("LlamaForCausalLM", begins=True))
+def test_a_start_symbol_that_a_prompt_spells_is_not_repeated(make_decoder: MakeFolder) -> None:
+    generator = opened(make_decoder("LlamaForCausalLM", begins=True))
     assert generator.prompt_ids("<|end|>tea") == generator.prompt_ids("tea")
     assert generator.prompt_ids("<|end|><|end|>tea") == [0, *generator.prompt_ids("tea")]
     assert generator.prompt_ids("tea <|end|>")[-1] == 0
 
 
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
-def test_an_import_reports_a_chat_template(file: str, make_folder: MakeFolder, tmp_path: Path) -> None:
-    folder = make_folder("LlamaForCausalLM")
-    assert import_model_folder(folder, tmp_path / "without").notes == ()
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    if file.endswith("json"):
-        settings = json.loads((folder / file).read_text("utf-8")) | {"chat_template": template}
-        template = json.dumps(settings)
-    (folder / file).write_text(template, "utf-8")
-    (note,) = import_model_folder(folder, tmp_path / "with").notes
-    assert "chat template, which is not applied" in note
-
-
-def test_a_prompt_for_a_tokenizer_without_tokenizer_json_has_special_tokens_too(make_folder: MakeFolder) -> None:
-    folder = make_folder("GPT2LMHeadModel")
+def test_a_prompt_for_a_tokenizer_without_tokenizer_json_has_special_tokens_too(
+    make_decoder: MakeFolder,
+) -> None:
+    folder = make_decoder("GPT2LMHeadModel")
     expected = opened(folder).prompt_ids("a<|end|>b")
     model = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]
     (folder / "tokenizer.json").unlink()
@@ -148,11 +92,11 @@ def test_a_prompt_for_a_tokenizer_without_tokenizer_json_has_special_tokens_too(
     assert expected[1] == 0
 
 
-def test_padding_that_is_a_token_of_text_is_shown(make_folder: MakeFolder) -> None:
+def test_padding_that_is_a_token_of_text_is_shown(make_decoder: MakeFolder) -> None:
     """Some configurations set `pad_token_id` to 0, which is "!" in the vocabularies of GPT-2, Llama 3 and Qwen2."""
-    generator = opened(make_folder("GPT2LMHeadModel", name="free"))
+    generator = opened(make_decoder("GPT2LMHeadModel", name="free"))
     common = Counter(generator("I like", search=GREEDY).continuations[0].tokens).most_common(1)[0][0]
-    folder = make_folder("GPT2LMHeadModel", pad_token_id=generator.vocabulary.id(common))
+    folder = make_decoder("GPT2LMHeadModel", pad_token_id=generator.vocabulary.id(common))
     found = opened(folder)(["I like", "I like tea"], search=GREEDY)
     for prompt, each in zip(["I like", "I like tea"], found, strict=True):
         assert each.continuations[0].text == continued(folder, prompt, 24)[0]
@@ -160,12 +104,12 @@ def test_padding_that_is_a_token_of_text_is_shown(make_folder: MakeFolder) -> No
 
 
 def test_each_of_several_end_symbols_ends_a_text_and_none_is_shown(
-    make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_decoder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    free = opened(make_folder("GPT2LMHeadModel", name="free"))("I like", search=GREEDY).continuations[0]
+    free = opened(make_decoder("GPT2LMHeadModel", name="free"))("I like", search=GREEDY).continuations[0]
     other = list(dict.fromkeys(free.tokens))[5]
     table = json.loads((tmp_path / "free" / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
-    folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, table[other]])
+    folder = make_decoder("GPT2LMHeadModel", eos_token_id=[0, table[other]])
     generator = opened(folder)
     (found,) = generator("I like", search=GREEDY).continuations
     assert found.ended
@@ -182,8 +126,8 @@ def test_each_of_several_end_symbols_ends_a_text_and_none_is_shown(
     assert all(other not in each.tokens for each in generator("I like", search=drawn).continuations)
 
 
-def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -> None:
-    generator = opened(make_folder("GPT2LMHeadModel"))
+def test_a_text_of_one_line_ends_before_its_line_feed(make_decoder: MakeFolder) -> None:
+    generator = opened(make_decoder("GPT2LMHeadModel"))
     drawn = SearchSettings(max_length=60, sampling=SamplingSettings(temperature=3.0, seed=2), n_best=8)
     whole = generator("I like", search=drawn).continuations
     lines = generator("I like", search=drawn, one_line=True).continuations
@@ -199,8 +143,8 @@ def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -
     )
 
 
-def test_a_text_is_scored_from_its_first_token_on(make_folder: MakeFolder) -> None:
-    folder = make_folder("GPT2LMHeadModel")
+def test_a_text_is_scored_from_its_first_token_on(make_decoder: MakeFolder) -> None:
+    folder = make_decoder("GPT2LMHeadModel")
     text = "the fish\nis big."
     found = opened(folder).score(text)
     transformers = peers()
@@ -213,11 +157,11 @@ def test_a_text_is_scored_from_its_first_token_on(make_folder: MakeFolder) -> No
 
 
 def test_an_imported_model_trained_further_ends_lines_with_its_end_symbol(
-    make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+    make_decoder: MakeFolder, toy_corpus: Path, tmp_path: Path
 ) -> None:
     from transduce.tasks.train import train
 
-    folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, 1])
+    folder = make_decoder("GPT2LMHeadModel", eos_token_id=[0, 1])
     settings = {"task.kind": "language-model", "task.context": 16, "training.steps": 2, "training.precision": "fp32"}
     text = str(toy_corpus / "train.en")
     train(out=tmp_path / "run", init_from=folder, source=text, settings=settings, device="cpu", threads=1)
@@ -228,9 +172,11 @@ def test_an_imported_model_trained_further_ends_lines_with_its_end_symbol(
     assert after.vocabulary.ends == (0,)
 
 
-def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokenizer(make_folder: MakeFolder) -> None:
+def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokenizer(
+    make_decoder: MakeFolder,
+) -> None:
     """The tokenizer does."""
-    folder = make_folder("GPT2LMHeadModel")
+    folder = make_decoder("GPT2LMHeadModel")
     expected = opened(folder)("I like", search=GREEDY).text
     config = json.loads((folder / "config.json").read_text("utf-8"))
     for name in ("bos_token_id", "eos_token_id"):
@@ -247,10 +193,10 @@ def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokeni
     "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 )
 def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
-    architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
+    architecture: str, begins: bool, make_decoder: MakeFolder, tmp_path: Path
 ) -> None:
     transformers = peers()
-    folder = make_folder(architecture, begins=begins, eos_token_id=[0, 1])
+    folder = make_decoder(architecture, begins=begins, eos_token_id=[0, 1])
     import_model_folder(folder, tmp_path / "ours")
     transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", sources=PROMPTS[:3], threads=1)
     before, after = (
@@ -270,11 +216,11 @@ def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
 @pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_an_imported_decoder_is_exported_to_ctranslate2_and_onnx(
-    architecture: str, form: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, form: str, make_decoder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]
     pytest.importorskip(package, reason=f"needs {package}: pip install 'transduce[export]'")
-    folder = make_folder(architecture)
+    folder = make_decoder(architecture)
     import_model_folder(folder, tmp_path / "ours")
     out = tmp_path / "out"
     report = transduce.export(tmp_path / "ours", out, to=form, sources=PROMPTS[:3], threads=1)
@@ -289,8 +235,8 @@ def test_an_imported_decoder_is_exported_to_ctranslate2_and_onnx(
         assert printed[0].startswith("the beginning")
 
 
-def test_prompts_are_read_up_to_the_context_of_the_configuration(make_folder: MakeFolder, tmp_path: Path) -> None:
-    folder = make_folder("LlamaForCausalLM", max_position_embeddings=1500)
+def test_prompts_are_read_up_to_the_context_of_the_configuration(make_decoder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_decoder("LlamaForCausalLM", max_position_embeddings=1500)
     import_model_folder(folder, tmp_path / "m")
     prompt = "nobody eats the fish. " * 90
     theirs, _ = continued(folder, prompt, 12)

@@ -19,7 +19,6 @@ from transduce.commands.serve import load_models
 from transduce.errors import TransduceError
 from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.bulk_files import ResumableFile
-from transduce.inference.decoding import read_search_settings
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import word_maps, word_pair
 from transduce.inspection.attention import attention_maps
@@ -28,6 +27,7 @@ from transduce.inspection.sentence import inspect_sentence
 from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.model.transformer import Encoder
 from transduce.model_folder.hugging_face import hugging_face_search_settings
+from transduce.model_folder.load import read_search_settings
 from transduce.model_folder.read import read_any_model_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings

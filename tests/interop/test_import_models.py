@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
@@ -385,7 +385,7 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
     ours = with_kernels(theirs, tmp_path)
     prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
     with torch.inference_mode():
-        scorer = DecoderOnlyScorer(ours, prompts, context=30, excluded_ids=[])
+        scorer = DecoderOnlyScorer(ours, prompts, max_context=30, excluded_ids=[])
         rules = [RepetitionPenalty(prompts, repetition=penalty)]
         limits = SequenceLimits(0, -1, torch.full((4,), 15))
         search = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0), rules=rules)
@@ -553,14 +553,14 @@ def test_stored_sinusoidal_positions_in_another_order_are_refused() -> None:
         import_model(content, StoredTensors(tensors, "folder"), {"start_id": 0})
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", IMPORT_FAMILIES)
 def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
     kind = transformers.CONFIG_MAPPING[model_type]
 
     def settings(content: Mapping[str, Any]) -> dict[str, Any] | str:
         try:
-            return FAMILIES[model_type].settings(ConfigReader(content, "config.json"))
+            return IMPORT_FAMILIES[model_type].settings(ConfigReader(content, "config.json"))
         except TransduceError as error:
             return str(error)
 
@@ -568,7 +568,7 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
     content = kind().to_dict() | supported.get(model_type, {})
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.
-    ids = ("pad_token_id", "bos_token_id", "eos_token_id") if FAMILIES[model_type].kind == "decoder" else ()
+    ids = ("pad_token_id", "bos_token_id", "eos_token_id") if IMPORT_FAMILIES[model_type].kind == "decoder" else ()
     for key in content.keys() - set(ids):
         partial_content = {name: value for name, value in content.items() if name not in (key, "head_dim")}
         found = settings(partial_content)

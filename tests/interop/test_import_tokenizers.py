@@ -481,13 +481,22 @@ def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, 
     assert (found[0] == found[1]) == (family == "mistral")
 
 
-def test_a_llama_sentencepiece_model_without_prefix_space_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "tokenizer.model", b"never read")
-    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False})
-    with pytest.raises(
-        TransduceError, match="`add_prefix_space` = false cannot be imported from a sentencepiece model"
-    ):
-        our_tokenizer(tmp_path, "llama", eos_id=2)
+@pytest.mark.parametrize("settings", [{}, {"legacy": True}, {"legacy": False}, {"add_prefix_space": False}])
+def test_a_llama_sentencepiece_model_puts_spaces_as_its_class_does(
+    settings: dict[str, bool], train: Callable[..., bytes], tmp_path: Path
+) -> None:
+    """White space and special tokens in prompts are those of chats: line feeds at the end, `</s>` within."""
+    options = {"normalization_rule_name": "identity", "byte_fallback": True, "remove_extra_whitespaces": False}
+    write(tmp_path, "tokenizer.model", train("bpe", vocab_size=1000, **options))
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"} | NAMES | settings)
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    lines = ["<s>[A] b </s> c<s>d", " a  b ", "a\n", "</s>", "▁a", "我 </s>\n<|x|>\n", "", " ", "  a"]
+    vocabulary = our_tokenizer(tmp_path, "llama", size=theirs.vocab_size, eos_id=2).source
+    found = vocabulary.encode_batch(lines)
+    assert found == theirs(lines, add_special_tokens=False)["input_ids"]
+    for ids in found:
+        assert vocabulary.decode(ids, line_feeds=True) == theirs.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast"])

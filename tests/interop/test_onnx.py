@@ -15,7 +15,7 @@ from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.onnx import layers as onnx_layers
-from transduce.interop.onnx.export import OnnxModel, longest_sequence, onnx_obstacles, write_onnx
+from transduce.interop.onnx.export import OnnxModel, max_sequence_length, onnx_obstacles, write_onnx
 from transduce.model import layer_graph
 from transduce.model.config import RotaryScaling
 
@@ -150,7 +150,7 @@ def test_graphs_have_the_documented_inputs_outputs_and_metadata(
         "max_positions": "30",
         "kind": "transformer",
     }
-    assert longest_sequence(translator.model.config) == 30
+    assert max_sequence_length(translator.model.config) == 30
 
 
 def test_a_sequence_beyond_the_table_is_refused_rather_than_wrong(

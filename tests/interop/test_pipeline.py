@@ -7,7 +7,7 @@ import pytest
 
 import transduce
 from transduce.errors import TransduceError
-from transduce.inference.load import TranslationPipeline
+from transduce.inference.translation_pipeline import TranslationPipeline
 from transduce.inference.translator import Translator
 
 SENTENCES = ["我喜欢苹果。", "老师今天买书。"]

@@ -105,8 +105,8 @@ def _compare_products() -> None:
         for width in (48, 64, 512):
             weight, bias = torch.randn(150, width), torch.randn(150)
             for tile in (BEST, BEST.with_12_bits):
-                vectors = decode.NativeLinear(weight, bias, tile._replace(amx=False))
-                tiles = decode.NativeLinear(weight, bias, tile._replace(amx=True))
+                vectors = decode.CompiledLinear(weight, bias, tile._replace(amx=False))
+                tiles = decode.CompiledLinear(weight, bias, tile._replace(amx=True))
                 for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 70):
                     x = torch.randn(rows, width)
                     assert torch.equal(tiles(x), vectors(x)), (tile, width, rows)
@@ -114,7 +114,7 @@ def _compare_products() -> None:
 
 @torch.inference_mode()
 def _compare_models() -> None:
-    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.cpu.decoding.state import CompiledState
     from transduce.kernels.select import quantize, start_fast
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
@@ -128,7 +128,7 @@ def _compare_models() -> None:
     for amx in (False, True):
         setattr(decode, "require_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
         state = start_fast(quantize(copy.deepcopy(model)), sources)
-        assert isinstance(state, NativeState)
+        assert isinstance(state, CompiledState)
         assert state.output.tile.amx is amx
         found.append([state.step(newest).clone() for newest in pieces])
     assert all(map(torch.equal, *found))
@@ -145,7 +145,7 @@ def _compare_pairs() -> None:
         torch.set_num_threads(threads)
         for width in (48, 64, 512):
             weight, bias = torch.randn(150, width), torch.randn(150)
-            product = decode.NativeLinear(weight, bias, tile)
+            product = decode.CompiledLinear(weight, bias, tile)
             x = torch.randn(70, width)
             whole = product(x)
             expected = x.bfloat16().float() @ weight.bfloat16().float().T + bias
@@ -157,7 +157,7 @@ def _compare_pairs() -> None:
 @torch.inference_mode()
 def _compare_models_of_pairs() -> None:
     from transduce.kernels import select
-    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.cpu.decoding.state import CompiledState
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
 
@@ -172,7 +172,7 @@ def _compare_models_of_pairs() -> None:
         select.make_inference_copy(own, torch.bfloat16)
         for count in (9, 1):
             state = select.start_fast(own, sources[:count])
-            assert isinstance(state, NativeState)
+            assert isinstance(state, CompiledState)
             assert state.output.tile.amx is amx
             found.append([state.step(newest[:count]).clone() for newest in pieces])
     vectors, _, tiles, alone = found

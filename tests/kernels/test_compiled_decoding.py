@@ -11,11 +11,11 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.errors import TransduceError
-from transduce.kernels.cpu.decoding.state import NativeState
-from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_int8_linear
+from transduce.kernels.cpu.decoding.state import CompiledState
+from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, CompiledLinear, CompiledVocabulary, make_int8_linear
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
-from transduce.kernels.cpu.selection import NativeReductions
+from transduce.kernels.cpu.selection import CompiledReductions
 from transduce.kernels.prepacked import LinearUse, PrepackedCrossAttention, PrepackedTransformer
 from transduce.kernels.select import quantize, start_fast
 from transduce.model.config import ModelConfig
@@ -87,7 +87,7 @@ def build(changes: dict[str, object]) -> PrepackedTransformer:
 def test_int8_products_equal_exact_products_of_the_quantized_numbers(tile: Tile) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(150, 48), torch.randn(150)
-    product = NativeLinear(weight, bias, tile)
+    product = CompiledLinear(weight, bias, tile)
     for rows in (1, 2, 5, 6, 7, 13, 40):
         x = torch.randn(rows, 48) * 10.0
         x[rows // 2] = 0.0
@@ -106,7 +106,7 @@ def test_int8_products_equal_exact_products_of_the_quantized_numbers(tile: Tile)
 def test_the_greatest_numbers_do_not_overflow() -> None:
     for tile in TILES:
         width = tile.max_inputs
-        product = NativeLinear(torch.full((tile.columns, width), -1.0), None, tile)
+        product = CompiledLinear(torch.full((tile.columns, width), -1.0), None, tile)
         for sign in (1.0, -1.0):
             x = torch.full((3, width), sign)
             torch.testing.assert_close(product(x), torch.full((3, tile.columns), -sign * width))
@@ -117,7 +117,7 @@ def test_the_greatest_numbers_do_not_overflow() -> None:
 def test_a_rows_product_does_not_depend_on_the_others() -> None:
     torch.manual_seed(1)
     assert BEST is not None
-    product = NativeLinear(torch.randn(70, 48), torch.randn(70), BEST)
+    product = CompiledLinear(torch.randn(70, 48), torch.randn(70), BEST)
     x = torch.randn(100, 48) * torch.rand(100, 1) * 100.0
     whole = product(x)
     for rows in (slice(0, 1), slice(0, 2), slice(3, 8), slice(17, 50), slice(99, 100)):
@@ -132,7 +132,7 @@ def test_a_rows_product_does_not_depend_on_the_others() -> None:
 def test_likely_tokens_have_exact_logits_and_others_rounded_ones(tile: Tile) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(300, 64), torch.randn(300)
-    product, rounded = NativeVocabulary(weight, bias, tile), NativeLinear(weight, bias, tile)
+    product, rounded = CompiledVocabulary(weight, bias, tile), CompiledLinear(weight, bias, tile)
     for rows in (1, 7, 40):
         x = torch.randn(rows, 64)
         found, coarse, exact = product(x), rounded(x), x @ weight.T + bias
@@ -165,7 +165,7 @@ def test_likely_tokens_have_logits_in_bfloat16_that_are_not_rounded(with_bias: b
 @torch.inference_mode()
 def test_rows_of_nan_give_nan() -> None:
     assert BEST is not None
-    product = NativeVocabulary(torch.randn(300, 64), None, BEST)
+    product = CompiledVocabulary(torch.randn(300, 64), None, BEST)
     assert bool(product(torch.full((2, 64), float("nan"))).isnan().all())
     in_bfloat16 = BFloat16Vocabulary(torch.randn(300, 64).bfloat16(), None)
     assert bool(in_bfloat16(torch.full((2, 1, 64), float("nan")).bfloat16()).isnan().all())
@@ -176,9 +176,9 @@ def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() 
     assert BEST is not None
     for width, layer in ((64, BEST.with_12_bits), (512, BEST if BEST.kind == "bytes" else BEST.with_12_bits)):
         found = {use: make_int8_linear(torch.randn(64, width), None, use) for use in get_args(LinearUse)}
-        tiles = {use: product.tile for use, product in found.items() if isinstance(product, NativeLinear)}
+        tiles = {use: product.tile for use, product in found.items() if isinstance(product, CompiledLinear)}
         assert tiles == {"layer": layer, "memory": BEST.with_12_bits, "vocabulary": BEST}
-        assert isinstance(found["vocabulary"], NativeVocabulary)
+        assert isinstance(found["vocabulary"], CompiledVocabulary)
 
 
 @torch.inference_mode()
@@ -219,7 +219,7 @@ def test_steps_equal_pytorchs(changes: dict[str, object], walk: Walk) -> None:
     model = build(changes)
     for width in (1, 3):
         state = start_fast(model, SOURCES)
-        assert isinstance(state, NativeState)
+        assert isinstance(state, CompiledState)
         for ours, expected in zip(walk(state, width), walk(model.start(SOURCES), width), strict=True):
             # If a sum differs in its last bit, a value may be rounded to the next quantization step.
             assert float((ours - expected).norm() / expected.norm()) < 0.01
@@ -236,7 +236,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(first_sentence_everywhere: Ev
 def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -> None:
     model = build({})
     state = start_fast(model, SOURCES)
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     assert state.pool.entries.dtype == state.memory.dtype == torch.float16
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -245,7 +245,7 @@ def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -
     assert isinstance(bias, Tensor)
     bias.add_(torch.where(torch.arange(len(bias)) % 2 == 0, 1e6, -1e6))
     state = start_fast(model, SOURCES)
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     assert state.memory[0].abs().eq(torch.finfo(torch.float16).max).all()
     assert state.step(torch.zeros(5, 1, dtype=torch.int64)).isfinite().all()
 
@@ -253,7 +253,7 @@ def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -
 @torch.inference_mode()
 def test_rotated_keys_are_cached_in_float32() -> None:
     state = start_fast(build({"positions": "rotary"}), SOURCES)
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     assert state.pool.entries.dtype == state.memory.dtype == torch.float32
 
 
@@ -261,7 +261,7 @@ def test_rotated_keys_are_cached_in_float32() -> None:
 def test_logits_are_the_projected_last_layer() -> None:
     model = build({"output_bias": True})
     one, other = start_fast(model, SOURCES), start_fast(model, SOURCES)
-    assert isinstance(one, NativeState)
+    assert isinstance(one, CompiledState)
     for piece in (0, 9):
         pieces = torch.full((5, 1), piece)
         assert torch.equal(one.step_to_logits(pieces)[1], model.project(other.step(pieces)))
@@ -279,11 +279,11 @@ def test_a_replaced_linear_forward_takes_the_reference_path() -> None:
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
     output = vars(layer.self_attention.output)
-    assert isinstance(start_fast(model, SOURCES), NativeState)
+    assert isinstance(start_fast(model, SOURCES), CompiledState)
     output["forward"] = torch.zeros_like
     assert isinstance(start_fast(model, SOURCES), MemoryState)
     del output["forward"]
-    assert isinstance(start_fast(model, SOURCES), NativeState)
+    assert isinstance(start_fast(model, SOURCES), CompiledState)
 
 
 @torch.inference_mode()
@@ -319,7 +319,7 @@ def test_a_copied_model_decodes_after_the_original_is_deleted() -> None:
 @pytest.mark.parametrize("size", [64, 70, 300, 8001])
 def test_reductions_equal_those_of_pytorch(size: int) -> None:
     torch.manual_seed(2)
-    kernels = NativeReductions()
+    kernels = CompiledReductions()
     for batch, beams in ((1, 1), (3, 1), (1, 4), (7, 4)):
         logits = torch.randn(batch, beams, size) * 5.0
         logits[..., 0] = float("-inf")
@@ -335,7 +335,7 @@ def test_reductions_equal_those_of_pytorch(size: int) -> None:
 
 
 def test_reductions_of_minus_infinity_and_nan_rows_stay_in_range() -> None:
-    kernels = NativeReductions()
+    kernels = CompiledReductions()
     logits = torch.full((2, 1, 100), float("-inf"))
     logits[0, 0, 0] = 3.0
     kept = logits.clone()
@@ -351,7 +351,7 @@ def test_reductions_of_minus_infinity_and_nan_rows_stay_in_range() -> None:
 
 
 def test_strided_rows_are_supported_and_other_layouts_refused() -> None:
-    kernels, wide = NativeReductions(), torch.randn(6, 128)
+    kernels, wide = CompiledReductions(), torch.randn(6, 128)
     rows = wide[:, :100].unflatten(0, (2, 3))
     assert kernels.supports(rows)
     assert torch.equal(kernels.top_tokens(rows, 4)[0], rows.topk(4).values)
@@ -376,7 +376,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
         selection = BestSelection(beam_size=4, eos_id=1)
         with use_kernels(None):
             expected = selection.select(step)
-        with use_kernels(NativeReductions()):
+        with use_kernels(CompiledReductions()):
             found = selection.select(step)
         for ours, theirs in zip(_real(found), _real(expected), strict=True):
             assert torch.equal(ours, theirs)
@@ -385,7 +385,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
 @pytest.mark.usefixtures("one_or_two_threads")
 def test_selection_without_a_normalizer_computes_it_from_the_logits() -> None:
     torch.manual_seed(5)
-    kernels, logits, scores = NativeReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
+    kernels, logits, scores = CompiledReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
     without = kernels.select(logits, None, scores, eos_id=1, beam_size=4)
     given = kernels.select(logits, kernels.log_sum_exp(logits), scores, eos_id=1, beam_size=4)
     for ours, theirs in zip((*without[0], *without[1]), (*given[0], *given[1]), strict=True):
@@ -411,7 +411,7 @@ def test_selection_with_few_allowed_continuations_gives_valid_indices(monkeypatc
     logits = torch.full((2, 4, 100), float("-inf"))
     logits[:, 1, 1] = 2.0  # ends
     logits[:, 2, 30] = 1.0
-    live, ended = NativeReductions().select(logits, torch.zeros(2, 4, 1), torch.zeros(2, 4), eos_id=1, beam_size=4)
+    live, ended = CompiledReductions().select(logits, torch.zeros(2, 4, 1), torch.zeros(2, 4), eos_id=1, beam_size=4)
     for parents, pieces, _, totals in (live, ended):
         assert int(parents.min()) >= 0
         assert int(parents.max()) < 4

@@ -30,12 +30,12 @@ PRODUCT = """
 import torch
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.compiler import find_float_tile
-from transduce.kernels.cpu.gemm.decode import NativeLinear
+from transduce.kernels.cpu.gemm.decode import CompiledLinear
 made = []
 make = compiler._make_code
 compiler._make_code = lambda *values: made.append(values) or make(*values)
 weight, x = torch.eye(64) * 2.0, torch.arange(128.0).view(2, 64)
-assert torch.equal(NativeLinear(weight, None, find_float_tile("floats"))(x), 2.0 * x)
+assert torch.equal(CompiledLinear(weight, None, find_float_tile("floats"))(x), 2.0 * x)
 print(len(made), flush=True)
 """
 # Imports what is slow to import, and forks a process for each line: it has compiled nothing, as a new one.

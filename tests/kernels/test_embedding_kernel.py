@@ -7,7 +7,7 @@ from torch.nn import functional as F
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.kernels.training_executor import embed
 from transduce.model.backend import add_gradients_to
 
@@ -16,7 +16,7 @@ if find_integer_tile() is None:
 
 pytestmark = pytest.mark.usefixtures("tile", "threads")
 
-KERNELS = NativeTraining()
+KERNELS = CompiledTraining()
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 

@@ -24,7 +24,7 @@ from transduce.kernels.cpu.gemm.train_calls import (
 )
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.model.backend import Rows, add_gradients_to, using_backend
 from transduce.training.loss import projected_cross_entropy
 
@@ -206,7 +206,7 @@ def test_the_loss_and_its_gradients_equal_pytorchs(positions: int, vocabulary: i
     """Beyond 256 positions the logits are computed in parts; an odd vocabulary is padded, and its bias too."""
     labels = torch.randint(0, vocabulary, (1, positions))
     values = []
-    for kernels in (None, NativeTraining()):
+    for kernels in (None, CompiledTraining()):
         torch.manual_seed(4)
         shapes = ((1, positions, 32), (vocabulary, 32), (vocabulary,))
         hidden, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in shapes)
@@ -228,7 +228,7 @@ def test_the_loss_and_its_gradients_equal_pytorchs(positions: int, vocabulary: i
 @of_each_kind
 def test_a_product_with_some_rows_of_a_matrix_updates_these_rows_only(dtype: torch.dtype) -> None:
     """The weight of attention holds queries, keys and values, of which a product may use some rows only."""
-    kernels = NativeTraining()
+    kernels = CompiledTraining()
     x, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in ((20, 32), (96, 32), (96,)))
     total, bias_total = torch.ones(96, 32), torch.ones(96)
     add_gradients_to(weight, total)

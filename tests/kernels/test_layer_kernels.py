@@ -15,7 +15,7 @@ from transduce.kernels.cpu.jit.compiler import require_integer_tile
 from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer_plan
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.layers import EncoderLayer, StackPositions
@@ -52,7 +52,7 @@ def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return sums
 
 
-class Counting(NativeTraining):
+class Counting(CompiledTraining):
     """Training kernels that count how many layers were run as a whole."""
 
     def __init__(self, *, whole: bool) -> None:

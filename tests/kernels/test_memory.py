@@ -10,7 +10,7 @@ pytest.importorskip("llvmlite")
 
 import torch
 
-from transduce.kernels.cpu.gemm.decode import NativeVocabulary, make_int8_linear
+from transduce.kernels.cpu.gemm.decode import CompiledVocabulary, make_int8_linear
 from transduce.kernels.cpu.jit import memory
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.memory import Arena
@@ -49,7 +49,7 @@ def test_rows_of_a_mapped_matrix_are_read_from_its_file(tmp_path: Path, monkeypa
     write_tensors(tmp_path / "model.safetensors", tensors, tensors.items(), {})
     matrix = MappedTensors(tmp_path, "model.safetensors").tensor("matrix")
     mapped, plain = (make_int8_linear(each, None, "vocabulary") for each in (matrix, tensors["matrix"]))
-    assert isinstance(mapped, NativeVocabulary)
+    assert isinstance(mapped, CompiledVocabulary)
     x = torch.randn(9, 128)
     assert torch.equal(mapped(x), plain(x))
     numbers = memory.file_rows(mapped.exact_weight)

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.kernels.cpu.training.optimizer import orthogonalize_in_place, supports_orthogonalization
 from transduce.model.backend import using_backend
 from transduce.training.muon import _POLYNOMIALS as POLYNOMIALS
@@ -25,7 +25,7 @@ SHAPES = pytest.mark.parametrize(("rows", "columns"), [(64, 64), (64, 192), (192
 def test_matrices_become_orthogonal_as_with_the_library(rows: int, columns: int) -> None:
     matrices = torch.randn(5, rows, columns)
     found = []
-    for dtype, kernels in ((torch.float64, None), (torch.bfloat16, None), (torch.bfloat16, NativeTraining())):
+    for dtype, kernels in ((torch.float64, None), (torch.bfloat16, None), (torch.bfloat16, CompiledTraining())):
         with using_backend(kernels):
             found.append(orthogonalize(matrices.to(dtype), 3.0).double())
     exact, library, ours = found
@@ -39,7 +39,7 @@ def test_the_number_of_threads_changes_no_bit_nor_where_matrices_stand(rows: int
     matrices, found = torch.randn(5, rows, columns).bfloat16(), []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        with using_backend(NativeTraining()):
+        with using_backend(CompiledTraining()):
             found.append(orthogonalize(matrices))
     # Somewhere, and in another order.
     size = rows * columns
@@ -62,7 +62,7 @@ def test_orthogonalization_ignores_scale_and_other_matrices_of_the_batch(
     rows: int, columns: int, length: float
 ) -> None:
     matrices = torch.randn(3, rows, columns).bfloat16()
-    with using_backend(NativeTraining()):
+    with using_backend(CompiledTraining()):
         together = orthogonalize(matrices)
         one, two, none = orthogonalize(torch.stack([length * matrices[1], matrices[0], torch.zeros_like(matrices[0])]))
     assert torch.equal(two, together[0])

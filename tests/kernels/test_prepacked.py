@@ -10,8 +10,8 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels import select
-from transduce.kernels.cpu.decoding.state import NativeState
-from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
+from transduce.kernels.cpu.decoding.state import CompiledState
+from transduce.kernels.cpu.gemm.decode import CompiledLinear, CompiledVocabulary
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.select import decoded_model, make_inference_copy, start_fast, temporary_inference_copy
@@ -88,7 +88,7 @@ def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple
 
 def first_logits(model: Transformer) -> Tensor:
     state = start_fast(model, SOURCES)
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     return state.step_to_logits(torch.full((len(SOURCES), 1), 7))[1].clone()
 
 
@@ -96,7 +96,7 @@ def first_logits(model: Transformer) -> Tensor:
 @torch.inference_mode()
 def test_keys_and_values_are_cached_in_float16_unless_the_model_is_float32(dtype: torch.dtype) -> None:
     state = start_fast(build(dtype)[0], SOURCES)
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     kept = torch.float32 if dtype == torch.float32 else torch.float16
     assert state.pool.entries.dtype == state.memory.dtype == kept
 
@@ -114,7 +114,7 @@ def test_products_are_sums_of_float32_in_one_order(tile: Tile, threads: int) -> 
     dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
     for width in (48, 128):
         weight, bias = torch.randn(150, width), torch.randn(150)
-        product = NativeLinear(weight, bias, tile)
+        product = CompiledLinear(weight, bias, tile)
         x = torch.randn(40, width)
         exact = x.to(dtype).double() @ weight.to(dtype).double().T + bias
         whole = product(x)
@@ -132,8 +132,8 @@ def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
     torch.manual_seed(1)
     assert PAIRS is not None
     weight, bias, x = torch.randn(300, 64), torch.randn(300), torch.randn(40, 64)
-    found = NativeVocabulary(weight, bias, PAIRS)(x)
-    coarse, exact = NativeLinear(weight, bias, PAIRS)(x), x @ weight.T + bias
+    found = CompiledVocabulary(weight, bias, PAIRS)(x)
+    coarse, exact = CompiledLinear(weight, bias, PAIRS)(x), x @ weight.T + bias
     likely = coarse > coarse.amax(dim=-1, keepdim=True) - 2.0
     torch.testing.assert_close(found[likely], exact[likely])
     assert torch.equal(found[~likely], coarse[~likely])
@@ -149,7 +149,7 @@ def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
 def test_decoding_steps_equal_those_of_the_model(dtype: torch.dtype, changes: dict[str, object]) -> None:
     model, plain = build(dtype, changes)
     ours, expected = start_fast(model, SOURCES), plain.start(SOURCES)
-    assert isinstance(ours, NativeState)
+    assert isinstance(ours, CompiledState)
     pieces = torch.zeros(len(SOURCES), 1, dtype=torch.int64)
     generator = torch.Generator().manual_seed(1)
     for step in range(20):
@@ -180,7 +180,7 @@ def test_logits_of_a_whole_target_equal_those_of_its_steps(dtype: torch.dtype) -
     packed, target = decoded_model(model), torch.tensor([[0, 7, 9, 30, 4]])
     whole = packed.project(packed.hidden(SOURCES[:1], target))[0]
     state = start_fast(model, SOURCES[:1])
-    assert isinstance(state, NativeState)
+    assert isinstance(state, CompiledState)
     for place, piece in enumerate(target[0]):
         torch.testing.assert_close(state.step_to_logits(piece.view(1, 1))[1][0, 0], whole[place], rtol=1e-5, atol=1e-4)
 
@@ -275,7 +275,7 @@ def test_a_replaced_module_takes_the_reference_path(dtype: torch.dtype) -> None:
     layer.feed_forward = torch.nn.Sequential(own)  # type: ignore[assignment]
     assert isinstance(start_fast(model, SOURCES), MemoryState)
     layer.feed_forward = own
-    assert isinstance(start_fast(model, SOURCES), NativeState)
+    assert isinstance(start_fast(model, SOURCES), CompiledState)
     vars(layer.self_attention.output)["forward"] = torch.zeros_like
     assert isinstance(start_fast(model, SOURCES), MemoryState)
 
@@ -284,7 +284,7 @@ def test_a_replaced_module_takes_the_reference_path(dtype: torch.dtype) -> None:
 def test_a_model_beyond_the_size_limit_gets_no_inference_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = build(torch.float32)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    for most, state in ((size, NativeState), (size - 1, MemoryState)):
+    for most, state in ((size, CompiledState), (size - 1, MemoryState)):
         monkeypatch.setattr(select, "_max_copy_bytes", lambda most=most: most)
         assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
 
@@ -297,7 +297,7 @@ def test_a_temporary_inference_copy_is_removed_afterwards(dtype: torch.dtype) ->
     assert isinstance(start_fast(model, SOURCES), MemoryState)
     with temporary_inference_copy(model):
         state = start_fast(model, SOURCES)
-        assert isinstance(state, NativeState)
+        assert isinstance(state, CompiledState)
     expected = model.float().start(SOURCES).step(torch.full((len(SOURCES), 1), 7))
     torch.testing.assert_close(state.step(torch.full((len(SOURCES), 1), 7)), expected, rtol=0.05, atol=0.05)
     assert isinstance(start_fast(model, SOURCES), MemoryState)

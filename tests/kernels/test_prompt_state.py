@@ -11,10 +11,10 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.kernels.cpu.decoding.state import NativePromptState
+from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
+from transduce.kernels.cpu.decoding.state import CompiledPromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
-from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, DecodingState, PromptState
 from transduce.search.beam import BeamOptions, BeamSearch
@@ -74,7 +74,7 @@ def test_decoding_steps_equal_those_of_the_model(precision: str, changes: dict[s
     model, plain = build(precision, changes)
     for width in (1, 3):
         state = start_prompts(model, PROMPTS, LENGTHS)
-        assert isinstance(state, NativePromptState)
+        assert isinstance(state, CompiledPromptState)
         for ours, expected in zip(walk(state, width), walk(plain.start(PROMPTS, LENGTHS), width), strict=True):
             assert ours.shape == expected.shape
             assert float((ours - expected).norm() / expected.norm()) < ALMOST[precision]
@@ -89,7 +89,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(precision: str) -> None:
         torch.set_num_threads(threads)
         for prompts, lengths in ((PROMPTS, LENGTHS), (PROMPTS[:1], LENGTHS[:1])):
             state = start_prompts(model, prompts, lengths)
-            assert isinstance(state, NativePromptState)
+            assert isinstance(state, CompiledPromptState)
             steps = [state.step_to_logits(torch.full((len(prompts), 1), piece))[1].clone() for piece in (0, 7, 9, 4)]
             found.append(torch.stack(steps)[:, 0])
     torch.set_num_threads(before)
@@ -103,7 +103,7 @@ def test_logits_of_a_whole_text_equal_those_of_its_steps(precision: str) -> None
     text = [5, 9, 30, 4, 200]
     whole = decoded_model(model)(torch.tensor([text]))[0]  # (5, V)
     state = start_prompts(model, torch.tensor([text[:2]]), torch.tensor([2]))
-    assert isinstance(state, NativePromptState)
+    assert isinstance(state, CompiledPromptState)
     for place, piece in enumerate([PAD, *text[2:]], start=1):
         found = state.step_to_logits(torch.tensor([[piece]]))[1][0, 0]
         assert float((found - whole[place]).norm() / whole[place].norm()) < 2e-3  # a number may round the other way
@@ -127,7 +127,7 @@ RULES: list[list[Rule]] = [
 
 
 def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> DecoderOnlyScorer:
-    return DecoderOnlyScorer(model, prompts, context=context, excluded_ids=[PAD, 7])
+    return DecoderOnlyScorer(model, prompts, max_context=context, excluded_ids=[PAD, 7])
 
 
 @pytest.mark.parametrize("rules", RULES, ids=["no rules", "rules"])

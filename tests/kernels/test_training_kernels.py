@@ -12,14 +12,15 @@ from torch.nn import functional as F
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.errors import TransduceError
+from transduce.kernel_interfaces import AttentionOptions
 from transduce.kernels.cpu import train_rows
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE
 from transduce.kernels.cpu.train_rows import DropoutArguments
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import AttentionOptions, Rows, add_gradients_to, backend_in_use, using_backend
+from transduce.model.backend import Rows, add_gradients_to, backend_in_use, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
@@ -32,7 +33,7 @@ if find_integer_tile() is None:
 TILES = [AVX2_TILE, AVX512_TILE]  # on processors with narrow vectors, LLVM splits a wide one in two
 
 pytestmark = pytest.mark.usefixtures("one_or_two_threads")
-KERNELS = NativeTraining()
+KERNELS = CompiledTraining()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 PAD = 0

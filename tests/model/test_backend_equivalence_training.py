@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.training.layer import _WHOLE_LAYERS, NativeTraining
+from transduce.kernels.cpu.training.layer import _WHOLE_LAYERS, CompiledTraining
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
@@ -52,7 +52,7 @@ COMPONENTS = (
 Change = Callable[[nn.Module], object]
 
 
-class Counting(NativeTraining):
+class Counting(CompiledTraining):
     """Kernels that count how many whole layers and how many linear layers they compute."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class Counting(NativeTraining):
 
     def linear(self, *args: Any, **kwargs: Any) -> Tensor:
         self.linears += 1
-        return NativeTraining.linear(*args, **kwargs)
+        return CompiledTraining.linear(*args, **kwargs)
 
     def run_layer(self, *args: Any) -> Tensor | None:
-        found = NativeTraining.run_layer(*args)
+        found = CompiledTraining.run_layer(*args)
         self.layers += found is not None
         return found
 
@@ -87,7 +87,7 @@ def make_model(kind: type[nn.Module] = LayerNorm, **changes: Any) -> Transformer
     return model
 
 
-def learn(model: Transformer, kernels: NativeTraining | None) -> tuple[Tensor, dict[str, Tensor]]:
+def learn(model: Transformer, kernels: CompiledTraining | None) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a batch and the gradient of each parameter."""
     sums = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
     for name, parameter in model.named_parameters():
@@ -235,7 +235,7 @@ def test_a_changed_component_takes_the_reference_path(kind: type[nn.Module], cha
 @pytest.mark.parametrize("kind", COMPONENTS)
 def test_a_global_forward_hook_takes_effect_with_kernels(kind: type[nn.Module]) -> None:
     model = make_model(kind)
-    before, _ = learn(model, NativeTraining())
+    before, _ = learn(model, CompiledTraining())
     chosen = first_of(model, kind)
     hook = register_module_forward_hook(
         lambda module, _, output: half(output) if module is chosen else None  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ def test_a_global_forward_hook_takes_effect_with_kernels(kind: type[nn.Module]) 
 
 def test_a_global_forward_pre_hook_takes_effect_with_kernels() -> None:
     model = make_model()
-    before, _ = learn(model, NativeTraining())
+    before, _ = learn(model, CompiledTraining())
     chosen = first_of(model, Linear)
     hook = register_module_forward_pre_hook(
         lambda module, args: (half(args[0]), *args[1:]) if module is chosen else None  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ class Half(nn.Module):
 @pytest.mark.parametrize("name", ["projection", "output", "inner", "outer", "norm_before"])
 def test_a_parametrized_weight_takes_effect_with_kernels(name: str) -> None:
     model = make_model()
-    before, _ = learn(model, NativeTraining())
+    before, _ = learn(model, CompiledTraining())
     module = next(module for path, module in model.decoder_layers.named_modules() if path.endswith(name))
     parametrize.register_parametrization(module, "weight", Half())
     assert_kernels_notice(model, before)
@@ -335,14 +335,14 @@ def replaced_on_the_class(_: Any) -> Iterator[None]:
 @pytest.mark.parametrize("stack", ["encoder_layers", "decoder_layers"])
 def test_a_replaced_submodule_takes_effect_with_kernels(change: Change, stack: str) -> None:
     model = make_model()
-    before, _ = learn(model, NativeTraining())
+    before, _ = learn(model, CompiledTraining())
     change(getattr(model, stack)[1])
     assert_kernels_notice(model, before)
 
 
 def test_a_forward_replaced_on_the_class_takes_effect_with_kernels() -> None:
     model = make_model()
-    before, _ = learn(model, NativeTraining())
+    before, _ = learn(model, CompiledTraining())
     with replaced_on_the_class(model):
         assert_kernels_notice(model, before)
 

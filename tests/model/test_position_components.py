@@ -1,15 +1,19 @@
 """Test learned positions, rotary embeddings and relative position biases, by their formulas and properties."""
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from transduce.errors import TransduceError
-from transduce.model.config import RotaryScaling
+from transduce.model.build import build_model
+from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.positions import (
     LearnedPositions,
     RelativePositions,
@@ -169,3 +173,19 @@ def test_each_sentence_of_a_batch_may_have_its_own_relative_positions() -> None:
     assert together.shape == (2, 3, 2, 3)
     for row in range(2):
         assert torch.equal(together[row : row + 1], relative(queries[row], keys[row]))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_pytorchs_average_of_weights_follows_a_model_whose_table_of_positions_grew(positions: str) -> None:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 16}
+    model = build_model(ModelConfig(**(sizes | {"d_ff": 16, "num_encoder_layers": 1, "positions": positions}))).eval()
+    average = AveragedModel(model)
+    ids = torch.randint(3, 20, (1, 300))
+    with torch.no_grad():
+        expected = model(ids, ids[:, :5])
+        average.update_parameters(model)
+        torch.testing.assert_close(average(ids, ids[:, :5]), expected)
+        assert not list(model.buffers())  # PyTorch's DDP sends buffers, whose shapes would differ among processes
+        moved = copy.deepcopy(model).double()
+        torch.testing.assert_close(moved(ids, ids[:, :5]).float(), expected, atol=1e-4, rtol=1e-4)

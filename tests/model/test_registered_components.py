@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import transduce
 from transduce.errors import TransduceError
-from transduce.model.build import _REGISTRIES, check_registered
+from transduce.model.build import _REGISTRIES, build_model, check_registered
 from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.masks import BiasedMask
+from transduce.model.transformer import Transformer
 
 SIZES: dict[str, Any] = {
     "source_vocabulary_size": 90,
@@ -66,17 +68,50 @@ class Failing(transduce.MultiHeadAttention):
         return super().forward(x - x[:, 2:3], *args, **options)
 
 
+class Unrotated(transduce.MultiHeadAttention):
+    """Attention that does not pass on all arguments."""
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, *, mask: Any = None, cache: Any = None, **_: Any
+    ) -> Tensor:
+        return super().forward(x, memory, mask=mask, cache=cache)
+
+
+class PlainScore(transduce.ScoredAttention):
+    """A score that reads only which keys are allowed, without bias, dropout or a hard choice."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **_: Any) -> Tensor:
+        scores = query @ key.mT / 8
+        return (scores if mask is None else scores.masked_fill(~mask.allowed, -1e9)).softmax(dim=-1) @ value
+
+
 class Distance(nn.Module):
     """A penalty by distance, of the positions or, wrongly, of their indices."""
 
-    def __init__(self, *, by_index: bool) -> None:
+    def __init__(self, *, by_index: bool, slope: float = 0.5) -> None:
         super().__init__()
-        self.by_index = by_index
+        self.by_index, self.slope = by_index, slope
 
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         if self.by_index:
             query_positions, key_positions = (torch.arange(each.shape[-1]) for each in (query_positions, key_positions))
-        bias = -0.5 * (key_positions[..., None, :] - query_positions[..., :, None]).abs().unsqueeze(-3)
+        bias = -self.slope * (key_positions[..., None, :] - query_positions[..., :, None]).abs().unsqueeze(-3)
+        return bias if bias.dim() == 4 else bias[None]
+
+
+class KeyPosition(nn.Module):
+    """A bias by the position of the key itself, from a table of 128 positions."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(128, num_heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        bias = self.weight[key_positions].mT.unsqueeze(-2)  # (H, 1, L) or (B, H, 1, L)
+        bias = bias.expand(*bias.shape[:-2], query_positions.shape[-1], -1)
         return bias if bias.dim() == 4 else bias[None]
 
 
@@ -104,11 +139,20 @@ class Valued(nn.Module):
 
 
 COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
-    "attention": {"own-gate": Gated, "own-shift": Shifted, "own-convolution": Convolved, "own-failing": Failing},
+    "attention": {
+        "own-gate": Gated,
+        "own-shift": Shifted,
+        "own-convolution": Convolved,
+        "own-failing": Failing,
+        "own-unrotated": Unrotated,
+    },
+    "attention_score": {"own-plain": PlainScore},
     "activation": {"own-cube": lambda x: x.relu() ** 3, "own-sum": lambda x: x.cumsum(dim=1)},
     "positions": {
         "own-distance": lambda _config, _causal: Distance(by_index=False),
         "own-index": lambda _config, _causal: Distance(by_index=True),
+        "own-zero": lambda _config, _causal: Distance(by_index=False, slope=0.0),
+        "own-key": lambda config, _causal: KeyPosition(config.num_heads),
     },
     "norm": {
         "own-values": lambda width, _epsilon: Valued(width),
@@ -116,7 +160,10 @@ COMPONENTS: dict[str, dict[str, Callable[..., Any]]] = {
         "own-drawn": lambda width, _epsilon: RandomNorm(width, persistent=False),
     },
 }
-RIGHT = [("attention", "own-gate"), ("activation", "own-cube"), ("positions", "own-distance"), ("norm", "own-stored")]
+RIGHT = [
+    *(("attention", "own-gate"), ("activation", "own-cube"), ("norm", "own-stored")),
+    *(("positions", "own-distance"), ("positions", "own-key")),
+]
 DECODES = "decodes something else than it trains"
 # What is wrong, by setting, name and kind of model.
 WRONG = [
@@ -166,6 +213,53 @@ def test_a_component_that_decodes_otherwise_is_refused(setting: str, name: str, 
         check_registered(ModelConfig(**(KINDS[kind] | {setting: name})))
 
 
+IGNORED: list[tuple[dict[str, Any], str]] = [
+    ({"attention": "own-unrotated", "positions": "rotary", "rotary_base": 500.0}, "positions"),
+    ({"attention": "own-unrotated", "positions": "rotary-interleaved", "kind": "encoder"}, "positions"),
+    *(({"attention_score": "own-plain", "positions": each}, "positions") for each in ("relative", "own-distance")),
+    ({"attention_score": "own-plain", "positions": "relative", "kind": "decoder"}, "positions"),
+    ({"attention_score": "own-plain", "attention_kind": "hard"}, "attention_kind"),
+    ({"attention_score": "own-plain", "attention_dropout": 0.2}, "attention_dropout"),
+    ({"attention_score": "own-plain", "attention_dropout": 0.2, "kind": "recurrent"}, "attention_dropout"),
+]
+
+
+@pytest.mark.parametrize(("settings", "ignored"), IGNORED)
+def test_a_component_that_ignores_another_setting_is_refused(settings: dict[str, Any], ignored: str) -> None:
+    with pytest.raises(TransduceError, match=rf"ignores `model.{ignored}` = {settings[ignored]}: pass on"):
+        check_registered(ModelConfig(**(SIZES | settings)))
+    others = {name: value for name, value in settings.items() if name not in (ignored, "rotary_base")}
+    check_registered(ModelConfig(**(SIZES | others)))
+    with_gate = {"attention": "own-gate"} if "attention" in settings else {"attention_score": "scaled"}
+    check_registered(ModelConfig(**(SIZES | settings | with_gate)))
+
+
+def test_positions_without_effect_by_themselves_are_accepted() -> None:
+    check_registered(ModelConfig(**(SIZES | {"attention": "own-gate", "positions": "own-zero"})))
+
+
 def test_a_model_of_known_components_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.model.build.build_any_model", lambda _config: pytest.fail("a model was built"))
     check_registered(ModelConfig(**SIZES))
+
+
+@pytest.mark.parametrize("length", [40, 128])  # long sequences are computed in blocks
+@pytest.mark.parametrize("name", ["own-distance", "own-key"])
+def test_positions_in_a_window_are_those_of_the_sequence(name: str, length: int) -> None:
+    config = ModelConfig(**(SIZES | {"positions": name, "attention_window": 20, "dropout": 0.0}))
+    model = build_model(config).eval()
+    assert isinstance(model, Transformer)
+    ids = torch.randint(3, 90, (2, length))
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= 20
+    with torch.no_grad():
+        x = torch.randn(2, length, config.d_model)
+        mask, effect = model.encoder_positions(x, None)
+        layer = model.encoder_layers[0]
+        found = layer(x, mask, position_effect=effect)
+        positions = model.encoder_positions.bias
+        assert positions is not None
+        bias = positions(torch.arange(length), torch.arange(length))
+        torch.testing.assert_close(found, layer(x, BiasedMask(near[None, None], bias)), atol=1e-5, rtol=1e-4)
+        state = model.start(ids[:, :9])
+        steps = torch.cat([state.step(token) for token in ids.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(model.project(steps), model(ids[:, :9], ids), atol=1e-4, rtol=1e-3)

@@ -46,6 +46,14 @@ def make(translator: Translator, **changes: Any) -> Transformer | Recurrent | De
     return model
 
 
+@pytest.mark.parametrize("kind", ["pre", "recurrent", "decoder"])
+def test_a_model_without_values_is_not_saved(kind: str, translator: Translator, tmp_path: Path) -> None:
+    model = make(translator, **KINDS[kind]).to("meta")
+    with pytest.raises(TransduceError, match="is on PyTorch's meta device, which holds no values: fill the model"):
+        transduce.save(model, tmp_path / "saved", tokenizer=translator.tokenizer)
+    assert not (tmp_path / "saved").exists()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_model_loads_with_the_same_weights(kind: str, translator: Translator, tmp_path: Path) -> None:
     model = make(translator, **KINDS[kind])

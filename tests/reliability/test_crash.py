@@ -32,3 +32,41 @@ def test_a_run_killed_at_any_system_call_of_a_save_can_be_resumed(tmp_path: Path
     assert rows["saving in place: nothing left"] > 0
     assert rows["not flushed when renamed"] == 0
     assert rows["the same trace without its fsync calls"] > 0
+
+
+_KILLED_AT_A_CHANGE = """
+import os, signal, sys
+from transduce.commands.main import main
+folder, moment, changes = sys.argv[1], int(sys.argv[2]), 0
+
+def count(event, arguments):
+    global changes
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if (writes or event in ("os.mkdir", "os.rename")) and str(arguments[0]).startswith(folder):
+        changes += 1
+        if changes == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+raise SystemExit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize("moment", [2, 5, 9])
+def test_preparing_succeeds_after_a_kill_at_any_change_of_files(
+    trained: Path, toy_corpus: Path, tmp_path: Path, moment: int
+) -> None:
+    out, source, target = tmp_path / "out" / "corpus", toy_corpus / "train.zh", toy_corpus / "train.en"
+    command = ["prepare", "--source", str(source), "--target", str(target), "--tokenizer", str(trained)]
+    for at, code in ((moment, -9), (0, 0)):
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", _KILLED_AT_A_CHANGE, str(out.parent), str(at), *command, "--out", str(out)],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")},
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert out.exists() == (code == 0)  # no half folder is taken for a whole one
+    assert [path.name for path in out.parent.iterdir()] == ["corpus"]

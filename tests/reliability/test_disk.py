@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import open_atomically, write_file
 from transduce.errors import TransduceError
 from transduce.training.events import EventLog, TrainEvent, ValidationEvent
 from transduce.training.interruption import explain_step_out_of_memory
@@ -145,6 +145,64 @@ def test_a_full_disk_is_reported_with_the_file_in_one_sentence(
     assert f"transduce: A file or folder could not be used: {place}" in done.stderr
     assert "Free disk space" not in done.stderr  # which would not help
     assert ("transduce: Raise the limit on the size of a file" in done.stderr) == (what != "standard output")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("unbuffered", [True, False])
+@pytest.mark.parametrize("command", ["--help", "--version", "help train", "translate --help", "check-install"])
+def test_a_full_standard_output_fails_with_one_line(command: str, unbuffered: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -B -m transduce {command} > /dev/full"],
+        env=environment | {"PYTHONPATH": str(SOURCES)} | ({"PYTHONUNBUFFERED": "1"} if unbuffered else {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == ("transduce: A file or folder could not be used: standard output: No space left on device.\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_a_file_behind_links_is_replaced_only_when_it_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    real, link, outer = tmp_path / "disk" / "real", tmp_path / "link", tmp_path / "outer"
+    link.symlink_to("disk/real")
+    outer.symlink_to(link)
+    write_file(outer, b"new")  # where no file is yet
+    assert real.read_bytes() == b"new"
+    with open_atomically(outer) as file:
+        file.write(b"half")
+        file.flush()
+        assert real.read_bytes() == b"new"
+        with pytest.raises(TransduceError, match="Another process is writing"), open_atomically(real):
+            pass
+    assert real.read_bytes() == b"half"
+    with largest_file(100), pytest.raises(OSError, match="File too large"), open_atomically(link) as file:
+        file.write(bytes(1000))
+    with largest_file(100), pytest.raises(OSError, match="File too large"):
+        write_file(link, bytes(1000))
+    assert real.read_bytes() == b"half"
+    assert link.is_symlink()
+    assert outer.is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["disk", "link", "outer", "real"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_links_that_lead_to_no_replaceable_file_are_left_alone(tmp_path: Path) -> None:
+    circle, descriptor = tmp_path / "circle", tmp_path / "descriptor"
+    circle.symlink_to("circle")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write_file(circle, b"new")
+    assert circle.is_symlink()
+    if sys.platform == "linux":  # /dev/stdout is such a link; the file must stay the one that is open
+        with (tmp_path / "open").open("wb") as file:
+            descriptor.symlink_to(f"/proc/self/fd/{file.fileno()}")
+            before = (tmp_path / "open").stat().st_ino
+            write_file(descriptor, b"new")
+        assert (tmp_path / "open").stat().st_ino == before
+        assert (tmp_path / "open").read_bytes() == b"new"
 
 
 def test_a_half_written_log_line_is_completed_by_the_next_write(tmp_path: Path) -> None:

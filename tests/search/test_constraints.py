@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transduce.search.constraints import (
     ConstrainedSelection,
     Phrase,
     PhraseMatcher,
-    Progress,
+    PhraseProgress,
     WordContinuations,
     allocate,
 )
@@ -21,7 +22,7 @@ from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 START, END = 0, 1
 
 
-def follow(matcher: PhraseMatcher, pieces: list[int]) -> Progress:
+def follow(matcher: PhraseMatcher, pieces: list[int]) -> PhraseProgress:
     progress = matcher.start
     for piece in pieces:
         progress = matcher.next(progress, piece)
@@ -87,6 +88,19 @@ def test_a_phrase_whose_last_word_continues_is_not_met() -> None:
 def test_a_phrase_that_is_named_twice_is_written_once() -> None:
     matcher = PhraseMatcher(phrases((5, 6), (5, 6)))
     assert matcher.missing(matcher.start) == 2
+
+
+def test_a_long_repetitive_phrase_is_followed_in_linear_time_per_token() -> None:
+    spelling = (5,) * 3000
+    matcher = PhraseMatcher(phrases((*spelling, 6)))
+    progress = follow(matcher, list(spelling))
+    started = time.process_time()
+    for _ in range(50):
+        assert matcher._follow(progress, 7).tail == ()
+        progress = matcher._follow(progress, 5)
+        assert len(progress.tail) == 3000
+    assert time.process_time() - started < 1.0
+    assert matcher.missing(matcher.next(progress, 6)) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

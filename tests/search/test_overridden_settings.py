@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from transduce.errors import IdleSettingWarning, TransduceError
-from transduce.inference.decoding import read_search_settings
 from transduce.inference.translator import Translator
+from transduce.model_folder.load import read_search_settings
 from transduce.search.settings import SamplingSettings, SearchSettings, override_search, override_with_warnings
 
 SAMPLES = SamplingSettings(temperature=0.7)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from transduce.inference.batching import Documents
+from transduce.inference.generator import load_generator
+from transduce.serving.models import ServedGenerator
 
 ADDRESS = "/v1/chat/completions"
+GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
 def ask(live: Any, content: Any = "ein Satz", **fields: Any) -> Any:
@@ -219,3 +222,105 @@ def test_the_openai_client_library_translates(serve: Any, gated_model: Any) -> N
         with pytest.raises(openai.NotFoundError, match="There is no model `gpt`"):
             client.chat.completions.create(model="gpt", messages=said)
         client.close()
+
+
+# --- chat templates ---
+
+TEMPLATE = """{% for m in messages %}{{ '<|turn|>' + m.role + ': ' + m.content + '<|end|>' }}{% endfor %}
+{%- if messages[-1].content == 'refuse' %}{{ raise_exception('This is too hard') }}{% endif %}
+{%- if enable_thinking is false %}{{ 'briefly ' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|turn|>assistant: ' }}{% endif %}"""
+
+
+@pytest.fixture
+def templated(make_decoder: Any, serve: Any) -> Any:
+    """Yield a server with a language model that has a chat template, and the model."""
+    folder = make_decoder("Qwen2ForCausalLM", max_position_embeddings=150)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    generator = load_generator(folder, precision="fp32", device="cpu", threads=1)
+    with serve(generators=[ServedGenerator("talker", generator)]) as live:
+        yield live, generator
+
+
+def test_a_chat_template_writes_the_prompt(templated: Any) -> None:
+    live, generator = templated
+    said = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+
+    def answer(messages: Any, **options: Any) -> str:
+        answered: str = generator.chat(messages, max_length=8, temperature=0, **options).answer
+        return answered
+
+    def openai(messages: Any, **fields: Any) -> Any:
+        return live.ask("POST", ADDRESS, {"model": "talker", "messages": messages, **GREEDY, **fields})
+
+    def ollama(path: str, **fields: Any) -> Any:
+        options = {"temperature": 0, "num_predict": 8}
+        return live.ask("POST", path, {"model": "talker", "stream": False, "options": options, **fields})
+
+    reply = openai(said).json
+    assert reply["choices"][0]["message"]["content"] == answer(said)
+    assert reply["usage"]["prompt_tokens"] == len(generator.prompt_ids(generator.chat_prompt(said)))
+    assert openai([{"role": "developer", "content": "be kind"}, *said[1:]]).json["choices"] == reply["choices"]
+    parts = [{"type": "text", "text": "th"}, {"type": "text", "text": "ree"}]
+    assert openai([*said[:3], {"role": "user", "content": parts}]).json["choices"] == reply["choices"]
+    assert text_of(chunks(live, "three", model="talker", **GREEDY)[:-1]) == answer("three")
+    # The final message of the assistant is answered, or continued on request.
+    assert openai(said[:3]).json["choices"][0]["message"]["content"] == answer(said[:3])
+    continued = openai(said[:3], continue_final_message=True).json["choices"][0]["message"]["content"]
+    assert continued == answer(said[:3], continue_final_message=True)
+    brief = {"enable_thinking": False}
+    briefly = answer(said, template_variables=brief)
+    assert openai(said, chat_template_kwargs=brief).json["choices"][0]["message"]["content"] == briefly
+    assert ollama("/api/chat", messages=said).json["message"]["content"] == answer(said)
+    assert ollama("/api/chat", messages=said, think=False).json["message"]["content"] == briefly
+    assert ollama("/api/chat", messages=said[:3], continue_final_message=True).json["message"]["content"] == continued
+    assert ollama("/api/generate", prompt="three").json["response"] == answer("three")
+    system = [said[0], said[3]]
+    assert ollama("/api/generate", prompt="three", system="be kind").json["response"] == answer(system)
+    plain = generator("three", max_length=8, temperature=0).continuations[0].text
+    assert ollama("/api/generate", prompt="three", raw=True).json["response"] == plain
+    completed = live.ask("POST", "/v1/completions", {"model": "talker", "prompt": "three", **GREEDY})
+    assert completed.json["choices"][0]["text"] == plain
+
+
+def test_conversations_that_a_template_cannot_write_are_refused(templated: Any) -> None:
+    live, _ = templated
+    for message, sentence in (
+        ({"role": "user", "content": "refuse"}, "The model's chat template refuses the messages (This is too hard)"),
+        ({"role": "tool", "content": "7"}, "a message's role must be system, developer, user, assistant, but one is"),
+        ({"role": "user", "content": "a" * 30_000}, "request (30000) exceeds text limit (20000 characters)"),
+        ({"role": "user", "content": "a " * 90}, "fewer tokens than the model's context of 150, but has "),
+    ):
+        reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": [message]})
+        assert reply.status == 400
+        assert sentence in fault(reply)
+    reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": []})
+    assert "A conversation must be a list of messages" in fault(reply)
+    reply = live.ask("POST", "/api/chat", {"model": "talker", "messages": [{"role": "user", "content": "refuse"}]})
+    assert reply.status == 400
+    assert "This is too hard" in reply.json["error"]
+
+
+def test_an_answer_ends_when_the_context_is_full(templated: Any) -> None:
+    live, generator = templated
+    content = "one " * 25
+    count = len(generator.prompt_ids(generator.chat_prompt(content)))
+    body = {"model": "talker", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 500}
+    reply = live.ask("POST", ADDRESS, body).json
+    assert reply["usage"]["completion_tokens"] <= 150 - count
+    assert reply["choices"][0]["message"]["content"] == generator.chat(content, max_length=500, temperature=0).answer
+
+
+@pytest.mark.parametrize("field", [{"continue_final_message": True}, {"chat_template_kwargs": {"a": 1}}])
+def test_fields_of_templates_need_a_template(live: Any, field: Any) -> None:
+    reply = ask(live, **field)
+    assert reply.status == 400
+    assert "is not supported by this server: leave it out" in fault(reply)
+    messages = [{"role": "user", "content": "eins"}]
+    reply = live.ask("POST", "/api/chat", {"model": "de-en", "messages": messages, "continue_final_message": True})
+    assert reply.status == 400

@@ -1,11 +1,13 @@
 """Test that the OpenAPI document is complete, made from the types, and true of a live server."""
 
+import inspect
 from typing import Any
 
 import pytest
 
 from transduce.serving.app import Application
-from transduce.serving.messages import TranslateRequest
+from transduce.serving.inspection_api import InspectionHandlers
+from transduce.serving.messages import TranslateRequest, operations_of
 from transduce.serving.service import Service
 from transduce.serving.settings import ServingSettings
 
@@ -41,6 +43,9 @@ def test_limits_stand_in_the_document(spec: Any) -> None:
     number, _ = schemas["TranslateRequest"]["properties"]["alternatives"]["anyOf"]
     assert number["maximum"] == 3
     assert schemas["DetectRequest"]["properties"]["q"]["maxLength"] == 20_000
+    assert "x-limited" not in str(spec)
+    text, parts, _ = schemas["OllamaMessage"]["properties"]["content"]["anyOf"]
+    assert (text["maxLength"], parts["maxItems"]) == (20_000, 128)
 
 
 def test_all_three_encodings_are_offered(spec: Any) -> None:
@@ -91,3 +96,10 @@ def test_the_checks_find_an_answer_that_the_document_does_not_know(spec: Any, lo
     assert document.mismatch({"translatedText": 5}, schema) == "$.translatedText is none of 2 kinds"
     assert "lacks ['translatedText']" in str(document.mismatch({}, schema))
     assert "has ['more']" in str(document.mismatch({"translatedText": "a", "more": 1}, schema))
+
+
+def test_operations_that_check_the_queue_are_refused_before_they_are_read(live: Any) -> None:
+    inspection = operations_of(InspectionHandlers.__new__(InspectionHandlers))
+    for operation, handler in [*live.server.application.operations, *inspection]:
+        checks_queue = "self.checks.read(" in inspect.getsource(handler)
+        assert operation.decodes == (checks_queue and operation.path != "/detect"), operation.path

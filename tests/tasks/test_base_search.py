@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from transduce.errors import IdleSettingWarning, TransduceError
-from transduce.inference.decoding import read_search_settings
+from transduce.model_folder.load import read_search_settings
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.tasks.run.initial_weights import follow_base_search
 from transduce.tasks.run.run_folder import read_stored

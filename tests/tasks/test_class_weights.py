@@ -117,7 +117,7 @@ def test_balanced_weights_give_every_class_the_same_share(trained: Path, capsys:
     balanced = ["--set", "task.class_weights=balanced", "--out", str(trained / "other")]
     assert main([*arguments, *balanced, "--set", "training.batch_tokens=24"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "training.batch_tokens 24 set by you; this task counts texts, not tokens" in shown
+    assert "training.batch_size 24 set by you; this task counts texts, not tokens" in shown
     rare, common = (
         float(shown.split(f"{label} ")[1].split(",")[0].split()[0]) for label in ("a.question", "no question")
     )

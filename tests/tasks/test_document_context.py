@@ -26,7 +26,7 @@ from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original
 from transduce.exchange.exporters import exporter_for
 from transduce.inference import decoding
-from transduce.inference.batching import Documents, History, Part
+from transduce.inference.batching import Documents, History, TextPart
 from transduce.inference.compiled_search import CompiledSearch
 from transduce.inference.datastore import build_datastore
 from transduce.inference.decoding import SentenceBatch, start_search, tokenize_phrase
@@ -198,7 +198,7 @@ def test_a_teacher_reads_the_context_across_portions(trained: Path, tmp_path: Pa
     texts = documents(8, 4)
     path, _ = write_documents(tmp_path, "test", texts)
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
-    on_target = translator.context is not None and translator.context.on_target
+    on_target = translator.document_context is not None and translator.document_context.on_target
     for size in (512,) if on_target else (512, 4):  # translations before a portion are not read
         monkeypatch.setattr("transduce.tasks.synthetic_data.portion_size", lambda _, size=size: size)
         file = TranslatedFile(path, tmp_path / f"{size}.de")
@@ -429,7 +429,7 @@ def test_sentences_of_an_earlier_text_keep_their_own_translations(trained: Path)
 def test_an_earlier_text_whose_sentences_cannot_be_paired_counts_as_one(trained: Path) -> None:
     translator = transduce.load(trained, task="translation")
     source, target = translator.tokenizer.source, translator.tokenizer.target
-    parts = [Part(text, 0, n, source.with_special_tokens(source.encode(text))) for n, text in enumerate(("a", "b"))]
+    parts = [TextPart(text, 0, n, source.with_special_tokens(source.encode(text))) for n, text in enumerate(("a", "b"))]
     memory = translator.document_memory()
     assert memory is not None
     memory.append_text(parts, "A B", "de")
@@ -477,13 +477,13 @@ class Row(NamedTuple):
 
 def rows_by_hand(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Row]:
     source, target = translator.tokenizer.source, translator.tokenizer.target
-    assert translator.context is not None
+    assert translator.document_context is not None
     rows = []
     for number, pair in enumerate(zip(sources, targets, strict=True)):
         has_context = number > 0 and bool(sources[number - 1] and pair[0])
         before = [*source.encode(sources[number - 1]), source.id("<sep>")] if has_context else []
         written = [*target.encode(targets[number - 1]), target.id("<sep>")] if has_context else []
-        written = written if translator.context.on_target else []
+        written = written if translator.document_context.on_target else []
         own = [*source.encode(pair[0]), source.eos_id], [*target.encode(pair[1]), target.eos_id]
         rows.append(Row([*before, *own[0]], [*written, *own[1]], len(before), len(written)))
     return rows

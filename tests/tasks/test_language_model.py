@@ -14,8 +14,9 @@ import pytest
 import transduce
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.inference.generator import Generator, decode_with_line_feeds, load_generator
+from transduce.inference.generator import Generator, load_generator
 from transduce.inference.load import open_translator as load_translator
+from transduce.inference.translation import decode_with_line_feeds
 from transduce.model_folder.read import read_decoder_folder, read_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.kinds.texts import read_stream

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.text_noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, noise_share, noise_tokens
+from transduce.data.text_noise import MASK, SENTINELS, Noised, NoiseSettings, add_noise, noise_share, noise_tokens
 from transduce.errors import TransduceError
 
 MARKS = list(range(1000, 1100))
@@ -82,7 +82,7 @@ def test_texts_without_tokens_stay_empty() -> None:
 def test_each_kind_of_noise_has_its_default_share_and_special_tokens() -> None:
     assert [noise_share(NoiseSettings(kind=kind)) for kind in ("infilling", "spans")] == [0.3, 0.15]
     assert noise_tokens(NoiseSettings()) == (MASK,)
-    assert noise_tokens(NoiseSettings(kind="spans")) == SPAN_MARKS
+    assert noise_tokens(NoiseSettings(kind="spans")) == SENTINELS
     assert noise_tokens(NoiseSettings(kind="deletion")) == ()
 
 

@@ -123,7 +123,7 @@ def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: 
     settings |= {"training.steps": 1, "training.translate_dev": 0, "data.prepared": str(tmp_path / "shards")}
     dev = {name: value for name, value in toy_settings.items() if name.startswith("data.dev_")}
     train(out=tmp_path / "out", settings=settings | dev, device="cpu", threads=1)
-    assert open_translator(tmp_path / "out", device="cpu", threads=1).longest_source == 400
+    assert open_translator(tmp_path / "out", device="cpu", threads=1).max_sentence_tokens == 400
     assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_tokens == 400
     again = ["train", str(tmp_path / "out" / "settings.toml"), "--out", str(tmp_path / "again"), "--dry-run"]
     assert main(again) == 0

@@ -13,6 +13,7 @@ from transduce.errors import TransduceError
 from transduce.machine import detect_machine
 from transduce.tasks.run import run_folder as resume_module
 from transduce.tasks.run.run_folder import adapt_to_machine, apply_changes, read_stored
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import Choice
@@ -195,6 +196,16 @@ def test_model_and_training_settings_may_change_before_the_first_checkpoint(trai
     assert (minutes.training.minutes, minutes.training.steps) == (2.0, None)
     with pytest.raises(TransduceError, match=r"`data\.source` was"):
         apply_changes(stored, {"data": {"source": ["other.zh"]}}, trained=False)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_resumed_run_knows_both_names_of_its_batch_size(trained: bool) -> None:
+    stored = make_settings({"task": {"kind": "tagging"}, "training": {"batch_tokens": 32}})
+    same = apply_changes(stored, {"training": {"batch_size": 32}}, trained=trained)
+    assert same == stored
+    if trained:
+        with pytest.raises(TransduceError, match=r"`training\.batch_tokens` was 32 when this run started"):
+            apply_changes(stored, {"training": {"batch_size": 16}}, trained=True)
 
 
 @pytest.mark.parametrize(

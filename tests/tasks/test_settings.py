@@ -303,3 +303,15 @@ def test_a_default_weight_decay_of_a_run_is_chosen_anew_for_other_steps(trained:
     own = tmp_path / "settings.toml"
     own.write_text(re.sub(r"^weight_decay = .*$", "weight_decay = 0.5", path.read_text("utf-8"), flags=re.MULTILINE))
     assert read_settings(own, ["training.steps=800"])["training"]["weight_decay"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "time-series"])
+def test_the_batch_size_of_a_task_that_counts_no_tokens_has_two_names(kind: str) -> None:
+    task = {"task": {"kind": kind}}
+    settings = make_settings(task | {"training": {"batch_size": 24}})
+    assert settings == make_settings(task | {"training": {"batch_tokens": 24}})
+    assert (settings.training.batch_tokens, settings.training.batch_size) == (24, None)
+    with pytest.raises(TransduceError, match=r"`training\.batch_size` \(24\) and `training\.batch_tokens` \(32\) set"):
+        make_settings(task | {"training": {"batch_size": 24, "batch_tokens": 32}})
+    with pytest.raises(TransduceError, match=r"`training\.batch_size` must be greater than 0, but is 0\."):
+        make_settings(task | {"training": {"batch_size": 0}})

@@ -269,3 +269,10 @@ def test_the_vocabulary_counts_once_it_is_known(
     with pytest.raises(TransduceError, match=r"needs at least \d+ MiB of memory .* but only 0 MiB"):
         train(out=tmp_path / "run", settings=toy_settings, device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_task_that_counts_tokens_has_no_batch_size(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {name: value for name, value in toy_settings.items() if name != "training.batch_tokens"}
+    with pytest.raises(TransduceError, match=r"`task\.kind` is `translation`, which counts tokens: set `training\.b"):
+        train(out=tmp_path / "run", settings=settings | {"training.batch_size": 24}, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ from transduce.tasks.kinds.tagging import TaggingKind, _contributions, _read_par
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.tagged import Span, TaggedSentence, read_tagged, spans_of
+from transduce.text.tagged import TaggedSentence, TaggedSpan, read_tagged, spans_of
 from transduce.training.choices import ChoiceLog
 from transduce.training.settings import OptimizerName
 
@@ -86,7 +86,7 @@ def test_a_tagger_learns_spans_from_context(folder: Path) -> None:
     assert tagger.tags == ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
     first, second = tagger(["York Jo sees tea in Katherine .", ""])
     assert first.tags == ("B-PER", "I-PER", "O", "O", "O", "B-LOC", "O")
-    assert first.spans == [Span("PER", 0, 2), Span("LOC", 5, 6)]
+    assert first.spans == [TaggedSpan("PER", 0, 2), TaggedSpan("LOC", 5, 6)]
     assert all(0.5 < probability <= 1.0 for probability in first.probabilities)
     assert second.words == second.tags == ()
     assert tagger("York Jo sees tea in Katherine .").tags == first.tags

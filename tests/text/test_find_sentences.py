@@ -56,6 +56,7 @@ CASES = [
     ("it", ["Non so chi è.", "Tom lo sa."]),
     ("ro", ["Nu știu cine e.", "Tom știe."]),
     ("tr", ["Gelen o.", "Tom gitti."]),
+    ("vi", ["TP. Hồ Chí Minh rất đông.", "PGS.TS. Trần và GS. Lê đến.", "Bạn khỏe không?"]),
     ("da", ["Det er en ø.", "Tom bor her."]),
     ("sv", ["Det är en ö.", "Tom bor här."]),
     ("hu", ["Ez volt ő.", "Péter elment."]),

@@ -26,6 +26,7 @@ def protected_texts(text: str, *patterns: str) -> list[str]:
         ('会<ph id="1"/>骑自行车', ['<ph id="1"/>']),
         ("one\\ntwo \\u00e9", ["\\n", "\\u00e9"]),
         ("%1$s of %-5.2f, %@ and %%", ["%1$s", "%-5.2f", "%@", "%%"]),
+        ("50%% off, by 5 %%. %d%%", ["50%%", "5 %%", "%d", "%%"]),
         (
             "{count, plural, one {# item} other {# items}} left",
             ["{count, plural, one {# item} other {# items}}"],

@@ -1,10 +1,12 @@
 """Test that a text too long for a model is split at the best points, without losing any of it."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.text.sentences import split_text
+from transduce.text.sentences import split_sentences, split_text
 
 
 def cut(text: str, most: int, *, gathers: bool = False) -> list[str]:
@@ -72,3 +74,11 @@ def test_splitting_loses_only_spaces(text: str, most: int, gathers: bool) -> Non
     parts = cut(text, most, gathers=gathers)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert len(text) <= most or all(len(part) <= most for part in parts)
+
+
+@pytest.mark.parametrize("unit", [".", "!", "…", "?!", "A. ", "Mr. ", "。", '"', " ", "1", "\u0301", "a.b.", "۔"])
+def test_sentences_of_a_monotonous_line_are_found_in_linear_time(unit: str) -> None:
+    text = unit * (100_000 // len(unit))
+    started = time.process_time()
+    assert "".join(split_sentences(f"{text}a")).replace(" ", "") == f"{text}a".replace(" ", "")
+    assert time.process_time() - started < 5.0

@@ -9,9 +9,10 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.kernel_interfaces import AdamScalars, UpdatedVectors
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import AdamScalars, UpdatedVectors, using_backend
+from transduce.kernels.cpu.training.layer import CompiledTraining
+from transduce.model.backend import using_backend
 from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
 
@@ -20,11 +21,11 @@ if find_integer_tile() is None:
 
 pytestmark = pytest.mark.usefixtures("tile", "threads")
 
-KERNELS = NativeTraining()
+KERNELS = CompiledTraining()
 Make = Callable[..., ResolvedTraining]
 
 
-def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16: bool) -> dict[str, Tensor]:
+def updated(settings: ResolvedTraining, kernels: CompiledTraining | None, *, bf16: bool) -> dict[str, Tensor]:
     """Return all tensors after three updates of 37 + 64 × 3 parameters."""
     torch.manual_seed(2)
     shapes = {"bias": torch.Size([37]), "matrix": torch.Size([64, 3])}

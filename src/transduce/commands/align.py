@@ -11,8 +11,8 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, add_languages, check_writable, load_translator, read_aligned_lines
-from transduce.errors import TransduceError
-from transduce.text.files import count_noun, read_lines
+from transduce.errors import TransduceError, count_noun
+from transduce.text.files import read_lines
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from transduce.commands.options import (
     read_aligned_lines,
     write_report,
 )
-from transduce.errors import TransduceError, common_options, shell_word
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -95,6 +94,13 @@ def run(options: argparse.Namespace) -> int:
     )
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
+    if datastore.after >= datastore.before:
+        sys.stderr.write(
+            localized(
+                "warning: With retrieval the loss is not lower: these pairs do not help with such text, so translate "
+                "without the datastore, or build one from other pairs.\n"
+            )
+        )
     passed = [(option_of(name), vars(options)[name]) for name in LANGUAGE_OPTIONS if vars(options)[name] is not None]
     languages = "".join(f" {option} {shell_word(value)}" for option, value in passed)
     sys.stderr.write(

@@ -20,8 +20,8 @@ from transduce.commands.options import (
     refuse_options,
     write_report,
 )
-from transduce.errors import TransduceError
-from transduce.text.files import count_noun, read_lines
+from transduce.errors import TransduceError, count_noun
+from transduce.text.files import read_lines
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from transduce.commands.options import (
     write_report,
     write_results,
 )
-from transduce.errors import TransduceError, shell_word
-from transduce.text.files import count_noun, unique_suffixes
+from transduce.errors import TransduceError, count_noun, shell_word
+from transduce.text.files import unique_suffixes
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.languages import language_of, short_code
 from transduce.ui_language import localized
@@ -58,7 +58,7 @@ _SEARCHES = (
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce evaluate` in its argparse parser."""
     add = parser.add_argument
-    add("model", help="a model folder")
+    add("model", nargs="+", help="a model folder, or several with one vocabulary for an ensemble")
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
     add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
     add("--output", metavar="FILE", help="write the model's translations here")
@@ -84,14 +84,15 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
     from transduce.inference.evaluate import decoding_record
 
+    folders, options.model = options.model, options.model[0]
     search = search_settings(options, options.model)
-    inputs = [options.model, options.source, options.reference, options.glossary, options.datastore]
+    inputs = [folders, options.source, options.reference, options.glossary, options.datastore]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
-    if _is_classifier(options.model):
+    if len(folders) == 1 and _is_classifier(options.model):
         return _evaluate_classifier(options, sources, references)
-    translator = load_translator(options.model, options)
+    translator = load_translator(folders, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
     hypotheses = _translate(translator, sources, search, glossary)
@@ -658,7 +659,7 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
     scored = [
         (number, pair)
         for (number, pair), ids in zip(candidates, texts, strict=True)
-        if len(ids) <= translator.longest_source and can_score(translator, pair.source, pair.target)
+        if len(ids) <= translator.max_sentence_tokens and can_score(translator, pair.source, pair.target)
     ]
     histories = translator.histories(sources, targets)
     scores = score_translations(

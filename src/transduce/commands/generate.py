@@ -1,6 +1,7 @@
-"""`transduce generate MODEL "the beginning"`: continue a text with a language model."""
+"""`transduce generate MODEL "the beginning"`: continue a text, or answer messages, with a language model."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +22,9 @@ from transduce.commands.options import (
     refuse_options,
     search_from,
     standard_output,
+    stdin_lines,
     text_argument,
+    typed_lines,
     write_report,
 )
 from transduce.errors import TransduceError, shown_names
@@ -44,9 +47,15 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     search: "SearchSettings"
     precision: str
     """Number format of the model's weights, such as `fp32`."""
+    is_chat: bool = False
+    """True if the prompt is a conversation, written by the model's chat template."""
 
     def __str__(self) -> str:
-        return "\n---\n".join(self.prompt + each.text for each in self.continuations)
+        return "\n---\n".join(self._shown_prompt + each.text for each in self.continuations)
+
+    @property
+    def _shown_prompt(self) -> str:
+        return "" if self.is_chat else self.prompt
 
 
 class GenerationReports(msgspec.Struct, frozen=True):
@@ -76,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-length", type=int, default=GENERATED_TOKENS, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
+    add(
+        "--chat",
+        action="store_true",
+        help="answer the prompt, a user's message, by the model's chat template; with --prompts each line by itself; "
+        "with neither, the lines of standard input as one conversation",
+    )
+    add("--system", metavar="TEXT", type=text_argument, help="with --chat: the system's message before a conversation")
     add("--one-line", action="store_true", help="end a text at its first line feed")
     add_settings(add, *_SEARCH_OPTIONS, table=SEARCH_OPTIONS)
     add_json(add, "the texts with their probabilities")
@@ -105,20 +121,70 @@ def run(options: argparse.Namespace) -> int:
     check_writable(report=options.json, inputs=[options.model, options.prompts])
     if options.prompts and options.prompt:
         raise TransduceError("A prompt and --prompts are both set: leave one of them out.")
+    is_conversation = options.chat and not options.prompts and not options.prompt
+    _check_chat(options, is_conversation=is_conversation)
     prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(options.model, **loading_options(options))
+    if is_conversation:
+        _converse(generator, search, options)
+        return 0
     _warn_of_unknown(generator, prompts or [prompt])
+    if options.chat:
+        prompts = [generator.chat_prompt(_messages(options, text)) for text in prompts]
+        prompt = prompt and generator.chat_prompt(_messages(options, prompt))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
-        write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)
+        reports = (_report(each, search, generator, is_chat=options.chat) for each in generations)
+        write_report(GenerationReports(tuple(reports)), options.json)
         return 0
     if options.n_best == 1 and options.json is None:
-        _stream(generator, prompt, search, one_line=options.one_line)
+        with standard_output() as output:
+            _stream(generator, prompt, search, output, one_line=options.one_line)
         return 0
     generation = generator(prompt, search=search, one_line=options.one_line)
-    write_report(_report(generation, search, generator), options.json)
+    write_report(_report(generation, search, generator, is_chat=options.chat), options.json)
     return 0
+
+
+def _check_chat(options: argparse.Namespace, *, is_conversation: bool) -> None:
+    """Check the options of a chat.
+
+    Raises:
+        TransduceError: an option contradicts another.
+    """
+    if not options.chat:
+        refuse_options(options, ("system",), "`{option}` begins a conversation: add --chat, or leave it out.")
+    elif is_conversation and (options.json is not None or options.n_best > 1):
+        raise TransduceError(
+            "A conversation goes on with one answer, which is printed: leave --json and --n-best out, or set a prompt "
+            "or --prompts."
+        )
+
+
+def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
+    """Return a conversation of a user's message, after the system's message if --system is set."""
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def _converse(generator: "Generator", search: "SearchSettings", options: argparse.Namespace) -> None:
+    """Answer the lines of standard input as a user's messages in one conversation, and print the answers.
+
+    At a terminal, an empty line ends the conversation; otherwise empty lines are skipped.
+    """
+    if is_terminal := sys.stdin.isatty():
+        sys.stderr.write(localized("Type a message; an empty line ends.\n"))
+    messages: list[dict[str, str]] = []
+    with standard_output() as output:
+        for line in typed_lines() if is_terminal else stdin_lines(is_any_text=True):
+            if not line.strip():
+                continue
+            _warn_of_unknown(generator, [line])
+            messages += [{"role": "user", "content": line}] if messages else _messages(options, line)
+            prompt = generator.chat_prompt(messages)
+            answer = _stream(generator, prompt, search, output, one_line=options.one_line)
+            messages.append({"role": "assistant", "content": answer})
 
 
 def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
@@ -136,13 +202,16 @@ def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
         )
 
 
-def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
+def _report(
+    generation: "Generation", search: "SearchSettings", generator: "Generator", *, is_chat: bool
+) -> GenerationReport:
     """Return a report on a prompt's continuations, with the search settings and the precision that produced these."""
     return GenerationReport(
         prompt=generation.prompt,
         continuations=generation.continuations,
         search=search,
         precision=generator.precision,
+        is_chat=is_chat,
     )
 
 
@@ -188,14 +257,20 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
     )
 
 
-def _stream(generator: "Generator", prompt: str, search: "SearchSettings", *, one_line: bool) -> None:
-    with standard_output() as output:
-        growing = generator.stream(prompt, search, one_line=one_line)
-        first = next(growing, "")  # errors are raised before anything is written
-        for text in (prompt, first):
-            output.write(text)
+def _stream(
+    generator: "Generator", prompt: str, search: "SearchSettings", output: io.TextIOWrapper, *, one_line: bool
+) -> str:
+    """Print a text while it is generated, after its prompt unless this is a conversation; return the new text."""
+    from transduce.inference.generator import ChatPrompt
+
+    growing = generator.stream(prompt, search, one_line=one_line)
+    parts = [next(growing, "")]  # errors are raised before anything is written
+    output.write(parts[0] if isinstance(prompt, ChatPrompt) else prompt + parts[0])
+    output.flush()
+    for text in growing:
+        parts.append(text)
+        output.write(text)
         output.flush()
-        for text in growing:
-            output.write(text)
-            output.flush()
-        output.write("\n")
+    output.write("\n")
+    output.flush()
+    return "".join(parts)

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from transduce.errors import (
     option_with_other_dashes,
     use_common_options,
 )
-from transduce.process_environment import handle_hangup, handle_sigterm, stop_with_parent
+from transduce.process_environment import handle_hangup, handle_sigterm, set_library_defaults, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -161,6 +161,10 @@ class Parser(argparse.ArgumentParser):
         with use_ui_language("en"):
             return super().format_usage()
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print a message such as the help; unlike argparse's own method, this raises an OSError if a disk is full."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         """Print an error about the arguments on standard error, with a hint at `--help`, and exit with code 2."""
         choice = re.match(r"^argument (.+): invalid choice: '(.*)' \(choose from (.+)\)$", message)
@@ -280,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     owns_process = arguments is None
     if arguments is None:
         _start_in_utf8()
+        set_library_defaults()
         stop_with_parent()
         arguments = sys.argv[1:]
     arguments = list(arguments)
@@ -303,16 +308,14 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
     try:
         with renamed_warnings_on_stderr():
             warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
-            return _run(arguments, owns_process)
+            return _run_and_flush(arguments, owns_process)
     except TransduceError as error:
         sys.stderr.write(labeled("transduce", f"{_with_options(error, arguments)}\n"))
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader closed the pipe, as in `transduce translate … | head`; nothing can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # the reader closed the pipe, as in `transduce translate … | head`
     except UnicodeEncodeError:
         invalid = next((argument for argument in arguments if any("\ud800" <= c <= "\udfff" for c in argument)), None)
         if invalid is None:
@@ -337,6 +340,28 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
         sys.stderr.write(localized(unusable))
         sys.stderr.write(localized(_disk_remedy(error)))
         return 2
+    finally:
+        _discard_unwritable_output()
+
+
+def _run_and_flush(arguments: list[str], owns_process: bool) -> int:
+    """Run a subcommand, write its whole output, and return its exit code; a full disk raises an OSError."""
+    try:
+        code = _run(arguments, owns_process)
+    except SystemExit:  # after --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _discard_unwritable_output() -> None:
+    """Discard output that cannot be written; otherwise Python tries again as it exits, and complains once more."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, TransduceError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _disk_remedy(error: OSError) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import is_special_file, json_bytes, write_file
-from transduce.errors import TransduceError, wide_encoding
+from transduce.atomic_io import is_special_file, json_bytes, link_target, write_file
+from transduce.errors import TransduceError, count_noun, wide_encoding
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
-from transduce.text.files import TEXT_START, LineNotes, count_noun, has_many_undecodable, read_lines
+from transduce.text.files import TEXT_START, LineNotes, has_many_undecodable, read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
@@ -395,7 +395,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
-    from transduce.inference.decoding import read_search_settings
+    from transduce.model_folder.load import read_search_settings
     from transduce.search.settings import override_search
 
     base = read_search_settings(Path(folder))
@@ -454,7 +454,7 @@ def check_writable(
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        location = path if is_special_file(path) else path.parent
+        location = path if is_special_file(path) else link_target(path).parent
         if not os.access(location, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
     written = [Path(path).resolve() for path in files if not is_special_file(Path(path))]
@@ -586,6 +586,28 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.flush()
     finally:
         output.detach()
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield the lines that a user types at prompts, until an empty line or the end of the input.
+
+    The prompts go to standard error if the output is redirected.
+    """
+    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
+        import readline  # noqa: F401
+    while True:
+        try:
+            if sys.stdout.isatty():
+                line = input("> ")
+            else:
+                sys.stderr.write("> ")
+                sys.stderr.flush()
+                line = input()
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        yield line
 
 
 def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:

@@ -17,8 +17,8 @@ from transduce.commands.options import (
     refuse_options_of_others,
     write_chart,
 )
-from transduce.errors import TransduceError
-from transduce.text.files import count_noun, read_lines, unique_suffixes
+from transduce.errors import TransduceError, count_noun
+from transduce.text.files import read_lines, unique_suffixes
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
 

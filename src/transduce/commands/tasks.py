@@ -26,8 +26,8 @@ from transduce.commands.options import (
     write_report,
     write_results,
 )
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun, read_lines
+from transduce.errors import TransduceError, count_noun, shown_names
+from transduce.text.files import read_lines
 from transduce.text.languages import is_unspaced_character
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word
@@ -623,9 +623,9 @@ def _check_forecast_options(options: argparse.Namespace) -> None:
 
 
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
-    """Forecast a table's own points, one stretch of `--steps` points after the other, and return the errors.
+    """Forecast a table's own points, one segment of `--steps` points after the other, and return the errors.
 
-    Each stretch is forecast from the actual points before it; the errors are a `ForecastReport`.
+    Each segment is forecast from the actual points before it; the errors are a `ForecastReport`.
 
     Args:
         forecaster: the model.

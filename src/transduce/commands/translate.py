@@ -33,18 +33,19 @@ from transduce.commands.options import (
     stdin_lines,
     text_argument,
     thread_count,
+    typed_lines,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.segmentation import join_wrapped_lines
-from transduce.text.files import LineNotes, count_noun, read_lines
+from transduce.text.files import LineNotes, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.commands.line_warnings import LineWarnings
-    from transduce.inference.bulk_files import Job, Portion, ResumableFile
+    from transduce.inference.bulk_files import LineOptions, Portion, ResumableFile
     from transduce.inference.translator import Translator
 
 
@@ -214,8 +215,8 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     return paths, None
 
 
-def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return the `Job` for every line to translate: search settings, required text, glossary and text settings.
+def make_job(options: argparse.Namespace, folder: str) -> "LineOptions":
+    """Return the `LineOptions` for every line to translate: search settings, required text, glossary and text settings.
 
     Args:
         options: the options of `transduce translate`.
@@ -224,7 +225,7 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     Raises:
         TransduceError: an option is out of range, or has no effect.
     """
-    from transduce.inference.bulk_files import Job
+    from transduce.inference.bulk_files import LineOptions
     from transduce.search.settings import BEAM_SETTINGS, SamplingSettings, override_search
 
     if options.sample:
@@ -246,7 +247,7 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
-    return Job(
+    return LineOptions(
         search=search,
         prefix=options.prefix,
         phrases=tuple(options.must_contain),
@@ -277,7 +278,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def translate_with_warnings(
-    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
+    options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
     """Translate groups of input lines in one or several processes; yield each group and its translated text, in order.
 
@@ -325,7 +326,7 @@ def _report_missing_terms(
 
 
 def _translate_portions(
-    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
+    options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
     from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
@@ -358,7 +359,7 @@ def _translate_portions(
 def write_to_file(
     options: argparse.Namespace,
     folders: list[str],
-    job: "Job",
+    job: "LineOptions",
     portions: "Iterable[Portion]",
     notes: LineNotes,
     source: str | None,
@@ -425,7 +426,7 @@ def _write(
     file: "ResumableFile",
     options: argparse.Namespace,
     folders: list[str],
-    job: "Job",
+    job: "LineOptions",
     portions: "Iterable[Portion]",
     notes: LineNotes,
 ) -> None:
@@ -452,7 +453,7 @@ def _write(
     sys.stderr.write(localized(f"{lines} in {file.path}, {clock.elapsed_seconds:.1f} s\n"))
 
 
-def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
+def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions") -> bytes:
     """Return bytes that represent all models and options that determine the translation of a line.
 
     A translation is only resumed if its bytes equal those of the interrupted translation.
@@ -462,7 +463,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
         folders: the model folders, whose files are read.
         job: what applies to each line.
     """
-    from transduce.inference.decoding import read_max_source_tokens
+    from transduce.model_folder.load import read_max_source_tokens
     from transduce.search.settings import EARLIER_DEFAULTS
 
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
@@ -470,13 +471,13 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language, *([options.tag] if options.tag else []))
-    longest = [read_max_source_tokens(Path(folder)) for folder in folders]
+    max_source_tokens = [read_max_source_tokens(Path(folder)) for folder in folders]
     datastore = file_sha256(Path(options.datastore)) if options.datastore else None
     stored = msgspec.to_builtins(job)
     if job.search.diverse_groups == 1:
         stored["search"] |= EARLIER_DEFAULTS  # without effect, so that interruptions of earlier versions are resumed
     return msgspec.json.encode(
-        (models, stored, options.shard, options.precision, phrases, languages, longest, datastore)
+        (models, stored, options.shard, options.precision, phrases, languages, max_source_tokens, datastore)
     )
 
 
@@ -496,7 +497,7 @@ def open_device(path: str) -> Iterator[io.TextIOWrapper]:
         yield device
 
 
-def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:
+def prompt(translator: "Translator", output: io.TextIOWrapper, job: "LineOptions") -> None:
     """Translate sentences that a user types at a prompt, until an empty line or the end of the input.
 
     A single translation is printed while it is generated; several alternatives, and re-decoded ones, when they are
@@ -513,13 +514,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
     shared: dict[str, Any] = {name: getattr(job, name) for name in ("prefix", "glossary", "text_settings")}
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
-    while True:
-        try:
-            sentence = _ask()
-        except EOFError:
-            return
-        if not sentence.strip():
-            return
+    for sentence in typed_lines():
         wrong = describe_wrong_language(sentence, translator.source_language)
         if wrong is not None:
             sys.stderr.write(localized(f"warning: this {wrong}.\n"))
@@ -534,18 +529,3 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
                 (results,) = redecode(translator, [results], job.search, phrases=[job.phrases], **shared)
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()
-
-
-def _ask() -> str:
-    """Return a line that the user types at a prompt, which goes to standard error if the output is redirected.
-
-    Raises:
-        EOFError: the input ends.
-    """
-    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
-        import readline  # noqa: F401
-    if sys.stdout.isatty():
-        return input("> ")
-    sys.stderr.write("> ")
-    sys.stderr.flush()
-    return input()

@@ -27,13 +27,12 @@ from transduce.documents.formats import (
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.text_formats import PLURAL_FORMS, lacking_plural_forms
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, count_noun, shown_names
 from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
-    from transduce.inference.bulk_files import Job
+    from transduce.inference.bulk_files import LineOptions
     from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
@@ -126,7 +125,7 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 
 def translate_file(
-    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "Job", identity: bytes
+    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "LineOptions", identity: bytes
 ) -> int:
     """Translate a document, write it to --output, report warnings on standard error, and return 0.
 
@@ -254,9 +253,15 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines about an XLIFF file's units (texts) that stay partly untranslated: their number and a few of them."""
-    from transduce.documents.translate import describe_kept_units
+    """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
+    from transduce.documents.translate import describe_kept_units, describe_other_language, describe_text_formulas
 
+    if (note := describe_other_language(document)) is not None:
+        yield note
+    if (note := describe_text_formulas(document)) is not None:
+        yield note
+        for text in document.text_formulas[:_MAX_SHOWN]:
+            yield f"  this formula stays: {_shortened(text)}"
     if (note := describe_kept_units(document)) is not None:
         yield note
         for text in document.kept_units[:_MAX_SHOWN]:

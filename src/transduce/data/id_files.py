@@ -155,7 +155,7 @@ class SideReader:
         offsets, lengths = self._read_offsets(ranges)
         ends = np.cumsum([stop - start + 1 for start, stop in ranges])
         starts = ends - [stop - start + 1 for start, stop in ranges]
-        ids = self._read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
+        ids = self._read_items(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
         return EncodedSentences(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_range_lengths(self, ranges: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
@@ -180,11 +180,11 @@ class SideReader:
         Both are concatenated over the ranges. A range of n sentences has n + 1 offsets.
         """
         starts, stops = ([each[side] for each in ranges] for side in (0, 1))
-        offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
+        offsets = self._read_items(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in ranges])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
-    def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
+    def _read_items(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
         """Return one array of the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i.
 
         Raises:

@@ -304,7 +304,7 @@ class MaskedPlan:
             TransduceError: there are fewer than four sentences, counting parts of long ones, so that no segment could
                 come from elsewhere.
         """
-        self._text, self._marks, self._settings, self._ordinary, self._rank_and_count = (
+        self._text, self._special_tokens, self._settings, self._ordinary, self._rank_and_count = (
             text,
             special_tokens,
             settings,
@@ -329,13 +329,13 @@ class MaskedPlan:
         self._batches = self._divide(first)
 
     @property
-    def _marks_of_row(self) -> int:
+    def _special_tokens_of_row(self) -> int:
         return PAIR_SPECIAL_TOKENS - (not self._settings.next_sentence)
 
     @property
     def _row_tokens(self) -> int:
         """The maximum number of text tokens in a row."""
-        return self._settings.length - self._marks_of_row
+        return self._settings.length - self._special_tokens_of_row
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -354,7 +354,7 @@ class MaskedPlan:
         )
         numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
         rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
-        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._special_tokens_of_row, self._settings.masking.share)
         batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
         return as_stand_in(batch) if is_stand_in else batch
 
@@ -373,7 +373,7 @@ class MaskedPlan:
     def _stand_in(self, lengths: Ids) -> MaskedBatch:
         """Return an artificial batch of rows with these numbers of tokens, (B,), to test whether memory suffices."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
-        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._special_tokens_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
         return MaskedBatch(
             ids,
@@ -411,7 +411,7 @@ class MaskedPlan:
             rest = text.random_segments(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
         tokens = text.tokens(start, middle) + text.tokens(*second)
-        lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
+        lengths = np.minimum(tokens, self._row_tokens) + self._special_tokens_of_row
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:
@@ -435,15 +435,15 @@ class MaskedPlan:
 
         `offset` moves the ends of all segments by a number of tokens, so that epochs cut the text at other positions.
         """
-        stretches, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
+        num_segments, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
         is_long = self._lengths > row_tokens
-        of_first, of_last = (position * stretches // row_tokens for position in (begin, begin + self._lengths - 1))
+        of_first, of_last = (position * num_segments // row_tokens for position in (begin, begin + self._lengths - 1))
         times = np.where(is_long, of_last - of_first, 0) + 1
         owner = np.repeat(np.arange(len(times)), times)
         part = np.arange(len(owner)) - (np.cumsum(times) - times)[owner]
-        # The k-th segment begins at ⌈k · row_tokens / stretches⌉.
-        positions = np.where(part > 0, -(-(of_first[owner] + part) * row_tokens // stretches), begin[owner])
+        # The k-th segment begins at ⌈k · row_tokens / num_segments⌉.
+        positions = np.where(part > 0, -(-(of_first[owner] + part) * row_tokens // num_segments), begin[owner])
         lengths = np.diff(positions, append=offset + self._lengths.sum())
         begins = self._text.begins[owner] + positions - begin[owner]
         return _Sentences(self._text.ids, begins, lengths, positions, np.flatnonzero(lengths > 0))
@@ -483,10 +483,10 @@ class MaskedPlan:
         one = one[-first_length:]
         return one, two[: self._row_tokens - len(one)]
 
-    def _framed(self, stretches: list[Ids]) -> Ids:
-        parts: list[Ids] = [np.array([self._marks.cls])]
-        for stretch in stretches:
-            parts += [stretch, np.array([self._marks.sep])]
+    def _framed(self, segments: list[Ids]) -> Ids:
+        parts: list[Ids] = [np.array([self._special_tokens.cls])]
+        for segment in segments:
+            parts += [segment, np.array([self._special_tokens.sep])]
         return np.concatenate(parts)
 
     def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float) -> MaskedBatch:
@@ -503,13 +503,13 @@ class MaskedPlan:
         ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))
         for number, row in enumerate(rows):
             ids[number, : len(row.ids)], types[number, : len(row.ids)] = row.ids, row.token_types
-        special = np.isin(ids, (pad, self._marks.cls, self._marks.sep, self._marks.mask))
+        special = np.isin(ids, (pad, self._special_tokens.cls, self._special_tokens.sep, self._special_tokens.mask))
         masked = mask_tokens(
             ids,
             ~special,
             hiding[:, :, :width],
             self._settings.masking,
-            mask_id=self._marks.mask,
+            mask_id=self._special_tokens.mask,
             pad_id=pad,
             ordinary=self._ordinary,
         )

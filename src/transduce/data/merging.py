@@ -22,7 +22,7 @@ from transduce.data.parts import (
     Column,
     ColumnWriter,
     CorpusCard,
-    Part,
+    CorpusPart,
     TakenBlock,
     held_out_names,
     held_out_pairs_name,
@@ -40,7 +40,10 @@ Chosen = NDArray[np.bool_]
 
 
 def merge_parts(
-    parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
+    parts: Sequence[CorpusPart],
+    tokenizer: Tokenizer,
+    folder: Path,
+    report_progress: Callable[[int], None] | None = None,
 ) -> CorpusCard:
     """Merge prepared parts into one corpus, write it into a folder, and return its card, which the caller must write.
 
@@ -53,7 +56,7 @@ def merge_parts(
     return _Merging(parts).write(tokenizer, folder, report_progress)
 
 
-def check_parts(parts: Sequence[Part]) -> None:
+def check_parts(parts: Sequence[CorpusPart]) -> None:
     """Check that the parts of a corpus, to be merged, had equal settings and contain each of its blocks once.
 
     Raises:
@@ -67,7 +70,7 @@ def check_parts(parts: Sequence[Part]) -> None:
                     f"Parts of one corpus must be prepared alike, but {first.folder} and {part.folder} have different "
                     f"{what}{_shown(one, other)}: prepare one of them again."
                 )
-    owners: dict[int, Part] = {}
+    owners: dict[int, CorpusPart] = {}
     for part in parts:
         for block in part.card.taken:
             other_part = owners.setdefault(block.number, part)
@@ -80,7 +83,7 @@ def check_parts(parts: Sequence[Part]) -> None:
         raise TransduceError(_incomplete(parts, first.card.blocks - len(owners)))
 
 
-def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
+def _incomplete(parts: Sequence[CorpusPart], missing_blocks: int) -> str:
     shards = sorted({part.card.request.shard for part in parts})
     counts = {count for _, count in shards}
     names = shown_names((f"{number}/{count}" for number, count in shards), 20)
@@ -94,7 +97,7 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
     return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
 
 
-def _shared_properties(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
+def _shared_properties(one: CorpusPart, other: CorpusPart) -> Iterator[tuple[str, object, object]]:
     """Yield the properties that two parts of a corpus must share, each as a name and the values of both parts.
 
     The name is for the message if the values differ.
@@ -119,7 +122,7 @@ class _Segment(NamedTuple):
     """
 
     block: TakenBlock
-    part: Part
+    part: CorpusPart
     start: int
     stop: int
     first: int
@@ -128,7 +131,7 @@ class _Segment(NamedTuple):
 class _Merging:
     """A merge in progress of the pairs that the filters kept in all parts, with a flag for each pair that stays."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[CorpusPart]) -> None:
         self._parts = parts
         self._request = parts[0].card.request
         self._segments = list(_in_order(parts))
@@ -313,7 +316,7 @@ class _Merging:
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
 
 
-def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
+def _in_order(parts: Sequence[CorpusPart]) -> Iterator[_Segment]:
     """Yield a `_Segment` (the kept pairs) for each block of all parts, in the order of the blocks in the corpus."""
     segments = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
     first = 0
@@ -322,7 +325,7 @@ def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
         first += stop - start
 
 
-def _sum_reports(parts: Sequence[Part]) -> FilterReport:
+def _sum_reports(parts: Sequence[CorpusPart]) -> FilterReport:
     """Return one report of what all parts read and dropped, with the first dropped pair's place by reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()

@@ -220,7 +220,7 @@ def read_card(folder: Path) -> CorpusCard:
 # pair's weight in the loss; documents: in a part, a number that differs between the documents of a block, and in a
 # corpus, 1 if the pair continues the document of the pair before it, else 0.
 Column = Literal["rows", "keys", "digests", "weights", "documents"]
-_DTYPES: dict[Column, np.dtype[Any]] = {
+_COLUMN_DTYPES: dict[Column, np.dtype[Any]] = {
     "rows": np.dtype("<u2"),
     "keys": np.dtype("<u8"),
     "digests": np.dtype("<u8"),
@@ -240,18 +240,18 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             TransduceError: the file is missing or has another size.
         """
-        check_size(folder / name, pairs * _DTYPES[name].itemsize)
+        check_size(folder / name, pairs * _COLUMN_DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[Any]:
         """Read the whole column from its file in a folder: an array with one number for each pair, (pairs,)."""
-        return np.fromfile(folder / name, _DTYPES[name])
+        return np.fromfile(folder / name, _COLUMN_DTYPES[name])
 
     def read_ranges(self, folder: Path, name: Column, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
         """Read the column's numbers for the pairs in several ranges (start, stop), concatenated.
 
         Without ranges, the array is empty.
         """
-        path, dtype = folder / name, _DTYPES[name]
+        path, dtype = folder / name, _COLUMN_DTYPES[name]
         parts = [np.fromfile(path, dtype, stop - start, offset=start * dtype.itemsize) for start, stop in ranges]
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
@@ -268,7 +268,7 @@ class ColumnWriter:
     """A writer of a column's file, one number for each pair, such as its hash; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, name: Column) -> None:
-        self._dtype = _DTYPES[name]
+        self._dtype = _COLUMN_DTYPES[name]
         self._file = HashedFile(folder / name)
 
     def append(self, values: NDArray[Any]) -> None:
@@ -669,7 +669,7 @@ class StoredPairs(Generic[AnyCard]):
             card.verify(self.folder, name)
 
 
-class Part(StoredPairs[PartCard]):
+class CorpusPart(StoredPairs[PartCard]):
     """A filtered and tokenized part of a corpus, stored in a folder until all parts are merged."""
 
     def __init__(self, folder: Path) -> None:

@@ -245,16 +245,16 @@ class PlaceholderMasker:
         self._words = self._aligner.words
         self._ids = [source.id(token) for token in tokens], [target.id(token) for token in tokens]
         self._pads = source.pad_id, target.pad_id
-        self._longest = self._longest_of(corpus)
+        self._max_lengths = self._max_lengths_of(corpus)
 
     @staticmethod
-    def _longest_of(corpus: Corpus) -> tuple[int, int]:
+    def _max_lengths_of(corpus: Corpus) -> tuple[int, int]:
         """Return the numbers of tokens of the corpus's longest source and longest target, which limit changed pairs."""
-        longest = [0, 0]
+        max_lengths = [0, 0]
         for start in range(0, corpus.pairs, 1 << 16):
             for side, lengths in enumerate(corpus.read_range_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
-                longest[side] = max(longest[side], int(lengths.max()))
-        return longest[0], longest[1]
+                max_lengths[side] = max(max_lengths[side], int(lengths.max()))
+        return max_lengths[0], max_lengths[1]
 
     def mask(self, batch: Batch, epoch: int) -> Batch:
         """Return the batch with placeholder tokens in place of words, or between words, in a random share of its pairs.
@@ -301,8 +301,8 @@ class PlaceholderMasker:
                 edits += _edits_of(pairs[order.pop()], operation, numbers)
         edited = self._apply(source, [one for one, _ in edits], 0), self._apply(target, [one for _, one in edits], 1)
         fits = all(
-            len(new) <= longest and len(new) <= len(old) + MAX_GROWTH
-            for new, old, longest in zip(edited, (source, target), self._longest, strict=True)
+            len(new) <= max_length and len(new) <= len(old) + MAX_GROWTH
+            for new, old, max_length in zip(edited, (source, target), self._max_lengths, strict=True)
         )
         return edited if fits else (source, target)
 

@@ -19,7 +19,7 @@ from transduce.data.merging import merge_parts
 from transduce.data.parts import (
     CORPUS_CARD_NAME,
     CorpusCard,
-    Part,
+    CorpusPart,
     PartRequest,
     StoredPairs,
     held_out_names,
@@ -422,13 +422,16 @@ def prepare(
     request = PartRequest(files=files, filters=filters, hold_out=hold_out)
     with atomic_folder(folder, CORPUS_CARD_NAME, "a prepared corpus") as partial:
         parts = write_parts(request, tokenizer, partial / "parts", workers=workers, report_progress=report_progress)
-        write_corpus([Part(part) for part in parts], tokenizer, partial)
+        write_corpus([CorpusPart(part) for part in parts], tokenizer, partial)
         shutil.rmtree(partial / "parts")
     return PreparedCorpus.open(folder)
 
 
 def write_corpus(
-    parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
+    parts: Sequence[CorpusPart],
+    tokenizer: Tokenizer,
+    folder: Path,
+    report_progress: Callable[[int], None] | None = None,
 ) -> CorpusCard:
     """Merge prepared parts into a corpus in an existing folder, its card included, and return the card.
 

@@ -336,34 +336,34 @@ _BLOCK, _BLOCKS = 8, 64
 
 
 class LearnedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A stretch of points that a model was trained on: its length, and digests of some of its points."""
+    """A segment of points that a model was trained on: its length, and digests of some of its points."""
 
     points: int
-    """Number of points of the stretch."""
+    """Number of points of the segment."""
     digests: dict[str, int]
     """A dict from a digest of eight consecutive points to the index, counted from 0, at which these points begin."""
 
 
-def learned_points(stretches: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
-    """Return a tuple with a `LearnedPoints` for each stretch of a training part, (N, C): its length and digests.
+def learned_points(segments: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
+    """Return a tuple with a `LearnedPoints` for each segment of a training part, (N, C): its length and digests.
 
     A model folder stores them, to recognize points that the model was trained on. Points that repeat, such as the zeros
     of each night, have no digest.
     """
-    count = max(2, _BLOCKS // len(stretches))
+    count = max(2, _BLOCKS // len(segments))
     found = []
-    for stretch in stretches:
-        starts = np.unique(np.linspace(0, max(0, len(stretch) - _BLOCK), count).astype(int)).tolist()
-        blocks = {start: stretch[start : start + _BLOCK] for start in starts}
-        digests = {_digest(block): start for start, block in blocks.items() if _occurs_once(block, stretch)}
-        found.append(LearnedPoints(points=len(stretch), digests=digests))
+    for segment in segments:
+        starts = np.unique(np.linspace(0, max(0, len(segment) - _BLOCK), count).astype(int)).tolist()
+        blocks = {start: segment[start : start + _BLOCK] for start in starts}
+        digests = {_digest(block): start for start, block in blocks.items() if _occurs_once(block, segment)}
+        found.append(LearnedPoints(points=len(segment), digests=digests))
     return tuple(found)
 
 
 def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[np.bool_]:
     """Return a boolean array, (N,), True at points of a table, (N, C), that a model was trained on.
 
-    A stretch is recognized by most of the digests of its points in the table. A single digest is too few, because eight
+    A segment is recognized by most of the digests of its points in the table. A single digest is too few, because eight
     small counts also occur by chance.
     """
     starts: dict[str, list[int]] = {digest: [] for each in learned for digest in each.digests}
@@ -372,7 +372,7 @@ def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[n
             starts[digest].append(start)
     found = np.zeros(len(values), dtype=bool)
     for each in learned:
-        matches = defaultdict[int, list[int]](list)  # offsets of digests that match, by where the stretch would begin
+        matches = defaultdict[int, list[int]](list)  # offsets of digests that match, by where the segment would begin
         for digest, offset in each.digests.items():
             for start in starts[digest]:
                 matches[start - offset].append(offset)
@@ -385,10 +385,10 @@ def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[n
     return found
 
 
-def _occurs_once(block: Numbers, stretch: Numbers) -> bool:
-    starts = np.flatnonzero((stretch[: len(stretch) - len(block) + 1] == block[0]).all(axis=1))
+def _occurs_once(block: Numbers, segment: Numbers) -> bool:
+    starts = np.flatnonzero((segment[: len(segment) - len(block) + 1] == block[0]).all(axis=1))
     for offset in range(1, len(block)):
-        starts = starts[(stretch[starts + offset] == block[offset]).all(axis=1)]
+        starts = starts[(segment[starts + offset] == block[offset]).all(axis=1)]
     return len(starts) == 1
 
 
@@ -452,29 +452,29 @@ class SeriesBatch:
 
 
 class WindowedSeries:
-    """All windows (S past points and the T points after them) of one or more sections of the same time series."""
+    """All windows (S past points and the T points after them) of one or more segments of the same time series."""
 
     def __init__(
-        self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1, season: int = 1
+        self, segments: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1, season: int = 1
     ) -> None:
-        """List the windows, which do not cross from one section into the next.
+        """List the windows, which do not cross from one segment into the next.
 
-        A section shorter than a window has none.
+        A segment shorter than a window has none.
 
         Args:
-            stretches: sections, (N, C) each.
+            segments: the points of each segment, (N, C).
             past: S, the number of past points of a window.
             horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
             season: the minimum number of points that must precede the points to forecast, for a seasonal baseline; it
                 matters only if it is greater than `past`.
         """
-        self.values = np.concatenate(stretches)
-        """The points of all sections, (N, C)."""
+        self.values = np.concatenate(segments)
+        """The points of all segments, (N, C)."""
         self._past, self._horizon = past, horizon
         self._earlier = max(0, season - past)
         length = self._earlier + past + horizon
-        self._starts = self._earlier + np.concatenate(list(_window_starts(stretches, length, stride)))
+        self._starts = self._earlier + np.concatenate(list(_window_starts(segments, length, stride)))
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -495,7 +495,7 @@ class WindowedSeries:
         return known
 
     def target_rows(self) -> Indices:
-        """Return an array of the indices, among all sections' points, of the points that any window forecasts.
+        """Return an array of the indices, among all segments' points, of the points that any window forecasts.
 
         The order is that of the windows; a point that several windows forecast occurs several times.
         """
@@ -514,11 +514,11 @@ class WindowedSeries:
         )
 
 
-def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> Iterator[Indices]:
+def _window_starts(segments: Sequence[Numbers], length: int, stride: int) -> Iterator[Indices]:
     first = 0
-    for stretch in stretches:
-        yield np.arange(first, first + len(stretch) - length + 1, stride, dtype=np.int64)
-        first += len(stretch)
+    for segment in segments:
+        yield np.arange(first, first + len(segment) - length + 1, stride, dtype=np.int64)
+        first += len(segment)
 
 
 class SeriesPlan:

@@ -112,7 +112,7 @@ class UnigramSampler(WordSampler):
         self._texts, self._ids = _tokens_of_text(vocabulary)
         pieces = read_pieces(vocabulary.model_bytes)
         self._weights = {text: alpha * pieces[id].score for text, id in self._ids.items()}
-        self._longest = max(map(len, self._ids), default=1)
+        self._max_characters = max(map(len, self._ids), default=1)
         self._lattices: dict[tuple[int, ...], tuple[str, list[list[float]], list[list[int]]]] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
@@ -144,13 +144,13 @@ class UnigramSampler(WordSampler):
         forward = [0.0] + [-math.inf] * len(text)
         cumulated, starts = [list[float]()], [list[int]()]
         for end in range(1, len(text) + 1):
-            first = max(0, end - self._longest)
+            first = max(0, end - self._max_characters)
             found = [start for start in range(first, end) if text[start:end] in self._weights]
             values = [forward[start] + self._weights[text[start:end]] for start in found]
-            most = max(values, default=-math.inf)
-            shares = [math.exp(value - most) if value > -math.inf else 0.0 for value in values]
+            greatest = max(values, default=-math.inf)
+            shares = [math.exp(value - greatest) if value > -math.inf else 0.0 for value in values]
             if sum(shares) > 0.0:
-                forward[end] = most + math.log(sum(shares))
+                forward[end] = greatest + math.log(sum(shares))
             cumulated.append(list(accumulate(shares)))
             starts.append(found)
         return text, cumulated, starts
@@ -257,7 +257,7 @@ class SampledPlan(Plan[Batch]):
         *,
         seed: int,
         growth_rate: float,
-        longest: int | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         """Create a plan.
 
@@ -268,11 +268,11 @@ class SampledPlan(Plan[Batch]):
             seed: the seed of all draws.
             growth_rate: the BPE-dropout rate from which `growth_limit` computes a sentence's maximum length; a longer
                 result is discarded, and the sentence keeps its usual tokens.
-            longest: the largest number of tokens of a sentence with its end symbol; None: not bounded.
+            max_tokens: the largest number of tokens of a sentence with its end symbol; None: not bounded.
         """
         self._plan, self._samplers, self._seed = plan, samplers, seed
         self._pads = vocabularies[0].pad_id, vocabularies[1].pad_id
-        self._growth_rate, self._longest = growth_rate, longest
+        self._growth_rate, self._max_tokens = growth_rate, max_tokens
 
     @override
     def __len__(self) -> int:
@@ -299,24 +299,26 @@ class SampledPlan(Plan[Batch]):
 
     def _sample(self, row: NDArray[np.int64], random: Random, side: int) -> NDArray[np.int64]:
         tokens = self._samplers[side].sample(row, random)
-        most = growth_limit(len(row), self._growth_rate)
-        if len(tokens) > most or (self._longest is not None and len(tokens) > self._longest):
+        max_length = growth_limit(len(row), self._growth_rate)
+        if len(tokens) > max_length or (self._max_tokens is not None and len(tokens) > self._max_tokens):
             return row
         return np.array(tokens, np.int64)
 
 
-def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, longest: int | None = None) -> Batch:
+def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, max_tokens: int | None = None) -> Batch:
     """Return an artificial batch with the maximum lengths that sampled tokens can give, to test the memory needed.
 
-    `growth_rate` determines the lengths by `growth_limit`, and `longest` caps them (None: no cap), but no sentence gets
-    shorter. The ids are those of the batch, repeated.
+    `growth_rate` determines the lengths by `growth_limit`, and `max_tokens` caps them (None: no cap), but no sentence
+    gets shorter. The ids are those of the batch, repeated.
     """
     sides = list[NDArray[np.int64]]()
     for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):
         rows = list[NDArray[np.int64]]()
         for row, length in zip(ids, (ids != pad_id).sum(axis=1).tolist(), strict=True):
-            most = growth_limit(length, growth_rate)
-            rows.append(np.resize(row[:length], max(length, most if longest is None else min(most, longest))))
+            max_length = growth_limit(length, growth_rate)
+            rows.append(
+                np.resize(row[:length], max(length, max_length if max_tokens is None else min(max_length, max_tokens)))
+            )
         sides.append(pad_rows(rows, pad_id)[0])
     source_tokens, target_tokens = (int((ids != pad).sum()) for ids, pad in zip(sides, pad_ids, strict=True))
     return replace(batch, source=sides[0], target=sides[1], source_tokens=source_tokens, target_tokens=target_tokens)

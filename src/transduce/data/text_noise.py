@@ -227,7 +227,7 @@ Ids = NDArray[np.int64]
 
 MASK = "<mask>"
 # T5's sentinel tokens, one for each span of a text and one after the last.
-SPAN_MARKS = tuple(f"<extra_id_{number}>" for number in range(100))
+SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
 class Noised(NamedTuple):
@@ -268,22 +268,22 @@ def noise_share(noise: NoiseSettings) -> float:
 
 
 def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
-    """Return a tuple of the special tokens that noise puts in place of removed tokens (mask or span marks).
+    """Return a tuple of the special tokens that noise puts in place of removed tokens (the mask, or span sentinels).
 
     The tuple is empty for deletion.
     """
     if noise.kind == "deletion":
         return ()
-    return SPAN_MARKS if noise.kind == "spans" else (MASK,)
+    return SENTINELS if noise.kind == "spans" else (MASK,)
 
 
-def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: np.random.Generator) -> Noised:
+def add_noise(ids: Ids, noise: NoiseSettings, sentinels: Sequence[int], generator: np.random.Generator) -> Noised:
     """Corrupt a random part of a text's tokens, as the settings of the denoising task say.
 
     Args:
         ids: the text's token ids.
         noise: the kind and amount of noise.
-        marks: token ids of `noise_tokens(noise)`.
+        sentinels: token ids of `noise_tokens(noise)`.
         generator: random generator.
 
     Returns:
@@ -293,14 +293,14 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
     # Rounded at random, so that the expected share is exact for short texts, too.
     taken = min(len(ids), int(noise_share(noise) * len(ids) + generator.random()))
     if noise.kind == "spans":
-        lengths = _partition(taken, noise.mean_span, len(marks) - 1, generator)
-        return _spans(ids, _spread(len(ids), lengths, generator), marks)
+        lengths = _partition(taken, noise.mean_span, len(sentinels) - 1, generator)
+        return _spans(ids, _spread(len(ids), lengths, generator), sentinels)
     if noise.kind == "infilling":
         spans = _spread(len(ids), _poisson(taken, noise.mean_span, generator), generator)
-        return Noised(_spans(ids, spans, [marks[0]] * (len(spans) + 1)).source, ids)
+        return Noised(_spans(ids, spans, [sentinels[0]] * (len(spans) + 1)).source, ids)
     is_noised = np.zeros(len(ids), bool)
     is_noised[generator.permutation(len(ids))[:taken]] = True
-    return Noised(ids[~is_noised] if noise.kind == "deletion" else np.where(is_noised, marks[0], ids), ids)
+    return Noised(ids[~is_noised] if noise.kind == "deletion" else np.where(is_noised, sentinels[0], ids), ids)
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
@@ -342,20 +342,20 @@ def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator)
     return spans
 
 
-def _spans(ids: Ids, spans: list[tuple[int, int]], marks: Sequence[int]) -> Noised:
-    """Return a `Noised` text in which one of the sentinels `marks` replaces each span (start, end) of the ids.
+def _spans(ids: Ids, spans: list[tuple[int, int]], sentinels: Sequence[int]) -> Noised:
+    """Return a `Noised` text in which one of `sentinels` replaces each span (start, end) of the ids.
 
     The target is the removed spans, each after its sentinel, and one more sentinel at the end.
     """
     source: list[Ids | list[int]] = []
     target: list[Ids | list[int]] = []
     position = 0
-    for mark, (start, stop) in zip(marks, spans, strict=False):
-        source += [ids[position:start], [mark]]
-        target += [[mark], ids[start:stop]]
+    for sentinel, (start, stop) in zip(sentinels, spans, strict=False):
+        source += [ids[position:start], [sentinel]]
+        target += [[sentinel], ids[start:stop]]
         position = stop
     source.append(ids[position:])
-    target.append([marks[len(spans)]])
+    target.append([sentinels[len(spans)]])
     return Noised(_joined(source), _joined(target))
 
 

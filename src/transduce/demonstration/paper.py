@@ -16,7 +16,7 @@ import numpy as np
 from transduce.demonstration.grammar import generate
 from transduce.demonstration.lexicon import FAMILY, NAMES, PAST_TIMES, PLACES, THING_ADJECTIVES, THINGS, VERBS, Noun
 from transduce.demonstration.run import write_corpus
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.label_scores import score_trees
 from transduce.inference.parser import load_parser
 from transduce.inspection.attention import Weights, attention_maps, word_self_attention
@@ -26,7 +26,6 @@ from transduce.inspection.reading import Reader
 from transduce.tasks.experiments import ExperimentOptions, expand, make_experiment, run_all
 from transduce.tasks.kinds.kind import DEV_SCORES
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.text.files import count_noun
 from transduce.text.trees import read_clean_trees
 from transduce.training.events import read_events
 from transduce.ui_language import localized

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from transduce.demonstration.grammar import AlignedPair, DemoCorpus, generate
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps, word_attention
@@ -40,6 +40,7 @@ class DemoResult(msgspec.Struct, frozen=True):
         return f"held-out exact: {share:.1f} % ({self.exact:,} of {self.sentences:,})"
 
 
+@explain_wrong_types
 def demo(
     out: str | Path = "models/demo",
     *,
@@ -67,13 +68,14 @@ def demo(
     """
     out, console = Path(out).resolve(), Console(highlight=False)
     refuse_other_run(out)
-    corpus, text = generate(), _text_folder(out)
+    text = _text_folder(out)
     if _sources_of_run(out) not in (None, _sources(text)):
         raise TransduceError(
             f"{out} was moved after it was made, so its text files are not where the run expects them: pass --again."
         )
     settings = _settings(text, seed, steps, precision)
     make_settings(settings)  # fails on options out of range before anything is written
+    corpus = generate()
     write_corpus(text, corpus)
     console.print(
         localized(

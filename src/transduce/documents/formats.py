@@ -10,6 +10,7 @@ from transduce.documents.icu_messages import with_divided_messages
 from transduce.documents.limits import Archive, Limits, check_size
 from transduce.documents.units import Document, DocumentSettings, TextFile
 from transduce.errors import TransduceError
+from transduce.text.languages import canonical, short_code
 
 
 class Source(NamedTuple):
@@ -305,6 +306,8 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
     document = with_divided_messages(document)
+    if found.name in ("po", "xliff") and settings.target_language is not None:
+        document = document._replace(other_language=_other_language(content, settings.target_language))
     if found.is_archive and not document.units:
         raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)
@@ -314,6 +317,19 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
             "divide it."
         )
     return document
+
+
+_DECLARED_LANGUAGE = re.compile(
+    rb"""^"Language:\s*([A-Za-z_-]{2,20})[@\\]|<(?:file|xliff)\s[^<>]*?\s(?:target-language|trgLang)\s*=\s*["']([\w-]{2,20})""",
+    re.MULTILINE,
+)
+
+
+def _other_language(content: bytes, language: str) -> str | None:
+    """Return the first target language that a PO or XLIFF file's bytes name, if it is not `language`; else None."""
+    match = _DECLARED_LANGUAGE.search(content)
+    declared = "" if match is None else (match[1] or match[2]).decode("ascii", "ignore")
+    return declared if declared and short_code(canonical(declared)) != short_code(canonical(language)) else None
 
 
 _FORMATS_OF_SETTING = {

@@ -16,8 +16,8 @@ from transduce.documents.units import (
     Document,
     DocumentSettings,
     Edit,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     TextFile,
     has_letters,
@@ -544,7 +544,7 @@ def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit
         start, end, start_tag = element.source_end, element.source_end, f"{between}<{name}>"
     else:
         start, end, start_tag = element.target
-        start_tag = re.sub(r"\s*/>$", ">", start_tag)
+        start_tag = re.sub(r"(?<!\s)\s*+/>$", ">", start_tag)
         start_tag = re.sub(
             r"""(\sstate\s*=\s*["'])(?:new|needs-translation)""", r"\1needs-review-translation", start_tag
         )
@@ -649,7 +649,7 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
             before = source[source_end : each.start] if found is None else ""
             inline = _inline_text(content, element)
             text = inline if has_letters(inline.text.plain) else content
-            opening = before + re.sub(r"\s*/>\Z", ">", tag)
+            opening = before + re.sub(r"(?<!\s)\s*+/>\Z", ">", tag)
             additions.append(_Addition(first, last, opening, text, f"</{tag[1:].split()[0]}>"))
         position, source_end = last, each.end
     additions.sort(key=lambda each: each.start)  # a translator may have changed the order of the segments
@@ -683,7 +683,7 @@ class _Addition(NamedTuple):
     closing: str
 
 
-def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:
+def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[InlinePart], dict[Tag, str]]:
     """Divide the content of an XLIFF `source` element into strings and inline tags.
 
     An element that contains codes of the original format, not text, is a single tag.
@@ -695,7 +695,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     Returns:
         A list of the strings and tags in order, and a dict from each tag to its source in the file.
     """
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     sources: dict[Tag, str] = {}
     position = inner = number = 0
     opened: list[int] = []
@@ -704,7 +704,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
 
     def add_text(part: str) -> None:
         part = unescape(part)
-        parts.append(part if preserves_space else re.sub(r"\s*[\r\n]\s*", " ", part))
+        parts.append(part if preserves_space else re.sub(r"(?<!\s)[^\S\r\n]*+[\r\n]\s*", " ", part))
 
     def add_tag(tag: Tag, source: str) -> None:
         parts.append(tag)
@@ -736,7 +736,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     return _with_pairs(parts, sources), sources
 
 
-def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
+def _with_pairs(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[InlinePart]:
     """Return an XLIFF text's strings and tags as a list, with codes in pairs (as `bx`, `ex`) as start and end tags.
 
     Args:
@@ -751,7 +751,7 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
         kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "empty")
         number = part.id if isinstance(part, Tag) and kind != "empty" else -1
         tokens.append(Token(kind, source, name[1] if name and kind == "empty" else "", number))
-    paired: list[Part] = []
+    paired: list[InlinePart] = []
     numbers: dict[int, int] = {}  # numbers of the start tags, by the numbers of the new pairs
     for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):
         if isinstance(part, str) or new.kind == token.kind:

@@ -15,8 +15,8 @@ from transduce.documents.text_formats import line_joint
 from transduce.documents.units import (
     Document,
     Edit,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     TextFile,
     Unit,
@@ -245,7 +245,7 @@ class _Image(NamedTuple):
 class _Parsed:
     """A parsed Markdown block: its strings and inline tags, the tags' sources in the file, images and line breaks."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[InlinePart] = field(default_factory=list)
     sources: dict[Tag, str] = field(default_factory=dict)
     images: list[_Image] = field(default_factory=list)
     breaks: list[Tag] = field(default_factory=list)
@@ -399,7 +399,7 @@ class _Inline:
         if has_letters(alt) and after not in ("]", "][]"):
             parsed.images.append(_Image(tag, "![", alt, after))
 
-    def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
+    def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
         """Yield the words of a text as Markdown, so that lines can be broken between them.
 
         Args:
@@ -424,7 +424,7 @@ class _Inline:
         yield word
 
     @staticmethod
-    def _tag_source(parts: Sequence[Part], index: int, sources: dict[Tag, str]) -> str:
+    def _tag_source(parts: Sequence[InlinePart], index: int, sources: dict[Tag, str]) -> str:
         """Return the Markdown of a tag; emphasis by `_` that would start or end inside a word is written with `*`.
 
         Args:
@@ -458,7 +458,7 @@ class _Inline:
         return re.sub(r"\[([^\[\]]*)\](?=(.?))|[\[\]]", bracket, text)
 
 
-def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
+def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
     """Return whether a letter or digit stands directly before a start tag, or directly after an end tag, of a text.
 
     The result is False if the text (`parts`, strings and tags) lacks the tag.
@@ -621,7 +621,7 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     return True
 
 
-def _is_balanced(parts: Sequence[Part]) -> bool:
+def _is_balanced(parts: Sequence[InlinePart]) -> bool:
     tags = [part for part in parts if isinstance(part, Tag)]
     return {tag.id for tag in tags if tag.kind == "open"} == {tag.id for tag in tags if tag.kind == "close"}
 
@@ -647,7 +647,7 @@ def _make_pair(parsed: _Parsed, start: int, end: int, *, is_code: bool) -> None:
 _EMPHASIS = re.compile(r"[*_]+|~~")
 
 
-def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
+def _settled(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[InlinePart]:
     """Return a translation's strings and tags as a list, with emphasis as Markdown requires: around words, not empty.
 
     Empty emphasis is removed. Spaces at the inner ends of emphasis move out of it; where a letter or digit is next to
@@ -670,7 +670,7 @@ def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
         after = "".join(part for part in settled[end + 1 :] if isinstance(part, str))[:1]
         before = "".join(part for part in settled[:start] if isinstance(part, str))[-1:]
         if isinstance(inner[-1], str):
-            kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"[\W_]+\Z", "", inner[-1])
+            kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"(?<![\W_])[\W_]++\Z", "", inner[-1])
             if kept or not inner[-1].strip():
                 moved = inner[-1][len(kept) :]
                 settled[end - 1 : end + 1] = [kept, closing, moved]

@@ -38,6 +38,7 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
+from transduce.errors import explain_wrong_types
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
@@ -184,7 +185,7 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
 
 # --- markup ---
 
-_Part = str | Token | int
+_MarkupPart = str | Token | int
 """A part of a document that is assembled: a copied text, a tag, or the index of a text to translate."""
 
 
@@ -204,7 +205,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         """Return a `Plan` of the document: its texts to translate, their tags' spans, and the assembling function."""
-        parts: list[_Part] = []
+        parts: list[_MarkupPart] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(_with_whole_messages(block))
         marks = {number: block.located() for number, block in self.blocks.items()}
@@ -240,7 +241,7 @@ class _Planner:
                 self.sentences.append(value)
         return token._replace(texts=tuple(texts))
 
-    def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_Part]:
+    def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_MarkupPart]:
         """Add a text with inline tags to the texts of the document, and return a list of the parts that represent it.
 
         A row of elements, such as a menu's links, becomes one text for each element. A text with too many tags becomes
@@ -254,7 +255,7 @@ class _Planner:
             The tags that stay and the index of each text; without words, the tokens as they are.
         """
         first, last = _unwrapped(tokens)
-        around = (list[_Part](tokens[:first]), list[_Part](tokens[last:]))
+        around = (list[_MarkupPart](tokens[:first]), list[_MarkupPart](tokens[last:]))
         inner = tokens[first:last]
         block = read_block(inner, self.settings)
         if block is None and has_too_many_tags(inner):
@@ -269,7 +270,7 @@ class _Planner:
         self.blocks[number] = block
         return [*around[0], number, *around[1]]
 
-    def _text(self, token: Token) -> _Part:
+    def _text(self, token: Token) -> _MarkupPart:
         """Add the string of a token to the texts of the document, and return its index.
 
         A tag, or a string without words, is not added and is returned itself.
@@ -451,7 +452,7 @@ class _Assembly:
         self.protected = protected
         self.rendering = Rendering(self._tag, planner.escape, planner.spaced)
 
-    def document(self, parts: Sequence[_Part]) -> str:
+    def document(self, parts: Sequence[_MarkupPart]) -> str:
         """Return the translated document as HTML or XML text.
 
         A space is inserted between two texts where the target language needs one and the source has none.
@@ -588,6 +589,7 @@ class _Escape:
 # --- translation ---
 
 
+@explain_wrong_types
 def translate_markup(
     translator: Translator,
     documents: Sequence[str],

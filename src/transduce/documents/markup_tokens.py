@@ -35,7 +35,7 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outline_detection: bool = True
     """Elements of XML that stand outside of text end a text; if false, only `splitting_tags` do."""
     split_lines: bool = False
-    """A line break in the document ends a text; if false, a line break counts as a space."""
+    """A line break or tab in the document ends a text; if false, both count as a space."""
     attributes: tuple[str, ...] = ()
     """Names of attributes whose values are translated, in lower case, such as `alt` and `title`."""
     source_language: str | None = None
@@ -102,6 +102,9 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 """The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
 _LABELED = ("option", "optgroup")
 """Names of HTML elements that show their attribute `label`."""
+_MATH = re.compile(r"\\[(\[](?:[^\\]|\\[^()\[\]])++\\[)\]]|(?<!\$)\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)")
+"""The formulas of LaTeX in a page, between marks that MathJax and KaTeX read."""
+_COPIED_CLASSES = _names("notranslate arithmatex katex katex-display mathjax mathjax_display mwe-math-element")
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
 _FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
@@ -267,13 +270,14 @@ def _attribute(attributes: str, *names: str) -> str:
 def is_untranslated(attributes: str) -> bool:
     """Return whether a tag's attributes exclude the element from translation.
 
-    `translate="no"`, the class `notranslate` and XLIFF's `mtype="protected"` do.
+    `translate="no"`, the class `notranslate`, classes of formulas and XLIFF's `mtype="protected"` do.
     """
     for name, value in _attributes(attributes):
         name, value = name.rpartition(":")[2], value.lower()
         if (name, value) in (("translate", "no"), ("mtype", "protected")):
             return True
-        if name == "class" and "notranslate" in value.split():
+        classes = set(value.split()) if name == "class" else set()
+        if classes & _COPIED_CLASSES or ("math" in classes and classes & {"inline", "display"}):
             return True
     return False
 
@@ -340,19 +344,20 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
 def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
     """Yield an `_Item` for a text between two tags, or several where markup other than tags stands in it.
 
-    In XML and XLIFF, entities that HTML does not define are such markup; with `split_lines` line breaks are, too.
+    Such markup is formulas of LaTeX in HTML, and entities that HTML does not define in XML and XLIFF. With
+    `split_lines`, line breaks and tabs are, too.
     """
-    position = 0
-    cuts = []
-    if settings.kind != "html":
-        cuts = [match.span() for match in _ENTITY.finditer(source) if match[0][1] != "#" and match[0][1:] not in html5]
+    is_html = settings.kind == "html"
+    found = (_MATH if is_html else _ENTITY).finditer(source)
+    cuts = [each.span() for each in found if is_html or (each[0][1] != "#" and each[0][1:] not in html5)]
     if settings.split_lines:
-        cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n", source)])
+        cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n|\t", source)])
+    position = 0
     for start, end in cuts:
-        if start > position:
-            yield _Item(source[position:start])
-        yield _Item(source[start:end], role="other")
-        position = end
+        if start >= position:  # not a line break in a formula
+            yield from [_Item(source[position:start])] if start > position else []
+            yield _Item(source[start:end], role="other")
+            position = end
     if position < len(source):
         yield _Item(source[position:])
 
@@ -531,7 +536,7 @@ class _Reader:
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
             return "empty"
-        return "protected" if source.startswith(("<![CDATA[", "&")) else "block"
+        return "protected" if source.startswith(("<![CDATA[", "&", "\\", "$$")) else "block"
 
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of the element that starts at an index and is copied with its content.

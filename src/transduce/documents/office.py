@@ -4,6 +4,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from html import unescape
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
+    InlinePart,
     InlineText,
-    Part,
     Tag,
     Unit,
     find_code_styles,
@@ -30,6 +31,7 @@ _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _THREADS = "{http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
@@ -40,7 +42,7 @@ def names_in(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The XML names that an Office format uses for paragraphs, runs (stretches of formatted text) and their parts."""
+    """The XML names that an Office format uses for paragraphs, runs (spans of formatted text) and their parts."""
 
     paragraph: str
     run: str
@@ -87,6 +89,8 @@ _DRAWING = _Dialect(f"{_A}p", f"{_A}r", f"{_A}rPr", f"{_A}t", names_in(_A, "pPr 
 _DRAWING = _DRAWING._replace(breaks=names_in(_A, "br"), objects=names_in(_A, "fld"))
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", names_in(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
+_REMARK = _SHEET._replace(paragraph=f"{_P}cm", text=f"{_P}text", has_escapes=False)
+"""The dialect (`_Dialect`) of PowerPoint's comments before 2021; newer ones have the paragraphs of slides."""
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 _CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
 """The dialects (`_Dialect`) for names of categories and data series that a chart stores beside the cells they come
@@ -98,7 +102,7 @@ _UNIMPORTANT = names_in(_W, "lang noProof")
 
 
 class _Leaf(NamedTuple):
-    """An XML element that is copied: one of a run (stretch of formatted text), or outside of runs if `run` is None."""
+    """An XML element that is copied: one of a run (span of formatted text), or outside of runs if `run` is None."""
 
     run: Any
     element: Any
@@ -112,7 +116,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """A formatting that differs from that of most text in its paragraph, given by a run (stretch of text) with it."""
+    """A formatting that differs from that of most text in its paragraph, given by a run (span of text) with it."""
 
     run: Any
 
@@ -131,7 +135,7 @@ class Paragraph:
     """A paragraph of an office document that is read as texts with inline tags and written back with translations."""
 
     element: Any
-    texts: Sequence[InlineText | Part]
+    texts: Sequence[InlineText | InlinePart]
     """A list of the texts (`InlineText`) that are translated by themselves, and of the tags between them, such as
     tabs.
     """
@@ -148,7 +152,7 @@ class Paragraph:
     def write(self, translations: Sequence[str]) -> None:
         """Replace the paragraph's texts by translations, one for each of `units`; formatted words stay formatted."""
         waiting = list(translations)
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         for text in self.texts:
             if not isinstance(text, InlineText):
                 parts.append(text)
@@ -158,7 +162,7 @@ class Paragraph:
                 parts += text.parts
         self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
 
-    def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
+    def _with_ordered_ranges(self, parts: list[InlinePart]) -> list[InlinePart]:
         """Return translated strings and tags as a list, with the start of each comment or other range before its end.
 
         Translation can exchange a start and an end; they are then swapped, in place.
@@ -187,7 +191,7 @@ class Paragraph:
         """Return the single XML element that a tag without text stands for, or None if it stands for several."""
         raise NotImplementedError
 
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         raise NotImplementedError
 
 
@@ -201,7 +205,7 @@ class _OpenXmlParagraph(Paragraph):
         self.dialect = dialect
         self.payloads: dict[int, _Payload] = {}
         self.base: Any = None
-        """A run (stretch of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
+        """A run (span of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
         atoms = _without_fields(list(self._atoms(element)))
         self._choose_base(atoms)
         separators: set[Tag] = set()
@@ -212,9 +216,10 @@ class _OpenXmlParagraph(Paragraph):
         self.texts = split_at(parts, separators)
 
     @property
-    def is_code(self) -> bool:
-        """True if the paragraph has a Word style for code, so that it is not translated."""
-        return self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
+    def is_kept(self) -> bool:
+        """True if the paragraph is not translated: it has a Word style for code, or is a list or date to choose."""
+        is_choice = any(map(_is_copied, self.element.iterancestors(f"{_W}sdt")))
+        return is_choice or self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
 
     def _is_code_style(self, parent: Any, path: str) -> bool:
         """Return whether the element at a path below an XML element names a Word style for code; False for None."""
@@ -261,8 +266,14 @@ class _OpenXmlParagraph(Paragraph):
         return parts[0].find(f"{_W}rubyBase") if len(parts) == 1 and parts[0].tag == f"{_W}ruby" else None
 
     def _text(self, element: Any) -> str:
-        """Return the text of an XML element, with Excel's escapes decoded; "" for an element without text."""
-        return unescaped(element.text or "") if self.dialect.has_escapes else element.text or ""
+        """Return the text of an XML element, with Excel's escapes decoded, and line ends as spaces in Word.
+
+        The result is "" for an element without text.
+        """
+        text = element.text or ""
+        if self.dialect.has_escapes:
+            return unescaped(text)
+        return re.sub(r"\s*\n\s*", " ", text) if element.tag == f"{_W}t" else text
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting of most of the paragraph's characters, so that text with it needs no inline tags."""
@@ -277,12 +288,12 @@ class _OpenXmlParagraph(Paragraph):
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the properties element of a run (stretch of formatted text), or None if the run has none."""
+        """Return the properties element of a run (span of formatted text), or None if the run has none."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return bytes that are equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
+        """Return bytes that are equal for runs (spans of formatted text) that look the same; b"" if unformatted."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -299,12 +310,12 @@ class _OpenXmlParagraph(Paragraph):
 
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
-    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
+    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[InlinePart]:
         """Return a paragraph's content as a list of strings and inline tags; tags that end a text join `separators`.
 
         Text with the base formatting gets no tags. What each tag stands for is stored in `payloads`.
         """
-        parts: list[Part] = []
+        parts: list[InlinePart] = []
         opened: list[int] = []
         formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
         for index, (kind, run, content) in enumerate(atoms):
@@ -359,7 +370,9 @@ class _OpenXmlParagraph(Paragraph):
         return payload[0].element if isinstance(payload, list) and len(payload) == 1 else None
 
     @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
+        for control in self.element.iterancestors(f"{_W}sdt"):
+            _remove_binding(control)
         kept = [child for child in self.element if child.tag in self.dialect.kept]
         for child in list(self.element):
             self.element.remove(child)
@@ -396,6 +409,7 @@ class _OpenXmlParagraph(Paragraph):
         elif tag.kind == "close":
             holders.pop()
         else:
+            _remove_binding(payload.element)
             for child in list(payload.holder):
                 if child.tag not in self.dialect.kept and not child.tag.endswith("Pr"):
                     payload.holder.remove(child)
@@ -422,12 +436,22 @@ class _OpenXmlParagraph(Paragraph):
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new, empty run (stretch of formatted text) with the attributes and formatting of another."""
+        """Return a new, empty run (span of formatted text) with the attributes and formatting of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:
             new.append(copy.deepcopy(properties))
         return new
+
+
+def _remove_binding(control: Any) -> None:
+    """Remove the link between a content control (`w:sdt`) and data such as the document's title.
+
+    Word would replace the control's translation by these data.
+    """
+    for properties in control.iterchildren(f"{_W}sdtPr"):
+        for child in [each for each in properties if each.tag.endswith("}dataBinding")]:
+            properties.remove(child)
 
 
 _Atom = tuple[str, Any, Any]
@@ -454,7 +478,10 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
             result.append(("close field", None, ends[index]))
         elif span is None:
             result.append(atoms[index])
-        elif span.separator is not None and _is_text_field(_instruction(atoms[index : span.separator])):
+        elif span.separator is not None and _is_text_field(
+            _instruction(atoms[index : span.separator]),
+            "".join(content for kind, _, content in atoms[span.separator : span.end] if kind == "text"),
+        ):
             field = _Field(_leaves(atoms[index : span.separator + 1]), _leaves(atoms[span.end : span.end + 1]))
             result.append(("open field", None, field))
             ends[span.end] = field
@@ -533,13 +560,21 @@ def _is_copied(container: Any) -> bool:
     Other such elements are translated.
     """
     if container.tag == f"{_W}fldSimple":
-        return not _is_text_field(container.get(f"{_W}instr", ""))
+        return not _is_text_field(container.get(f"{_W}instr", ""), "".join(container.itertext(f"{_W}t")))
     return any(container.find(f"{_W}sdtPr/{_W}{name}") is not None for name in ("dropDownList", "comboBox", "date"))
 
 
-def _is_text_field(instruction: str) -> bool:
-    """Return whether a Word field with this instruction shows text to translate: a link or a table of contents."""
-    return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
+def _is_text_field(instruction: str, result: str) -> bool:
+    """Return whether a Word field shows text to translate: a link, a table of contents, or some other words.
+
+    Such words are those of a form, and copies of a caption, heading or entry of the index.
+
+    Args:
+        instruction: what the field does, such as `REF _Ref1`.
+        result: the text that it shows.
+    """
+    name = instruction.upper().split(maxsplit=1)[:1]
+    return name in (["HYPERLINK"], ["TOC"]) or (name in (["REF"], ["FORMTEXT"], ["XE"]) and has_letters(result))
 
 
 def _is_field_mark(atom: _Atom, type: str) -> bool:
@@ -559,14 +594,23 @@ class PartFile(NamedTuple):
 
 
 def document_of_archive(
-    archive: Archive, files: Iterable[PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
+    archive: Archive,
+    files: Iterable[PartFile],
+    others: Callable[[Archive], dict[str, bytes]] | None = None,
+    formulas: Iterable[str] = (),
 ) -> Document:
     """Return a `Document` whose units are the texts of an archive's files, in their order.
 
-    `others` returns the new bytes, by name, of more files that change if a text does.
+    Args:
+        archive: the archive.
+        files: those of its files that have texts.
+        others: returns the new bytes, by name, of more files that change if a text does; None: there are none.
+        formulas: the formulas of a spreadsheet, of which those that contain a text of a cell are reported.
     """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
+    texts = {unit.text.casefold() for unit in units}
+    named = [each for each in formulas if any(text.casefold() in texts for text in _QUOTED.findall(each))]
 
     def write(translations: Sequence[str]) -> bytes:
         waiting, changes = iter(translations), {}
@@ -580,16 +624,20 @@ def document_of_archive(
                     has_changed = True
             if has_changed:
                 changes[file.name] = write_xml(file.tree)
-        return archive.write({**changes, **(others(archive) if changes else {})})
+        return archive.write({**changes, **(others(archive) if changes and others is not None else {})})
 
-    return Document(units, write)
+    return Document(units, write, text_formulas=tuple(named))
+
+
+_QUOTED = re.compile('"([^"]+)"')
+_CELL_FORMULA = re.compile(r'<c r="(\w+)"[^<>]*+>\s*+<f(?:\s[^<>]*+)?>([^<]*"[^<]*+)</f>')
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:
     """Yield a `PartFile` for each XML file of an archive whose whole name matches a pattern.
 
-    The paragraphs of the `PartFile` are those with a letter that are not code. Sheets of Excel without inline strings
-    are left out.
+    The paragraphs of the `PartFile` are those with a letter that are to be translated. Sheets of Excel without inline
+    strings are left out.
     """
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
@@ -597,7 +645,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
             tree = parse_xml(archive[name], name)
             by_tag = {dialect.paragraph: dialect for dialect in dialects}
             paragraphs = [_OpenXmlParagraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
-            yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
+            yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_kept])
 
 
 _WORKBOOK = "xl/workbook.xml"
@@ -622,10 +670,10 @@ def _code_styles(archive: Archive) -> frozenset[str]:
 
 
 def read_pptx(source: Source) -> Document:
-    """Read a PowerPoint file as a `Document` to translate: slides, notes, charts and diagrams."""
+    """Read a PowerPoint file as a `Document` to translate: slides, notes, comments, charts and diagrams."""
     archive = source.archive()
-    pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWINGS})\.xml"
-    return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
+    pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|comments/[^/]*|{_DRAWINGS})\.xml"
+    return document_of_archive(archive, _part_files(archive, pattern, _DRAWING, _REMARK, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -644,18 +692,22 @@ def read_xlsx(source: Source) -> Document:
     dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, *_CHART_LABELS)
     comments = r"comments[^/]*|comments/comment[^/]*|threadedComments/[^/]*"
     pattern = rf"xl/(?:sharedStrings|worksheets/[^/]*|{comments}|{_DRAWINGS})\.xml"
+    notes = (f"{_A}p", f"{_S}text", _THREAD.paragraph)
     files = []
     for file in _part_files(archive, pattern, *dialects):
         kept = [
             each
             for each in file.paragraphs
-            if unescaped("".join(each.element.itertext())) not in column_names
+            if (each.element.tag in notes or unescaped("".join(each.element.itertext())) not in column_names)
             and each.element.find(f"{_THREADS}mentions") is None  # which contain positions in the text
         ]
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
-    recalculated = [_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []
-    return document_of_archive(archive, files, *recalculated)
+    recalculated = _recalculated_workbook if has_formulas and _WORKBOOK in archive else None
+    sheets = (archive[name].decode("utf-8", "ignore") for name in archive.names if name.startswith("xl/worksheets/"))
+    cells = (match.groups() for sheet in sheets for match in _CELL_FORMULA.finditer(sheet.replace("&quot;", '"')))
+    formulas = (f"{name}: {unescape(formula)}" for name, formula in cells)
+    return document_of_archive(archive, files, recalculated, formulas)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from transduce.documents.formats import Source
 from transduce.documents.limits import add_text, clear, parse_xml, xml_text
 from transduce.documents.office import Paragraph, PartFile, document_of_archive, goes_on, names_in
-from transduce.documents.units import Document, Part, Tag, find_code_styles, is_code_style, split_at
+from transduce.documents.units import Document, InlinePart, Tag, find_code_styles, is_code_style, split_at
 from transduce.errors import TransduceError
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -23,7 +23,8 @@ _PARAGRAPHS = (f"{_TEXT}p", f"{_TEXT}h")
 _CONTAINERS = {f"{_TEXT}span", f"{_TEXT}a", f"{_TEXT}meta"}
 _MARKS = (
     "bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end change change-start "
-    "change-end alphabetical-index-mark toc-mark user-index-mark"
+    "change-end alphabetical-index-mark alphabetical-index-mark-start alphabetical-index-mark-end toc-mark "
+    "toc-mark-start toc-mark-end user-index-mark user-index-mark-start user-index-mark-end"
 )
 _INVISIBLE = names_in(_TEXT, _MARKS) | names_in(_OFFICE, "annotation annotation-end")
 _WORDLESS = _INVISIBLE | names_in(_TEXT, "note tab line-break ruby-text")
@@ -32,7 +33,7 @@ _SPACES = " \t\r\n"  # of which several count as one
 
 
 def read_opendocument(source: Source) -> Document:
-    """Read an OpenDocument file as a `Document` to translate: paragraphs, headings, text cells, headers and footers.
+    """Read an OpenDocument file as a `Document` to translate: paragraphs, text cells, headers and footers, charts.
 
     Raises:
         TransduceError: the document is damaged or protected by a password.
@@ -41,11 +42,13 @@ def read_opendocument(source: Source) -> Document:
     if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
         raise TransduceError("The document is protected by a password: remove the password first.")
     files = []
-    for name in ("content.xml", "styles.xml"):
-        if name in archive:
+    for name in sorted(archive.names, key=lambda name: name != "content.xml"):
+        if re.fullmatch(r"(?:Object[^/]*/)*content\.xml|styles\.xml", name):  # charts are in folders such as Object 1
             tree = parse_xml(archive[name], name)
             files.append(PartFile(name, tree, list(_paragraphs(tree.getroot()))))
-    return document_of_archive(archive, files)
+    roots = [file.tree.getroot() for file in files if file.name == "content.xml"]
+    formulas = (cell.get(f"{_TABLE}formula") or "" for root in roots for cell in root.iter(f"{_TABLE}table-cell"))
+    return document_of_archive(archive, files, formulas=formulas)
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
@@ -105,11 +108,11 @@ class _OpenDocumentParagraph(Paragraph):
         self.element = element
         self.styles = styles
         self.payloads: list[Any] = []
-        self._ignores_space = True
+        self._ignores_space, self._last_text = True, ""
         separators: set[Tag] = set()
         self.texts = split_at(list(self._parts(element, separators)), separators)
 
-    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
+    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[InlinePart]:
         """Yield the strings and inline tags in an XML element.
 
         Tags at which a text ends, such as tabs, are added to the set `separators`.
@@ -132,9 +135,7 @@ class _OpenDocumentParagraph(Paragraph):
                 is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
                 is_break, is_tab = child.tag == f"{_TEXT}line-break", child.tag == f"{_TEXT}tab"
                 tag = Tag("break" if is_break else "empty" if is_wordless else "object", number)
-                previous = child.getprevious()
-                before = (parent.text if previous is None else previous.tail) or ""
-                if is_tab or (is_break and not goes_on(before, child.tail or "")):
+                if is_tab or (is_break and not goes_on(self._last_text, self._text_after(child))):
                     separators.add(tag)
                 self._ignores_space &= child.tag in _INVISIBLE
                 yield tag
@@ -147,16 +148,25 @@ class _OpenDocumentParagraph(Paragraph):
         """
         if not text:
             return ""
-        is_after_space, self._ignores_space = self._ignores_space, text[-1] in _SPACES
+        is_after_space, self._ignores_space, self._last_text = self._ignores_space, text[-1] in _SPACES, text
         collapsed = re.sub(f"[{_SPACES}]+", " ", text)
         return collapsed.removeprefix(" ") if is_after_space else collapsed
+
+    def _text_after(self, element: Any) -> str:
+        """Return the first text in the paragraph that follows an XML element; "" without any."""
+        text = element.tail
+        while not text and element is not self.element:
+            following = element.getnext()
+            element = element.getparent() if following is None else following
+            text = element.tail if following is None else "".join(following.itertext()) or following.tail
+        return "" if element is self.element else text
 
     @override
     def _element(self, tag: Tag) -> Any:
         return self.payloads[tag.id]
 
     @override
-    def _rebuild(self, parts: Sequence[Part]) -> None:
+    def _rebuild(self, parts: Sequence[InlinePart]) -> None:
         holders, is_after_space = [self.element], True
         clear(self.element)
         for part in parts:

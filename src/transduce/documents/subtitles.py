@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from transduce.documents.formats import Source
 from transduce.documents.text_formats import Line, line_joint, lines_of
-from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, has_letters
+from transduce.documents.units import Document, Edit, InlinePart, InlineText, Tag, TextFile, has_letters
 from transduce.errors import TransduceError
 from transduce.text.sentences import SENTENCE_MARKS
 from transduce.ui_language import columns_of
@@ -179,6 +179,10 @@ def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
 _DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
 _LAST_LINE = re.compile(rf"[{SENTENCE_MARKS}][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
+_SOUND = re.compile(r"\s*(?:\[[^\[\]]*\]|\([^()]*\)|（[^（）]*）|【[^【】]*】)\s*")
+"""A line that describes a sound, such as `[door slams]`."""
+_SPEAKER = re.compile(r"\s*(?:[A-Z][A-Z0-9 .'’#-]{1,30}|[A-Z][a-z]{1,20}):\s+\S")
+"""The start of a line with the name of its speaker, such as `JOHN: Hello`."""
 _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
@@ -200,14 +204,17 @@ class _Segment(NamedTuple):
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
     """Divide a subtitle cue into a list of `_Segment`, the lines that one speaker says.
 
-    A new segment starts at a dash, a WebVTT voice or a line of music, after a line that ends a sentence, and after 12
-    lines.
+    A new segment starts at a dash, a WebVTT voice, the name of a speaker or a line of music, before and after the
+    description of a sound, after a line that ends a sentence, and after 12 lines.
     """
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
-        is_new = not groups or is_voice or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
-        if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
+        plain = syntax.tags.sub("", line[1])
+        last = syntax.tags.sub("", groups[-1][-1][1]) if groups else ""
+        is_new = not groups or is_voice or _DASH.match(plain) or _MUSIC.match(line[1].strip()) or _SPEAKER.match(plain)
+        is_new = is_new or any(map(_SOUND.fullmatch, (plain, last))) or _LAST_LINE.search(last)
+        if is_new or len(groups[-1]) == _MAX_LINES:
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -223,7 +230,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
     return segments
 
 
-def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
+def _parts(text: str, syntax: Syntax) -> tuple[list[InlinePart], dict[Tag, str]]:
     """Divide subtitle text into decoded strings and inline tags; tags without a partner are empty elements.
 
     Returns:
@@ -241,7 +248,7 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
             if opened:
                 partner[index] = opened.pop()
                 partner[partner[index]] = index
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     sources: dict[Tag, str] = {}
     position = 0
     for index, match in enumerate(matches):
@@ -309,8 +316,8 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
-    A sentence ends before a dash, another style, music, or a pause of more than two seconds. Otherwise punctuation and
-    the case of the next letter decide.
+    A sentence ends before a dash, the name of a speaker, another style, music, or a pause of more than two seconds.
+    Otherwise punctuation and the case of the next letter decide.
 
     Args:
         one: what is said at the end of the first cue.
@@ -318,7 +325,12 @@ def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
         is_punctuated: the file's sentences end with punctuation, so that a cue without it is known to go on.
     """
     before, after = one.inline.plain.strip(), other.inline.plain.strip()
-    if other.prefix or one.cue.style != other.cue.style or not (has_letters(before) and has_letters(after)):
+    if (
+        other.prefix
+        or _SPEAKER.match(after)
+        or one.cue.style != other.cue.style
+        or not (has_letters(before) and has_letters(after))
+    ):
         return False
     if not 0 <= other.cue.begins_at - one.cue.ends_at + 0.5 <= _MAX_GAP_SECONDS + 0.5:
         return False
@@ -380,7 +392,7 @@ def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_sou
 _OFFSET = 1000  # difference between the tag numbers of consecutive cues
 
 
-def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
+def _renumbered(parts: Sequence[InlinePart], index: int) -> list[InlinePart]:
     """Return a list of one cue's strings and tags, with tag numbers that no other cue of the same sentence uses.
 
     Args:
@@ -395,7 +407,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
 
     The cues are joined like lines, and each cue's tags get other numbers.
     """
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     for index, segment in enumerate(group):
         if parts:
             before, after = "".join(part for part in parts if isinstance(part, str)), segment.inline.plain
@@ -404,7 +416,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
     return InlineText(parts)
 
 
-def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
+def _divided(parts: Sequence[InlinePart], widths: Sequence[int]) -> list[list[InlinePart]]:
     """Divide a translation among the cues of its sentence, in proportion to the widths of their source texts.
 
     The result is a list of strings and tags for each cue. A translation with fewer words than cues is repeated in each
@@ -453,7 +465,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
     return cuts
 
 
-def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
+def cut(parts: Sequence[InlinePart], positions: Sequence[int]) -> list[list[InlinePart]]:
     """Divide a text with tags at some positions; a span that is cut is closed before the cut and opened again after it.
 
     Args:
@@ -463,7 +475,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
     Returns:
         A list of strings and tags for each piece, without white space at its ends.
     """
-    pieces: list[list[Part]] = [[]]
+    pieces: list[list[InlinePart]] = [[]]
     opened: list[Tag] = []
     waiting, position = list(positions), 0
     for part in parts:
@@ -486,7 +498,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
     return [_stripped(piece) for piece in pieces]
 
 
-def _stripped(parts: list[Part]) -> list[Part]:
+def _stripped(parts: list[InlinePart]) -> list[InlinePart]:
     """Return a text's strings and tags as a list, without white space at its start and end, even inside of tags.
 
     A formatted span that begins at the end of the text and has no content is removed, too.
@@ -509,7 +521,7 @@ def _stripped(parts: list[Part]) -> list[Part]:
 _MAX_BALANCED = 8  # lines
 
 
-def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
+def wrapped(parts: Sequence[InlinePart], width: int) -> list[list[InlinePart]]:
     """Divide a text with tags into lines of about equal length, of at most `width` columns if the words allow it.
 
     A text that needs more than eight lines is not divided, because a player wraps it. Formatted spans stay open over
@@ -538,7 +550,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
     return [list(parts)]
 
 
-def _joined_spans(lines: list[list[Part]]) -> list[list[Part]]:
+def _joined_spans(lines: list[list[InlinePart]]) -> list[list[InlinePart]]:
     """Return lines (lists of strings and tags) without tags that close a span at a line's end and then reopen it."""
     for one, other in pairwise(lines):
         while (

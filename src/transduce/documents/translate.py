@@ -17,12 +17,12 @@ from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun, missing_file
+from transduce.text.files import missing_file
 from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
@@ -31,7 +31,7 @@ _ATTRIBUTES = (
     *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
 )
 UNIT_MARKUP = {
-    "xml": MarkupSettings(kind="xliff"),
+    "xml": MarkupSettings(kind="xliff", split_lines=True),
     "html": MarkupSettings(attributes=_ATTRIBUTES),
     "message": MarkupSettings(attributes=_ATTRIBUTES, split_lines=True),
 }
@@ -52,7 +52,7 @@ class TranslateTexts(Protocol):
         """
 
 
-Observer = Callable[[Sequence[Unit], Sequence[str]], None]
+TextsCallback = Callable[[Sequence[Unit], Sequence[str]], None]
 """A function that is called after each group of a document's texts, with its units and their translations."""
 
 
@@ -83,7 +83,7 @@ def translate_content(
     document: Document,
     translate: TranslateTexts,
     *,
-    observe: Observer | None = None,
+    observe: TextsCallback | None = None,
     finished: Sequence[Sequence[str]] = (),
 ) -> bytes:
     """Translate the texts of a document that was read, and return the bytes of the translated document.
@@ -115,6 +115,24 @@ def describe_kept_units(document: Document) -> str | None:
         return None
     count = count_noun(len(document.kept_units), "XLIFF unit")
     return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
+
+
+def describe_other_language(document: Document) -> str | None:
+    """Return a sentence about a PO or XLIFF file that names another target language than the model's; None if not."""
+    if document.other_language is None:
+        return None
+    return (
+        f"The file names `{document.other_language}` as the language of its translations, which is not the language "
+        "that the model writes: check that the file and the model are the right ones."
+    )
+
+
+def describe_text_formulas(document: Document) -> str | None:
+    """Return a sentence with the number of a spreadsheet's formulas that name translated texts; None without any."""
+    if not document.text_formulas:
+        return None
+    count = count_noun(len(document.text_formulas), "formula")
+    return f"Formulas stay as they are, but some name texts that were translated, so check their results: {count}."
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -183,9 +201,9 @@ class ContextTexts:
         Only the last ones are kept, as many as the model reads; for a model without context this does nothing.
         """
         if self.reads_context:
-            most = self.max_sentences
-            sides = ([text_without_markup(text, kind) for text in side[-most:]] for side in (texts, translations))
-            self.before = [*self.before, *zip(*sides, strict=True)][-most:]
+            last = [side[-self.max_sentences :] for side in (texts, translations)]
+            sides = ([text_without_markup(text, kind) for text in side] for side in last)
+            self.before = [*self.before, *zip(*sides, strict=True)][-self.max_sentences :]
 
 
 class ModelTexts(ContextTexts):
@@ -203,7 +221,7 @@ class ModelTexts(ContextTexts):
 
         For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
         """
-        super().__init__(0 if translator.context is None else translator.context.before)
+        super().__init__(0 if translator.document_context is None else translator.document_context.before)
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary
@@ -257,10 +275,11 @@ def count_texts(document: Document) -> int:
     return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
 
-Progress = Callable[[int, int], None]
+CountCallback = Callable[[int, int], None]
 """A function that is called with two integers: the number of translated characters and the number of all."""
 
 
+@explain_wrong_types
 def translate_document(
     translator: Translator,
     source: str | Path,
@@ -271,7 +290,7 @@ def translate_document(
     glossary: GlossaryLike = None,
     text_settings: TextSettings | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: CountCallback | None = None,
 ) -> Path:
     """Translate a document; only its text changes, and its structure and formatting stay the same.
 
@@ -342,8 +361,8 @@ def _identity(translate: "ModelTexts") -> bytes:
     )
 
 
-def _counted(document: Document, progress: Progress) -> Observer:
-    """Return an `Observer` that adds up the source characters of translated groups of texts and reports the sum.
+def _counted(document: Document, progress: CountCallback) -> TextsCallback:
+    """Return an `TextsCallback` that adds up the source characters of translated groups of texts and reports the sum.
 
     Args:
         document: the document, whose characters are the total.
@@ -376,7 +395,7 @@ def write_translated(
     *,
     identity: bytes,
     resume: bool = False,
-    observe: Observer | None = None,
+    observe: TextsCallback | None = None,
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 

@@ -103,6 +103,12 @@ class Document(NamedTuple):
     """True if a PO template has no plural forms, and those of the target language are not known."""
     guesses_singular: bool = False
     """True if the header of a PO file has no valid plural rule, so that the form for the number 1 is guessed."""
+    other_language: str | None = None
+    """The language that a PO or XLIFF file names for its translations, if it is another one than the setting
+    `target_language`.
+    """
+    text_formulas: tuple[str, ...] = ()
+    """The formulas of a spreadsheet that contain a text of its cells, such as `D2: IF(A2="yes",1,0)`; they stay."""
     messages: MessageRecord | None = None
     """The record of what becomes of the document's ICU messages with branches; None: it has none."""
 
@@ -124,7 +130,7 @@ class Tag(NamedTuple):
     """The number of the element that the tag stands for, unique in its text; an end tag has that of its start tag."""
 
 
-Part = str | Tag
+InlinePart = str | Tag
 # The names of tags in a unit are those of XLIFF.
 _TAG_NAMES: dict[TagKind, str] = {"open": "g", "empty": "it", "break": "br", "object": "x"}
 TAG = re.compile(r'<(?P<end>/?)(?P<name>g|x|it|br)(?:\s+id="(?P<id>\d{1,6})")?\s*(?P<empty>/?)>')
@@ -137,7 +143,7 @@ class InlineText:
     Tags and white space before or after all words are not part of the unit.
     """
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[InlinePart]) -> None:
         """Separate the part of a text that is translated from the tags and white space around all words.
 
         Args:
@@ -171,7 +177,7 @@ class InlineText:
             return Unit("".join(map(_write_part, self.core)), "xml")
         return Unit(self.plain)
 
-    def translated(self, translation: str) -> list[Part]:
+    def translated(self, translation: str) -> list[InlinePart]:
         """Return the translation between the outer tags and white space of the source, as a list of strings and tags.
 
         Tags are balanced, and each tag of the source occurs once: unknown and repeated tags in the translation are
@@ -182,13 +188,13 @@ class InlineText:
         """
         source = self.unit
         if source.kind == "text":
-            core: list[Part] = [translation]
+            core: list[InlinePart] = [translation]
         else:
             core = list(self.core) if translation == source.text else _read_parts(translation, self.core)
         return [part for part in (*self.before, *core, *self.after) if part]
 
 
-def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
+def split_at(parts: Sequence[InlinePart], separators: Collection[Tag]) -> list[InlineText | InlinePart]:
     """Divide the strings and tags of a text at separators, such as tabs, into texts that are translated by themselves.
 
     Args:
@@ -199,18 +205,18 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
         A list, in order: an `InlineText` for each text, the separators, and tags whose partner is in another text.
     """
     number = 0
-    stretch: dict[Tag, int] = {}
+    text_numbers: dict[Tag, int] = {}
     for part in parts:
         if isinstance(part, Tag):
             number += part in separators
-            stretch[part] = number
-    divided: list[InlineText | Part] = []
-    waiting: list[Part] = []
+            text_numbers[part] = number
+    divided: list[InlineText | InlinePart] = []
+    waiting: list[InlinePart] = []
     for part in parts:
         is_outer = isinstance(part, Tag) and (
             part in separators
-            or (part.kind == "open" and stretch[part] != stretch[Tag("close", part.id)])
-            or (part.kind == "close" and stretch[part] != stretch[Tag("open", part.id)])
+            or (part.kind == "open" and text_numbers[part] != text_numbers[Tag("close", part.id)])
+            or (part.kind == "close" and text_numbers[part] != text_numbers[Tag("open", part.id)])
         )
         if not is_outer:
             waiting.append(part)
@@ -221,7 +227,7 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
 
 
 def find_nested_ranges(
-    parts: Sequence[Part], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
+    parts: Sequence[InlinePart], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
 ) -> dict[Tag, Tag]:
     """Return the pairs of empty tags that enclose words, such as both ends of a comment, as a dict from start to end.
 
@@ -246,9 +252,9 @@ def find_nested_ranges(
     return found
 
 
-def joined_parts(parts: Iterable[Part]) -> list[Part]:
+def joined_parts(parts: Iterable[InlinePart]) -> list[InlinePart]:
     """Return a list of a text's parts (strings and tags) with adjacent strings joined and empty ones removed."""
-    joined: list[Part] = []
+    joined: list[InlinePart] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
             joined[-1] += part
@@ -257,7 +263,7 @@ def joined_parts(parts: Iterable[Part]) -> list[Part]:
     return joined
 
 
-def _core(parts: Sequence[Part]) -> tuple[int, int]:
+def _core(parts: Sequence[InlinePart]) -> tuple[int, int]:
     """Return the index of the first part to translate in a list of strings and tags, and the index after the last.
 
     Outside of this range are white space, elements without text, and tags that stand before, after or around all words;
@@ -288,16 +294,16 @@ def _core(parts: Sequence[Part]) -> tuple[int, int]:
     return start, end
 
 
-def _is_wordless(part: Part) -> bool:
+def _is_wordless(part: InlinePart) -> bool:
     """Return whether a part of a text, a string or tag, is white space, a tag of kind `empty`, or a line break."""
     return not part.strip() if isinstance(part, str) else part.kind in ("empty", "break")
 
 
-def _is_wordless_or_tag(part: Part) -> bool:
+def _is_wordless_or_tag(part: InlinePart) -> bool:
     return part.kind != "object" if isinstance(part, Tag) else not part.strip()
 
 
-def _write_part(part: Part) -> str:
+def _write_part(part: InlinePart) -> str:
     if isinstance(part, str):
         return escape(part, quote=False)
     if part.kind == "close":
@@ -305,7 +311,7 @@ def _write_part(part: Part) -> str:
     return f'<{_TAG_NAMES[part.kind]} id="{part.id}"{"" if part.kind == "open" else "/"}>'
 
 
-def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
+def _read_parts(text: str, source: Sequence[InlinePart]) -> list[InlinePart]:
     """Return a list of the strings and tags of a translated XML text; each tag of the source occurs once and balanced.
 
     Unknown and repeated tags are removed, open elements are closed at the end, and missing tags are added there.
@@ -315,7 +321,7 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
         source: the strings and tags of the source.
     """
     missing = {part.id: part.kind for part in source if isinstance(part, Tag) and part.kind != "close"}
-    parts: list[Part] = []
+    parts: list[InlinePart] = []
     open_ids: list[int | None] = []
     position = 0
     for match in TAG.finditer(text):

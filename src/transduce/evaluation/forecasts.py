@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.text.files import count_noun
+from transduce.errors import count_noun
 
 Numbers = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of forecasts of several windows of a time series, compared with repeating the last season or value."""
 
     windows: int
-    """Number of windows, each a stretch of the past with the points to forecast after it."""
+    """Number of windows, each a range of past points with the points to forecast after it."""
     horizon: int
     """Number of points that were forecast in each window."""
     season: int
@@ -133,19 +133,19 @@ def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
     return past[:, positions]
 
 
-def find_season(*stretches: Numbers) -> int:
+def find_season(*segments: Numbers) -> int:
     """Return the length of a series' season in points, at least 2, by autocorrelation; 1 if there is none.
 
     A season is a peak of the autocorrelation that stands out from that of noise, with low values before and after it,
-    and it occurs at least three times in the longest stretch. A straight line is removed from each stretch first, so
+    and it occurs at least three times in the longest segment. A straight line is removed from each segment first, so
     that a trend does not count as a season. If the level wanders, the season is found in the differences of neighboring
     points. For several series the mean autocorrelation is used.
 
     Args:
-        stretches: the points of C series, one or more arrays (N, C); points are not compared across the borders of
-            stretches.
+        segments: the points of C series, one or more arrays (N, C); points are not compared across the borders of
+            segments.
     """
-    level = [_without_line(values) for values in stretches if len(values) > 1]
+    level = [_without_line(values) for values in segments if len(values) > 1]
     by_level, by_changes = _peak(level), _peak([np.diff(values, axis=0) for values in level])
     if min(by_level, by_changes) == 1 or by_level % by_changes:
         return by_level if by_level > 1 else by_changes
@@ -157,29 +157,29 @@ def find_season(*stretches: Numbers) -> int:
     return by_changes if is_peak and scores[by_changes] >= _nearly(scores[by_level], count) else by_level
 
 
-def _peak(stretches: Sequence[Numbers]) -> int:
+def _peak(segments: Sequence[Numbers]) -> int:
     """Return the first lag from 2 on of a significant and nearly highest peak of the autocorrelation; 1 if none is.
 
     Args:
-        stretches: the points of C series without trend, arrays (N, C).
+        segments: the points of C series without trend, arrays (N, C).
     """
-    lengths = np.array([len(values) for values in stretches])
-    longest = min(max(lengths, default=0) // _MIN_SEASONS, _MAX_SEASON)
-    if longest < 2:
+    lengths = np.array([len(values) for values in segments])
+    max_season = min(max(lengths, default=0) // _MIN_SEASONS, _MAX_SEASON)
+    if max_season < 2:
         return 1
-    everything = _autocorrelation(stretches, int(lengths.max()) - 1)
-    all_lags = everything[: 2 * longest + 3]
-    correlation, scores = all_lags[: longest + 1], _twice(all_lags)
+    everything = _autocorrelation(segments, int(lengths.max()) - 1)
+    all_lags = everything[: 2 * max_season + 3]
+    correlation, scores = all_lags[: max_season + 1], _twice(all_lags)
     below = np.flatnonzero(correlation <= 0.0)
     if not len(below):
         return 1
     first = int(below[0])
     # The standard error of the autocorrelation of noise that is as smooth as the series (Bartlett 1946).
-    pairs = np.maximum(lengths[:, None] - np.arange(longest + 1), 0).sum(axis=0)
+    pairs = np.maximum(lengths[:, None] - np.arange(max_season + 1), 0).sum(axis=0)
     errors = np.sqrt((1.0 + 2.0 * (correlation[1 : first + 1] ** 2).sum()) / pairs)
     limits = np.minimum(_MIN_ERRORS * errors, _CLEAR_CORRELATION)
     low = np.minimum(_DROP * correlation, correlation - limits)
-    again = all_lags[::2][: longest + 1]
+    again = all_lags[::2][: max_season + 1]
     enough = np.minimum(correlation, again) > np.maximum(_MIN_CORRELATION, limits)
     drops_before = np.minimum.accumulate(correlation) < low
     lags = first + 1 + np.flatnonzero((enough & drops_before)[first + 1 :])
@@ -195,7 +195,7 @@ def _peak(stretches: Sequence[Numbers]) -> int:
         start = max(2, lag - radius)
         top = start + int(scores[start : lag + radius + 1].argmax())
         if top == lag:
-            return _refined(lag, everything[: lengths.max() // 2 + 1]) if lag <= longest else 1
+            return _refined(lag, everything[: lengths.max() // 2 + 1]) if lag <= max_season else 1
         lag = top
 
 
@@ -249,23 +249,23 @@ def _without_line(values: Numbers) -> Numbers:
     return residual
 
 
-def _autocorrelation(stretches: Sequence[Numbers], max_lag: int) -> Numbers:
+def _autocorrelation(segments: Sequence[Numbers], max_lag: int) -> Numbers:
     """Return the mean autocorrelation of series without trend at the lags from 0 to `max_lag`, (max_lag + 1,).
 
     Each sum of products is divided by the mean energy of the points that it multiplies, so that long lags do not seem
     weaker. Series that are all zeros are left out; without any other, all lags have 0.
 
     Args:
-        stretches: the points of C series, arrays (N, C); products are not taken across their borders.
+        segments: the points of C series, arrays (N, C); products are not taken across their borders.
         max_lag: the longest lag.
     """
-    sizes = np.max([np.abs(values).max(axis=0) for values in stretches], axis=0)
+    sizes = np.max([np.abs(values).max(axis=0) for values in segments], axis=0)
     used = sizes > 0.0
     if not used.any():
         return np.zeros(max_lag + 1)
     products, both = np.zeros((2, max_lag + 1, int(used.sum())))
-    for stretch in stretches:
-        values = stretch[:, used] / sizes[used]
+    for segment in segments:
+        values = segment[:, used] / sizes[used]
         lags = np.arange(min(max_lag + 1, len(values)))
         length = 2 * len(values)  # with as many zeros behind the values, no lag wraps around
         spectrum = np.abs(np.fft.rfft(values, length, axis=0)) ** 2

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
-from transduce.text.files import count_noun
+from transduce.errors import TransduceError, count_noun
 from transduce.text.tagged import describe_spans, spans_of
 from transduce.text.trees import Tree, clean, plain_label
 from transduce.ui_language import column, columns_of, localized, padded, shortened

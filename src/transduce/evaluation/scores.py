@@ -14,10 +14,10 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
-from transduce.errors import TransduceError, near_name
+from transduce.errors import TransduceError, count_noun, explain_wrong_types, near_name
 from transduce.evaluation.label_scores import f1_of_counts
 from transduce.text import languages
-from transduce.text.files import compose, count_noun
+from transduce.text.files import compose
 from transduce.ui_language import column, columns_of, labeled, localized
 
 # --- sacreBLEU's tokenizer of a language ---
@@ -206,6 +206,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
         return [counts, *decoding, *(f"warning: {sentence}" for sentence in self.warnings)]
 
 
+@explain_wrong_types
 def score(
     hypotheses: Sequence[str],
     references: Sequence[str],

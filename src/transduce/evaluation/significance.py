@@ -12,9 +12,8 @@ from sacrebleu.metrics.base import Metric
 
 from transduce.argument_checks import as_integer, as_texts
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_warnings, lines_sha256, make_metrics
-from transduce.text.files import count_noun
 from transduce.ui_language import aligned, localized
 
 # --- resampling ---
@@ -340,6 +339,7 @@ class Trial(NamedTuple):
     seed: int
 
 
+@explain_wrong_types
 def compare(
     hypotheses_a: Sequence[str],
     hypotheses_b: Sequence[str],

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import pad
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.onnx.export import longest_sequence
+from transduce.interop.onnx.export import max_sequence_length
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder
@@ -32,7 +32,6 @@ from transduce.model_folder.hugging_face import hugging_face_context
 from transduce.model_folder.read import ModelFolder
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SpecialTokens, Vocabulary, encode_masked, find_special_tokens, text_token_ids
 
@@ -99,9 +98,9 @@ class OriginalLanguageModel(ExportedModel):
         config = self._model.config
         excluded = sorted({config.pad_id, self._unknown_id} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
-        scorer = DecoderOnlyScorer(self._model, prompts, context=self._context, excluded_ids=excluded)
-        longest = torch.full((len(prompts),), max_tokens)
-        hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=longest)
+        scorer = DecoderOnlyScorer(self._model, prompts, max_context=self._context, excluded_ids=excluded)
+        max_lengths = torch.full((len(prompts),), max_tokens)
+        hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=max_lengths)
         return [list(best.ids) for best, *_ in hypotheses]
 
 
@@ -156,14 +155,14 @@ class Original:
         self.threads = threads
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """The maximum number of tokens of a source or target in the comparison.
 
-        This is the number of positions of exports (`longest_sequence`), or the number in the folder's config.json if
+        This is the number of positions of exports (`max_sequence_length`), or the number in the folder's config.json if
         that is smaller.
         """
-        longest, stated = longest_sequence(self.config), hugging_face_context(self.folder)
-        return longest if stated is None else min(longest, stated)
+        positions, stated = max_sequence_length(self.config), hugging_face_context(self.folder)
+        return positions if stated is None else min(positions, stated)
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
@@ -194,7 +193,7 @@ class Original:
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
             unknown = self.tokenizer.target.unk_id
-            return OriginalLanguageModel(self.model, unknown_id=unknown, context=self.longest)
+            return OriginalLanguageModel(self.model, unknown_id=unknown, context=self.max_length)
         assert self.translator is not None
         return OriginalModel(self.translator)
 
@@ -595,7 +594,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         # Include a text with a mask, to check how the exported tokenizer splits it.
         special_tokens = find_special_tokens(vocabulary)
         texts = texts if special_tokens is None else [*texts, f"{texts[0]} {vocabulary.special_token_names[2]}."]
-        rows = [_encoder_row(vocabulary, text, original.longest, special_tokens) for text in texts]
+        rows = [_encoder_row(vocabulary, text, original.max_length, special_tokens) for text in texts]
         types = [
             [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
         ]
@@ -603,14 +602,14 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
-        rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
-        max_tokens = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
+        rows = [ids[: max(1, min(len(ids) // 2, original.max_length // 2))] for ids in encoded if ids]
+        max_tokens = min(_EXTRA_TOKENS, original.max_length - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], ordinary, max_tokens)
     rows = [
-        _with_special_tokens(directed, [ids], original.longest)[0]
+        _with_special_tokens(directed, [ids], original.max_length)[0]
         for directed, ids in zip(cycle(original.source_vocabularies), encoded, strict=False)
     ]
-    max_tokens = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, max_tokens)
 
 
@@ -671,32 +670,32 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     return list(filter(is_alike, texts))
 
 
-def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, max_length: int) -> list[list[int]]:
     """Return for each source a list of its token ids with the vocabulary's special tokens, such as the end symbol.
 
-    The text's own tokens are truncated so that each result has at most `longest` ids.
+    The text's own tokens are truncated so that each result has at most `max_length` ids.
     """
-    max_tokens = longest - len(vocabulary.before) - len(vocabulary.after)
+    max_tokens = max_length - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
 
 
-def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, special_tokens: SpecialTokens | None) -> list[int]:
-    """Return a list of the token ids of a text as an encoder's input for the comparison, at most `longest`.
+def _encoder_row(vocabulary: Vocabulary, text: str, max_length: int, special_tokens: SpecialTokens | None) -> list[int]:
+    """Return a list of the token ids of a text as an encoder's input for the comparison, at most `max_length`.
 
     Args:
         vocabulary: the vocabulary.
         text: the text.
-        longest: maximum number of ids; a longer text is truncated.
+        max_length: maximum number of ids; a longer text is truncated.
         special_tokens: BERT's special tokens, between which the text is put; the mask replaces every 7th token.
             None: the vocabulary has none, and the end symbol follows the text.
     """
     if special_tokens is None:
-        return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
+        return [*vocabulary.encode(text)[: max_length - 1], vocabulary.eos_id]
     ids = [
         special_tokens.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
         for position, id in enumerate(encode_masked(vocabulary, text))
     ]
-    return special_tokens.frame(ids, longest)
+    return special_tokens.frame(ids, max_length)
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
@@ -710,14 +709,14 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     Returns:
         A list with the translation of each sentence; "" for a blank one.
     """
-    longest = longest_sequence(translator.model.config)
+    max_length = max_sequence_length(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
-    sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
+    sources = _with_special_tokens(translator.tokenizer.source, encoded, max_length)
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
         batch = by_length[first : first + _TEXTS_AT_ONCE]
-        max_tokens = min(longest - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
+        max_tokens = min(max_length - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
         translations = model.translate([sources[number] for number in batch], max_tokens)
         for number, ids in zip(batch, translations, strict=True):
             texts[number] = translator.tokenizer.target.decode(ids)

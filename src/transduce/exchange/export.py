@@ -9,7 +9,7 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import lock_output, name_path_in_errors, sync_file, sync_folder
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
     Agreement,
@@ -75,6 +75,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
+@explain_wrong_types
 def export(
     folder: str | Path,
     out: str | Path,

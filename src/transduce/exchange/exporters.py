@@ -41,7 +41,7 @@ from transduce.interop.onnx.export import (
     OnnxEncoder,
     OnnxLanguageModel,
     OnnxModel,
-    longest_sequence,
+    max_sequence_length,
     onnx_obstacles,
     write_onnx,
 )
@@ -214,7 +214,7 @@ def _readme(exporter: "Exporter", measured: str) -> str:
     return (
         f"# {title} for {exporter.runtime}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest_sequence(original.config):,} tokens.\n\n"
+        f"{composed}A text can have {max_sequence_length(original.config):,} tokens.\n\n"
         f"{_describe_context(original.folder)}"
         f"{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
@@ -424,7 +424,7 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
-            longest=hugging_face_context(original.folder),
+            max_positions=hugging_face_context(original.folder),
         )
         if isinstance(tokenizer, ImportedTokenizer):
             files = read_original_tokenizer(original.folder, original.languages)

@@ -7,7 +7,7 @@ import msgspec
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model_folder.cards import kept_documents
@@ -57,6 +57,7 @@ class ImportReport(msgspec.Struct, frozen=True):
         return "\n".join([line, *self.notes])
 
 
+@explain_wrong_types
 def import_model_folder(
     folder: str | Path, out: str | Path, *, source_language: str | None = None, target_language: str | None = None
 ) -> ImportReport:
@@ -95,7 +96,7 @@ def import_model_folder(
         content, weights = outline_imported(folder)
         content = with_languages(content, source_language, target_language)
         source_language = target_language = None  # those of the manifest are the model's own codes
-    longest = hugging_face_context(folder)
+    max_positions = hugging_face_context(folder)
     languages = (
         source_language or content.manifest.source_language,
         target_language or content.manifest.target_language,
@@ -113,8 +114,8 @@ def import_model_folder(
         }
     elif kind == "transformer":  # other kinds have no search settings
         documents[SETTINGS_FILE] = _settings(hugging_face_search_settings(folder))
-    elif kind == "decoder" and longest is not None:
-        documents[SETTINGS_FILE] = f"[task]\ncontext = {longest}\n"
+    elif kind == "decoder" and max_positions is not None:
+        documents[SETTINGS_FILE] = f"[task]\ncontext = {max_positions}\n"
     write_model_folder(
         out,
         weights=weights,
@@ -122,7 +123,7 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
-        longest=longest,
+        max_positions=max_positions,
     )
     write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None

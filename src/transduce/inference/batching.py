@@ -1,46 +1,37 @@
-"""Prepare texts for decoding: split long sentences, collect document context, batch by length, decode in parallel."""
+"""Prepare sentences for decoding: tokenize them, add document context, batch them by length, decode in parallel."""
 
 import copy
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
-from itertools import chain, pairwise
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from transduce.acceleration import encode_fast, select_decoder
 from transduce.errors import TransduceError
-from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.inference.translation import Translation, agreed_length, empty_alternative, join_parts
+from transduce.inference.segmentation import SegmentedText
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Encoder
 from transduce.search.constraints import Phrase
-from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
-from transduce.text.filters import FilterSettings
-from transduce.text.sentences import find_sentences, split_text
+from transduce.text.sentences import find_sentences
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
 from transduce.text.word_spans import Span
 
-# --- parts of long texts ---
-# Long sentences are split into parts, and the translations of the parts are joined.
+# --- parts of texts ---
 
 
-# Maximum source length in tokens for models whose training settings do not specify one.
-DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
 _PART_STRIDE = 999_999_937
 """A large number that, times a part's index within its text, is added to the text's index to seed sampling, so
 that the parts of a text draw different random numbers.
 """
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A sentence of a text, tokenized for decoding, or a part of a sentence that is too long for the model."""
 
     text: str
@@ -70,7 +61,7 @@ class Part(NamedTuple):
         return [*self.history, *self.ids]
 
     @property
-    def context(self) -> "History":
+    def document_history(self) -> "History":
         """The context of the part: the token ids of earlier sentences and, if they are read, of their translations."""
         return History(self.history, self.target_history)
 
@@ -95,14 +86,14 @@ class Part(NamedTuple):
         return index + self.sentence_index * _PART_STRIDE
 
 
-def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
-    """Tokenize segmented texts; return one flat list with a `Part` for each sentence (or part of a long sentence)."""
+def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[TextPart]:
+    """Tokenize segmented texts; return a flat list with a `TextPart` for each sentence or part of a long sentence."""
     sentences = [
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
     encoded = vocabulary.encode_batch([each.text for each, _, _ in sentences])
     return [
-        Part(
+        TextPart(
             each.text,
             text,
             number,
@@ -111,6 +102,10 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
         )
         for (each, text, number), ids in zip(sentences, encoded, strict=True)
     ]
+
+
+# --- document context ---
+# Some models read earlier sentences of a document, and their translations, with each sentence.
 
 
 class DocumentContext(NamedTuple):
@@ -129,15 +124,15 @@ class DocumentMemory:
     The translations of the sentences are recorded, too, if the model's decoder reads them.
     """
 
-    def __init__(self, context: DocumentContext, tokenizer: Tokenizer, longest: int) -> None:
+    def __init__(self, context: DocumentContext, tokenizer: Tokenizer, max_tokens: int) -> None:
         """Start a record of a document without sentences.
 
         Args:
             context: how many earlier sentences the model reads, and whether also their translations.
             tokenizer: the model's tokenizer, whose vocabularies have the separator.
-            longest: maximum number of tokens that the model reads at a time.
+            max_tokens: maximum number of tokens that the model reads at a time.
         """
-        self._context, self._tokenizer, self._longest = context, tokenizer, longest
+        self._context, self._tokenizer, self._max_tokens = context, tokenizer, max_tokens
         self._separators = tuple(side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
         self._sources: list[list[int]] = []
         self._targets: list[list[int]] = []
@@ -146,33 +141,35 @@ class DocumentMemory:
         """Remove all recorded sentences and translations, because another document begins."""
         self._sources, self._targets = [], []
 
-    def add_history(self, part: Part) -> Part:
+    def add_history(self, part: TextPart) -> TextPart:
         """Return a copy of a part (sentence) with the recorded sentences, and any recorded translations, as context.
 
-        The oldest sentences are left out until the source context and the part have at most `longest` tokens (the
+        The oldest sentences are left out until the source context and the part have at most `max_tokens` tokens (the
         maximum that the model reads), and the translations at most half as many, so that the part's own translation
         fits, too.
         """
-        sources, targets, longest = self._sources, self._targets, self._longest
-        while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
+        sources, targets, max_tokens = self._sources, self._targets, self._max_tokens
+        while sources and (
+            sum(map(len, sources)) + len(part.ids) > max_tokens or sum(map(len, targets)) > max_tokens // 2
+        ):
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
-    def append(self, part: Part, translation: str = "") -> None:
+    def append(self, part: TextPart, translation: str = "") -> None:
         """Record a part as the document's newest sentence; also its translation, if the model reads translations.
 
         An empty part is ignored. Sentences that are too old for the model's context are dropped.
         """
         if part.is_empty:
             return
-        most = self._context.before
+        max_sentences = self._context.before
         source = part.ids[: len(part.ids) - len(self._tokenizer.source.after)]
-        self._sources = [*self._sources, [*source, self._separators[0]]][-most:]
+        self._sources = [*self._sources, [*source, self._separators[0]]][-max_sentences:]
         if self._context.on_target:
             target = self._tokenizer.target.encode(translation)
-            self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
+            self._targets = [*self._targets, [*target, self._separators[1]]][-max_sentences:]
 
-    def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
+    def append_text(self, parts: Sequence[TextPart], translation: str, target_language: str | None) -> None:
         """Record the parts (sentences) of a text, each with the sentence of the text's translation at its position.
 
         If the translation has another number of sentences than the text has parts, the text is recorded as one
@@ -202,7 +199,7 @@ class DocumentHistories:
         in order.
         """
 
-    def with_history(self, parts: Sequence[Part]) -> list[Part]:
+    def with_history(self, parts: Sequence[TextPart]) -> list[TextPart]:
         """Return a list of the parts (sentences), each with the preceding sentences of its document as context.
 
         The parts are unchanged if the model reads no context, or if it also reads the translations of the preceding
@@ -219,7 +216,7 @@ class DocumentHistories:
             memory.append(part)
         return result
 
-    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
+    def waves(self, parts: Sequence[TextPart], translations: Mapping[tuple[int, int], Any]) -> Iterator[list[TextPart]]:
         """Yield lists of parts (sentences), with their context, that can be translated together.
 
         If the model reads translations as context, each list holds at most one sentence of a document, and the next
@@ -227,12 +224,13 @@ class DocumentHistories:
 
         Args:
             parts: the parts of all texts, without empty ones, in order.
-            translations: the translations so far by the parts' keys, which the caller completes after each list.
+            translations: the translations so far (`Translation`) by the parts' keys, which the caller completes after
+                each list.
         """
         if self._memory is None or not self.is_sequential:
             yield list(parts)
             return
-        chains = list[tuple[DocumentMemory, list[Part]]]()
+        chains = list[tuple[DocumentMemory, list[TextPart]]]()
         for is_first, part in self._in_order(parts):
             if is_first or not chains:
                 memory = copy.copy(self._memory)
@@ -246,7 +244,7 @@ class DocumentHistories:
             for memory, part in active:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
 
-    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
+    def _in_order(self, parts: Sequence[TextPart]) -> Iterator[tuple[bool, TextPart]]:
         """Yield a pair for each part (sentence): True if a document begins with the part, else False; and the part."""
         text = -1
         for part in parts:
@@ -285,7 +283,7 @@ def pair_histories(
         if not continues:
             memory.clear()
         ids = tokenizer.source.encode(tokenizer.source.readable(source))
-        part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
+        part = memory.add_history(TextPart(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
         yield History(part.history, part.target_history)
         memory.append(part, target)
 
@@ -310,221 +308,6 @@ class Documents(NamedTuple):
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 
 
-# One character of a private-use area stands for a protected span while a sentence is cut.
-_MARKS = range(0xF0000, 0xFFFFE)
-
-
-def cut_long_sentence(
-    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
-) -> list[str]:
-    """Split a sentence into parts of at most `longest` tokens; return their texts. A short sentence is one part.
-
-    Args:
-        sentence: a sentence of any length.
-        protected: character spans of the sentence that are never split, in order and disjoint. The model does not see
-            them, so consecutive spans, with only spaces between, count as one token (a placeholder).
-        vocabulary: the source vocabulary.
-        longest: maximum number of tokens in a part, without the end symbol.
-        gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need the
-            context; models trained on sentences translate single sentences best.
-    """
-    # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
-    is_short = not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < longest
-    if is_short or not sentence.strip():
-        return [sentence]
-    used = set(sentence) if protected else ()
-    mark = next((character for character in map(chr, _MARKS) if character not in used), "")
-    protected = protected if mark else ()
-    counter, run = _TokenCounter(vocabulary), re.compile(rf"{mark}[{mark}\s]*+")
-    cut = partial(split_text, gathers=gathers)
-
-    def fits(text: str, count: Callable[[str], int]) -> bool:
-        visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)
-        return count(visible.strip() if runs else text) + runs <= longest
-
-    edges = [0, *(edge for span in protected for edge in span), len(sentence)]
-    masked = mark.join(sentence[start:end] for start, end in list(pairwise(edges))[::2])
-    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
-    parts = [
-        exact
-        for part in cut(masked, lambda text: fits(text, counter.count))
-        for exact in cut(part, lambda text: fits(text, lambda visible: len(vocabulary.encode(visible))))
-    ]
-    spans = iter(protected)
-    return [re.sub(mark, lambda _: sentence[slice(*next(spans))], part) if protected else part for part in parts]
-
-
-class _TokenCounter:
-    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self.known: dict[str, int] = {}
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens in a text: the sum of its words' cached counts; for one word, without cache."""
-        words = text.split(" ")
-        if len(words) == 1:
-            return len(self.vocabulary.encode(text))
-        return sum(map(self._count_word, words))
-
-    def _count_word(self, word: str) -> int:
-        count = self.known.get(word)
-        if count is None:
-            count = self.known[word] = len(self.vocabulary.encode(word))
-        return count
-
-
-def batches(
-    parts: Sequence[Part],
-    max_tokens: int,
-    *,
-    kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
-    max_sentences: int | None = None,
-) -> Iterator[list[Part]]:
-    """Yield batches, lists of parts of the same kind and similar source length, the longest first within a kind.
-
-    Args:
-        parts: the parts (sentences) to decode.
-        max_tokens: maximum number of source tokens in a batch, with context and padding; a longer part forms its own
-            batch.
-        kind: returns a value for a part; parts with different values are never in one batch.
-        max_sentences: maximum number of parts in a batch; None: no such limit.
-    """
-    batch: list[Part] = []
-    for part in sorted(parts, key=lambda part: (kind(part), -len(part.source_ids))):
-        fits = (len(batch) + 1) * len((batch or [part])[0].source_ids) <= max_tokens and len(batch) != max_sentences
-        if batch and (not fits or kind(part) != kind(batch[0])):
-            yield batch
-            batch = []
-        batch.append(part)
-    if batch:
-        yield batch
-
-
-def join_sentences(
-    texts: Sequence[SegmentedText],
-    parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
-    *,
-    abandoned: Collection[int],
-    search: SearchSettings,
-) -> list[Translation]:
-    """Join the translations of parts (sentences), and return one `Translation` for each whole text, in order.
-
-    Args:
-        texts: the segmented texts, in order.
-        parts: the parts of all texts.
-        found: translations by the parts' keys; a missing part counts as an empty translation that has not ended.
-        abandoned: indices of texts that the observer stopped; their translations are marked as stopped.
-        search: the search settings that the parts were translated with.
-    """
-    missing = Translation("", (empty_alternative(ended=False),))
-    by_text: list[list[Translation]] = [[] for _ in texts]
-    for part in parts:
-        translation = found.get(part.key, missing)
-        by_text[part.text_index].append(msgspec.structs.replace(translation, stopped=part.text_index in abandoned))
-    sampled = search.sampling is not None
-    return [
-        join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
-        for segmented, translations in zip(texts, by_text, strict=True)
-    ]
-
-
-class PartsObserver:
-    """An `Observer` of a batch of sentences that reports each step of the search to an observer of whole texts."""
-
-    def __init__(
-        self,
-        observer: Observer | None,
-        texts: Sequence[SegmentedText] = (),
-        decode: Callable[[Part, list[int]], str] | None = None,
-        hidden: Collection[tuple[int, int]] = (),
-    ) -> None:
-        """Wrap an observer of whole texts, which may be None.
-
-        Args:
-            observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
-            texts: the texts that the parts (sentences) of the batches belong to.
-            decode: returns the text of a part's first target tokens; None: no partial texts are reported.
-            hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
-                not reported.
-        """
-        self.observer = observer
-        self.abandoned: set[int] = set()  # indices of texts
-        self.batch: Sequence[Part] = ()
-        self._texts = texts
-        self._decode = decode
-        self._hidden = hidden
-        self._found: dict[tuple[int, int], str] = {}
-        self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
-
-    def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Return the parts of `batch` whose texts the observer has not stopped, as a list to decode next.
-
-        The list is stored, so that `after_step` knows the part of each batch index.
-        """
-        self.batch = [part for part in batch if part.text_index not in self.abandoned]
-        return self.batch
-
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report a decoding step to the observer of texts; return the batch indices of parts whose texts it stopped.
-
-        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their W hypotheses. A
-        `TextObserver` also gets the text so far, if a text has several parts or layout. Without an observer, nothing
-        stops.
-        """
-        if self.observer is None:
-            return ()
-        sentences = rows.new_tensor([self.batch[row].text_index for row in rows.tolist()])
-        self.abandoned.update(self.observer.after_step(sentences, tokens))
-        if isinstance(self.observer, TextObserver) and self._decode is not None:
-            self._report_texts(self.observer, self._decode, rows.tolist(), tokens)
-        return [row for row, part in enumerate(self.batch) if part.text_index in self.abandoned]
-
-    def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
-
-        Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
-        """
-        if isinstance(self.observer, TextObserver):
-            self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
-
-    def _report_texts(
-        self, observer: TextObserver, decode: Callable[[Part, list[int]], str], rows: Sequence[int], tokens: Tensor
-    ) -> None:
-        texts = set()
-        for number, row in enumerate(rows):
-            text, part = self.batch[row].key
-            segmented = self._texts[text]
-            is_whole = len(segmented.sentences) == 1 and not any(gap.text for gap in segmented.gaps)
-            if is_whole or (text, part) in self._hidden:
-                continue
-            ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
-            self._drafts[text, part] = decode(self.batch[row], ids[:certain]), decode(self.batch[row], ids)
-            texts.add(text)
-        for text in sorted(texts):
-            observer.after_text(text, *self._compose(text))
-
-    def _compose(self, text: int) -> tuple[str, str]:
-        """Return two texts: the start of a translation that can no longer change, and that start followed by a draft.
-
-        The start consists of the translated parts before the first unfinished one, and of the tokens on which all
-        hypotheses of that part agree. The draft is the rest of that part's best hypothesis.
-        """
-        segmented, final = self._texts[text], ""
-        writer = LayoutWriter(segmented)
-        for part in range(len(segmented.sentences)):
-            final += writer.next_gap()
-            if (text, part) not in self._found:
-                certain, draft = self._drafts.get((text, part), ("", ""))
-                written = writer.write(certain)
-                rest = draft.removeprefix(certain) if draft.startswith(certain) else ""
-                return final + written, final + written + (rest if certain else writer.write(rest))
-            final += writer.write(self._found[text, part])
-        return final, final
-
-
 # --- batches of similar length ---
 # Similar lengths leave little padding in a batch.
 
@@ -538,6 +321,64 @@ def batch_token_budget(device: torch.device) -> int:
     return 2_048 if device.type == "cpu" else 32_768
 
 
+_Item = TypeVar("_Item")
+
+
+def cut_batches(
+    items: Iterable[_Item],
+    lengths: Callable[[_Item], tuple[int, ...]],
+    max_size: int,
+    max_items: int | None = None,
+    *,
+    size: Callable[[tuple[int, ...]], int] = sum,
+    kind: Callable[[_Item], Any] = lambda item: None,  # noqa: ARG005
+) -> Iterator[list[_Item]]:
+    """Divide items into batches of consecutive items, each as large as the limits allow, and yield the batches.
+
+    Args:
+        items: the items, in an order in which neighbors have similar lengths.
+        lengths: returns the number of tokens of an item: of a text, or of a source and its target.
+        max_size: maximum of the padded size of a batch, its number of items times the `size` of its greatest lengths; a
+            larger item forms its own batch.
+        max_items: maximum number of items in a batch; None: no such limit.
+        size: returns the size of one item from the greatest lengths; by default their sum.
+        kind: returns a value for an item; items with different values are never in one batch.
+    """
+    batch: list[_Item] = []
+    greatest: tuple[int, ...] = ()
+    for item in items:
+        own = lengths(item)
+        padded = tuple(map(max, greatest, own)) if batch else own
+        fits = (len(batch) + 1) * size(padded) <= max_size and len(batch) != max_items
+        if batch and (not fits or kind(item) != kind(batch[0])):
+            yield batch
+            batch, padded = [], own
+        batch.append(item)
+        greatest = padded
+    if batch:
+        yield batch
+
+
+def batches(
+    parts: Sequence[TextPart],
+    max_tokens: int,
+    *,
+    kind: Callable[[TextPart], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
+    max_sentences: int | None = None,
+) -> Iterator[list[TextPart]]:
+    """Yield batches, lists of parts of the same kind and similar source length, the longest first within a kind.
+
+    Args:
+        parts: the parts (sentences) to decode.
+        max_tokens: maximum number of source tokens in a batch, with context and padding; a longer part forms its own
+            batch.
+        kind: returns a value for a part; parts with different values are never in one batch.
+        max_sentences: maximum number of parts in a batch; None: no such limit.
+    """
+    order = sorted(parts, key=lambda part: (kind(part), -len(part.source_ids)))
+    return cut_batches(order, lambda part: (len(part.source_ids),), max_tokens, kind=kind, max_items=max_sentences)
+
+
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield batches, lists of the indices of texts with similar lengths, shortest texts first.
 
@@ -545,14 +386,8 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         lengths: number of tokens in each text.
         max_tokens: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
     """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
-        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    return cut_batches(order, lambda index: (lengths[index],), max_tokens)
 
 
 _ENCODED_TOKENS = 8_192

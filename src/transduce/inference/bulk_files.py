@@ -20,14 +20,14 @@ from typing import Self, cast
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
-from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning
+from transduce.atomic_io import exclusive_lock, file_sha256, name_path_in_errors, replace_file, write_file
+from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.model_folder.read import MANIFEST
 from transduce.search.settings import SearchSettings
-from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, Term
 from transduce.text.text_settings import TextSettings
 
@@ -64,7 +64,7 @@ PORTION_LINES = 512
 _LINES_OF_A_GPU = 16 * PORTION_LINES  # GPU batches are larger by the same factor
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class LineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The search settings and constraints that apply to every line of a file."""
 
     search: SearchSettings
@@ -173,7 +173,7 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
     return Glossary(terms)
 
 
-def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
+def translate_portion(translator: Translator, job: LineOptions, portion: Portion) -> str:
     """Translate a portion (group of lines) with the job's settings, and return the output text.
 
     The output has one line for each input line. If `n_best` is greater than 1, it has one for each alternative: the
@@ -182,7 +182,7 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
     return _output_text(job, portion, _translate_lines(translator, job, portion))
 
 
-def _translate_lines(translator: Translator, job: Job, portion: Portion) -> list[Translation]:
+def _translate_lines(translator: Translator, job: LineOptions, portion: Portion) -> list[Translation]:
     """Translate the lines of a portion with the job's settings, and return a list of a translation for each line."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
@@ -209,7 +209,7 @@ def _translate_lines(translator: Translator, job: Job, portion: Portion) -> list
     return translations
 
 
-def _output_text(job: Job, portion: Portion, translations: Sequence[Translation]) -> str:
+def _output_text(job: LineOptions, portion: Portion, translations: Sequence[Translation]) -> str:
     """Return the text that is written for the translations of a portion (group of lines)."""
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
@@ -223,14 +223,16 @@ def _write_alternatives(index: int, translation: Translation) -> str:
     return "".join(f"{index} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
 
 
-def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+def translate_portions(
+    translator: Translator, job: LineOptions, portions: Iterable[Portion]
+) -> Iterator[tuple[Portion, str]]:
     """Translate portions (groups of lines) in this process; yield each portion with its output text, in order.
 
     If the model reads translations as context, each portion gets the translations of the document's lines before it.
     """
     translations: list[str] = []
     for portion in portions:
-        if translator.context is not None and translator.context.on_target and portion.before:
+        if translator.document_context is not None and translator.document_context.on_target and portion.before:
             known = translations[len(translations) - len(portion.before) :]
             before = [(line, known[number]) for number, (line, _) in enumerate(portion.before)]
             portion = msgspec.structs.replace(portion, before=before)
@@ -271,7 +273,7 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
 _FORMAT_VERSION = 1
 
 
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FileProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The progress of writing an output file, as stored in FILE.progress, from which an interrupted run resumes."""
 
     format_version: int = _FORMAT_VERSION
@@ -308,7 +310,7 @@ class ResumableFile:
         self.digest = hashlib.sha256()
         self.line_end = "\n"
         """The end of each line that is written; it is also hashed after each input line in the digest of the input."""
-        self.progress = Progress(options_sha256=self.options_sha256)
+        self.progress = FileProgress(options_sha256=self.options_sha256)
         # FILE.partial alone is of a run that was killed in its first portion; FILE is then of an earlier one.
         self.is_finished = resume and path.is_file() and not self.side.exists() and not self.partial.exists()
         if self.side.exists():
@@ -333,9 +335,9 @@ class ResumableFile:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
 
-    def _read(self, resume: bool) -> Progress:
+    def _read(self, resume: bool) -> FileProgress:
         try:
-            progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
+            progress = msgspec.json.decode(self.side.read_bytes(), type=FileProgress)
         except (OSError, msgspec.MsgspecError) as error:
             raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
@@ -454,7 +456,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     folders: list[str]
     """Model folders; several form an ensemble."""
-    job: Job
+    job: LineOptions
     """The search settings and constraints that apply to every line."""
     precision: str = "auto"
     device: str = "auto"
@@ -470,6 +472,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a datastore file for kNN retrieval; None: no retrieval."""
     plugins: tuple[str, ...] = ()
     """Python files that register components of the models."""
+    opened: tuple[str, ...] = ()
+    """What `_states` returned when the pool was made: each worker must open the same models and datastore."""
 
 
 class _Worker:
@@ -521,7 +525,7 @@ class Workers:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
-        self._settings = settings
+        self._settings = msgspec.structs.replace(settings, opened=_states(settings))
 
     def __enter__(self) -> "Workers":
         return self
@@ -587,6 +591,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
     try:
         for path in settings.plugins:
             load_plugin(path)
+        _check_states(settings)
         translator = open_translator(
             settings.folders,
             precision=settings.precision,
@@ -597,6 +602,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
             datastore=settings.datastore,
             tag=settings.tag,
         )
+        _check_states(settings)  # it may have been replaced while it was read
         for message in messages:
             text = translate_portion(translator, settings.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
@@ -604,6 +610,38 @@ def _work(connection: Connection, settings_json: bytes) -> None:
         connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+def _opened_paths(settings: WorkerSettings) -> list[Path]:
+    return [Path(path) for path in (*settings.folders, *([settings.datastore] if settings.datastore else []))]
+
+
+def _states(settings: WorkerSettings) -> tuple[str, ...]:
+    """Return a text for each model folder, and for the datastore if there is one, that changes when it is replaced."""
+    return tuple(map(_state, _opened_paths(settings)))
+
+
+def _state(path: Path) -> str:
+    manifest = path / MANIFEST
+    if manifest.is_file():
+        return file_sha256(manifest)
+    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+    found = [(each.name, each.stat()) for each in files if each.exists()]
+    return repr([(name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found])
+
+
+def _check_states(settings: WorkerSettings) -> None:
+    """Raise an error if a model or the datastore is not the one that the other workers opened.
+
+    Raises:
+        TransduceError: it was replaced since the pool of workers was made.
+    """
+    for path, before, now in zip(_opened_paths(settings), settings.opened, _states(settings), strict=True):
+        if before != now:
+            raise TransduceError(
+                f"{path} was replaced after workers had started with it: start again, so that one model translates all "
+                "lines."
+            )
 
 
 def receive_messages(connection: Connection) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
@@ -35,6 +35,7 @@ class Classification(msgspec.Struct, frozen=True):
     """The probability of each class by its name, most probable first; they sum to 1."""
 
 
+@explain_wrong_types
 class Classifier:
     """An encoder that predicts the class of a text, with the names of the classes. Call it with a text or a list."""
 
@@ -60,7 +61,7 @@ class Classifier:
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.length = length
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Classifier", self.model, f"{len(self.labels)} classes")
@@ -89,7 +90,7 @@ class Classifier:
         """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
         encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
-        return [self._marks.frame(ids, self.length) for ids in encoded]
+        return [self._special_tokens.frame(ids, self.length) for ids in encoded]
 
     def _classification(self, text: str, probabilities: Tensor) -> Classification:
         order = probabilities.argsort(descending=True, stable=True).tolist()

@@ -14,7 +14,7 @@ from transduce.inference.scorers import (
     DecoderOnlyScorer,
     EncoderDecoderScorer,
 )
-from transduce.model.batch_search import (
+from transduce.kernel_interfaces import (
     BatchSearch,
     BatchSearchOptions,
     FoundHypothesis,
@@ -243,30 +243,30 @@ def find_compiled_search(
     """
     if not isinstance(scorer, EncoderDecoderScorer | DecoderOnlyScorer) or beam.groups > 1:
         return None
-    longest: list[int] = limits.max_lengths.tolist()
-    if isinstance(scorer, DecoderOnlyScorer) and max(longest) > scorer.remaining_positions + 1:
+    max_lengths: list[int] = limits.max_lengths.tolist()
+    if isinstance(scorer, DecoderOnlyScorer) and max(max_lengths) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
     contexts: Sequence[Sequence[int]] = ()
     if any(limits.context_lengths):
         if generate is not None or len(rules) != 1 or type(rules[0]) is not ForcedContext:
             return None
         contexts, rules = rules[0].contexts, rules[0].rules
-    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
-    if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
+    compiled_rules = _compiled_rules(rules, max_lengths, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
+    if compiled_rules is None or max(max_lengths) * len(max_lengths) * beam.beam_size > _MAX_NUMBERS:
         return None
     ranking = ranking_of(generate)
     kept: ReservedCapacity | None = None
-    greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
+    max_length = max(max_lengths) if reserved is None else max(*max_lengths, reserved.tokens)
     options = BatchSearchOptions(
         start_id=limits.start_id,
         eos_id=limits.eos_id,
         forbidden_tokens=scorer.forbidden_tokens,
-        max_lengths=longest,
+        max_lengths=max_lengths,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (greatest + 2) // 64),
+        penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (max_length + 2) // 64),
         rules=_after_context(compiled_rules, contexts)._replace(ranking="paper" if generate is None else generate.stop),
-        sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
+        sampling=None if draw is None else _sampling_numbers(draw, max(max_lengths)),
         reserved=reserved,
     )
     search = find_batch_search(scorer.state, options)
@@ -308,18 +308,18 @@ def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> Sea
 
 
 def _compiled_rules(
-    rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
+    rules: Sequence[Rule], max_lengths: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
     """Return rules in the form that kernels take; None if a rule or the order is unsupported and PyTorch must search.
 
     Args:
         rules: the rules, in the order of application.
-        longest: the maximum length of each sentence in tokens.
+        max_lengths: the maximum length of each sentence in tokens.
         never: token ids to which the model gives no probability; a forced prefix with one of them gives None, too.
         eos_id: the end symbol.
         draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """
-    prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
+    prefixes: Sequence[Sequence[int]] = [[] for _ in max_lengths]
     inner: Sequence[Rule] = ()  # these do not apply to prefixes
     if rules and type(rules[0]) is ForcedPrefix:
         prefixes, inner, rules = rules[0].prefixes, rules[0].rules, rules[1:]
@@ -337,7 +337,7 @@ def _compiled_rules(
         elif type(rule) is NoRepeatedNgrams:
             found = found._replace(no_repeated_ngrams=rule.length)
         elif type(rule) is ForcedToken and isinstance(rule.position, Tensor):
-            if (rule.position + 1).tolist() != longest:
+            if (rule.position + 1).tolist() != max_lengths:
                 return None
             found = found._replace(forced_last=rule.id)
         elif type(rule) is ForcedToken and rule.position == len(certain):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.atomic_io import write_file
 from transduce.deprecation import renamed_arguments, warn_renamed
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import History, batches_by_length, check_evaluation_mode
 from transduce.inference.retrieval import (
     CARD,
@@ -38,6 +38,7 @@ _WEIGHTS = tuple(number / 10 for number in range(1, 9))
 _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
 
 
+@explain_wrong_types
 class Datastore(NamedTuple):
     """A datastore for kNN retrieval that was just built, with statistics of its construction."""
 
@@ -76,6 +77,7 @@ class Datastore(NamedTuple):
 
 
 @renamed_arguments(tell="report_progress")
+@explain_wrong_types
 def build_datastore(
     translator: Translator,
     sources: Sequence[str],
@@ -92,7 +94,8 @@ def build_datastore(
         sources: source sentences.
         targets: the translation of each source.
         dev: sources and targets of pairs for tuning the interpolation weight and temperature; None: some of the given
-            pairs, each without retrieving itself or pairs with the same source.
+            pairs, each without retrieving itself or pairs with the same source. A dev pair does not retrieve itself
+            either.
         document: whether the pairs, and those of `dev`, are consecutive sentences of documents, which a model with
             `data.context_before` reads as context; a pair with an empty source ends a document.
         report_progress: progress callback, called with the number of finished pairs after each batch.
@@ -114,7 +117,7 @@ def build_datastore(
         tuning_pairs = list(range(0, len(pairs), math.ceil(len(pairs) / _MAX_TUNING_PAIRS)))
         tuner = _Tuner.from_own_pairs(translator, index, pairs, tuning_pairs)
     else:
-        tuner = _Tuner.of(translator, index, _usable_pairs(translator, *dev, document=document))
+        tuner = _Tuner.of(translator, index, pairs, _usable_pairs(translator, *dev, document=document))
     card, loss_without, loss_with = tuner.choose(len(pairs))
     languages = {"source_language": translator.source_language, "target_language": translator.target_language}
     card = msgspec.structs.replace(card, **languages)
@@ -167,8 +170,8 @@ def _compute_tensors(
     model, lengths = translator.model, torch.tensor([len(pair.target) for pair in pairs])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)
-    longest, done = [max(len(pair.source), len(pair.target_context) + len(pair.target)) for pair in pairs], 0
-    for batch in batches_by_length(longest, _BATCH_TOKENS):
+    read, done = [max(len(pair.source), len(pair.target_context) + len(pair.target)) for pair in pairs], 0
+    for batch in batches_by_length(read, _BATCH_TOKENS):
         for number, pair_states in zip(batch, _decoder_states(model, [pairs[n] for n in batch]), strict=True):
             states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)
@@ -215,8 +218,10 @@ class _Tuner:
         return tuner
 
     @classmethod
-    def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner from dev pairs that are not in the datastore; of more than 200 pairs, an even sample is used.
+    def of(cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], dev: Sequence[_Pair]) -> "_Tuner":
+        """Create a tuner on dev pairs, of more than 200 on an even sample; a pair never retrieves itself.
+
+        `own` are all pairs of the datastore, which may have some of the dev pairs, too.
 
         Raises:
             TransduceError: no pair has text on both sides that is short enough.
@@ -226,10 +231,11 @@ class _Tuner:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
             )
-        nearest = index.nearest_pairs(translator.model, [pair.source for pair in chosen])
+        nearest = index.nearest_pairs(translator.model, [pair.source for pair in chosen], 2 * NEAREST_PAIRS)
         for pair, pairs in zip(chosen, nearest, strict=True):
+            other_pairs = [n for n in pairs.tolist() if own[n] != pair][:NEAREST_PAIRS]
             (states,) = _decoder_states(translator.model, [pair])
-            tuner._add(pairs, states, pair.target)
+            tuner._add(torch.tensor(other_pairs, dtype=torch.int64), states, pair.target)
         return tuner
 
     def _add(self, pairs: Tensor, states: Tensor, target_ids: Sequence[int]) -> None:
@@ -250,11 +256,14 @@ class _Tuner:
         `pairs` is the number of pairs to record in the card. The losses are in nats per token.
 
         Raises:
-            TransduceError: no pair retrieved another one, because all have the same source.
+            TransduceError: no pair retrieved another one, because all have the same source or are the dev pair.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._neighbors:
-            raise TransduceError("All pairs have the same source, so there is nothing to tune on: pass dev pairs.")
+            raise TransduceError(
+                "The pairs for tuning find only themselves or pairs of the same source, so there is nothing to tune "
+                "on: pass other dev pairs."
+            )
         near = torch.cat([each for each, _ in self._neighbors]).double()
         right = torch.cat([each for _, each in self._neighbors])
         mean_distance = float(-near[near.isfinite()].mean())

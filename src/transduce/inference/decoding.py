@@ -1,19 +1,16 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules, algorithm and phrases."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from transduce.acceleration import search_reductions
-from transduce.errors import IdleSettingWarning, TransduceError
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, check_evaluation_mode, pad
+from transduce.errors import TransduceError
+from transduce.inference.batching import History, check_evaluation_mode, pad
 from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import (
@@ -23,13 +20,10 @@ from transduce.inference.scorers import (
     batch_invariant_scorer,
     common_padded_length,
 )
+from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
-from transduce.model.batch_search import ReservedCapacity
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
-from transduce.model_folder.read import SETTINGS_FILE, read_run_setting
-from transduce.model_folder.safety import read_json
 from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase, WordContinuations
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
@@ -45,11 +39,11 @@ from transduce.search.rules import (
     check_ids,
     generate_rules,
     ranking_of,
+    rules_for_log_probabilities,
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Reductions, Selection
-from transduce.search.settings import EARLIER_DEFAULTS, SearchSettings, without_idle_penalties
-from transduce.text.filters import FilterSettings
+from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -64,70 +58,11 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
     )
 
 
-# --- default search settings ---
-
-
-def read_search_settings(folder: Path) -> SearchSettings:
-    """Return the default search settings of a model folder.
-
-    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
-    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
-    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
-
-    Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
-
-    Raises:
-        TransduceError: a file cannot be read.
-    """
-    if is_hugging_face_folder(folder):
-        return hugging_face_search_settings(folder)
-    table, path = read_run_setting(folder, "search", dict[str, Any]), folder / SETTINGS_FILE
-    if table is None:
-        path = folder / "generation_config.json"
-        table = _read_generation_config(path)
-    effective = without_idle_penalties(table)
-    for name, value in table.items():
-        if value != effective[name] and (name, value) not in EARLIER_DEFAULTS:
-            message = (
-                f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
-                "out, or change them."
-            )
-            warnings.warn(message, IdleSettingWarning, stacklevel=2)
-    try:
-        return msgspec.convert(effective, SearchSettings)
-    except msgspec.ValidationError as error:
-        raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
-
-
-def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
-
-    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
-
-    Raises:
-        TransduceError: the run's settings cannot be read.
-    """
-    if is_hugging_face_folder(folder):
-        return DEFAULT_MAX_SOURCE
-    filters = read_run_setting(folder, "data.filters", FilterSettings)
-    return DEFAULT_MAX_SOURCE if filters is None else filters.max_tokens
-
-
-def _read_generation_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = read_json(path.parent, path.name, _GenerationConfig)
-    return {"beam_size": content.num_beams, "no_repeated_ngrams": content.no_repeat_ngram_size}
-
-
-class _GenerationConfig(msgspec.Struct, frozen=True):
-    """The keys of a model folder's `generation_config.json` that set defaults of search; others are ignored."""
-
-    num_beams: int = 1
-    no_repeat_ngram_size: int = 0
-
-
 # --- search of a batch ---
+
+
+MAX_TERM_TOKENS = 64
+"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
 
 
 class SentenceBatch(NamedTuple):
@@ -190,20 +125,20 @@ def start_search(
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
         batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
-    most = max_model_positions(models)
+    max_positions = max_model_positions(models)
     histories = batch.histories or [History()] * len(batch.source_ids)
-    longest = [
-        _longest(search, len(source) - len(history.source), prefix, phrases, most - len(history.target))
+    max_lengths = [
+        _max_length(search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target))
         for source, history, prefix, phrases in zip(
             batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
         )
     ]
-    before, starts = [[config.start_id]] * len(longest), [len(history.target) for history in histories]
+    before, starts = [[config.start_id]] * len(max_lengths), [len(history.target) for history in histories]
     rules = [*build_rules(search, batch.prefixes, vocabulary, before, batch.forbidden_ids), *more_rules]
     if search.generate is not None:
-        rules += generate_rules(search.generate, torch.tensor(longest, device=device), vocabulary.forced)
-    longest = [own + start for own, start in zip(longest, starts, strict=True)]
-    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        rules += generate_rules(search.generate, torch.tensor(max_lengths, device=device), vocabulary.forced)
+    max_lengths = [own + start for own, start in zip(max_lengths, starts, strict=True)]
+    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(max_lengths, device=device))
     if any(starts):
         limits = limits._replace(context_lengths=starts)
         rules = [ForcedContext([history.target for history in histories], rules)]
@@ -262,8 +197,8 @@ def make_search(
         if compiled is not None:
             return compiled
     is_beam = beam.beam_size > 1 and draw is None
+    scorer, rules = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
     options: dict[str, Any] = {"rules": rules, "reductions": _search_kernels()}
-    scorer = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
     if not is_beam:
         width, divisor = 1 if draw is None else beam.beam_size, ranking_of(generate).length_penalty
         choose = draw or take_argmax
@@ -326,32 +261,39 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
     return sum(map(min_tokens, set(phrases)))
 
 
-def _longest(
-    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], most: int
+def _max_length(
+    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], max_positions: int
 ) -> int:
     """Return the maximum length of one sentence's translation in tokens, including the end symbol.
 
-    The length is limited to `most`, the number of the model's positions that context leaves.
+    The length is limited to `max_positions`, the number of the model's positions that context leaves.
 
     Raises:
-        TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
-            `max_length`, if that is set.
+        TransduceError: the prefix, the required phrases or the minimum length do not fit into `max_positions` tokens,
+            or into `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
     """
-    longest = min(search.max_length_for(source_tokens), most)
+    max_length = min(search.max_length_for(source_tokens), max_positions)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
-    if needed > most:
+    if needed > max_positions:
         raise TransduceError(
-            f"The model's learned positions (`model.max_positions`) leave {most} tokens for a translation, but the "
-            f"prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten them."
+            f"The model's learned positions (`model.max_positions`) leave {max_positions} tokens for a translation, "
+            f"but the prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten "
+            "them."
         )
     if search.max_length is None:
-        return max(longest, needed)
-    if longest < (needed if phrases else len(prefix)):
+        tokens, limit = _least_tokens(phrases), max(max_length - 1, MAX_TERM_TOKENS)
+        if tokens > limit:  # each token of a phrase also takes a hypothesis, so that time grows with its square
+            raise TransduceError(
+                f"The phrases that a translation must contain may have {limit} tokens here, but have {tokens}: shorten "
+                "them, or set `max_length`."
+            )
+        return max(max_length, needed)
+    if max_length < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
             f"least {needed} tokens, but it is {search.max_length}."
         )
-    return longest
+    return max_length
 
 
 def _scorers(
@@ -366,11 +308,13 @@ def _scorers(
     return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
 
 
-def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities around a scorer of logits; the given scorer if logits suffice.
+def scored_for(
+    scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool
+) -> tuple[Scorer, Sequence[Rule]]:
+    """Return a scorer of log-probabilities around a scorer of logits, and the rules for it; both unchanged if possible.
 
     The search of `generate` needs log-probabilities, and so does a `RepetitionPenalty` in a beam search. Without a
-    beam, this penalty changes logits, as in transformers; given log-probabilities, it is set to convert them back.
+    beam, this penalty changes logits, as in transformers; it then converts log-probabilities back.
 
     Args:
         scorer: the scorer of logits.
@@ -378,16 +322,15 @@ def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_bea
         generates: True for the search of `generate`, which takes log-probabilities.
         is_beam: True if several hypotheses are ranked.
     """
-    while rules and isinstance(rules[0], ForcedContext | ForcedPrefix):
-        rules = rules[0].rules
-    penalty = next((rule for rule in rules if isinstance(rule, RepetitionPenalty)), None)
-    takes_logits = penalty is not None and not is_beam
-    if not generates and (penalty is None or takes_logits):
-        return scorer
+    inner = rules
+    while inner and isinstance(inner[0], ForcedContext | ForcedPrefix):
+        inner = inner[0].rules
+    penalizes = any(isinstance(rule, RepetitionPenalty) for rule in inner)
+    takes_logits = penalizes and not is_beam
+    if not generates and (takes_logits or not penalizes):
+        return scorer, rules
     logs = LogProbabilities(scorer, with_normalizer=takes_logits)
-    if penalty is not None and takes_logits:
-        penalty.normalizer = lambda: logs.normalizer
-    return logs
+    return logs, rules_for_log_probabilities(rules, lambda: logs.normalizer) if takes_logits else rules
 
 
 def build_rules(
@@ -520,7 +463,7 @@ def check_phrases(
 
 
 _WORD_START = "▁"
-_LONGEST_CHARACTER = 4  # bytes in UTF-8
+_MAX_CHARACTER_BYTES = 4  # bytes in UTF-8
 
 
 def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
@@ -608,7 +551,7 @@ class ForbiddenTexts:
         special = {vocabulary.pad_id: b"", vocabulary.unk_id: " ⁇ ".encode(), vocabulary.eos_id: b"\n"}
         self.surfaces = [special[id] if id in special else vocabulary.surface(id) for id in range(vocabulary.size)]
         self.words = [_ForbiddenWord(" ".join(text.split()), self.surfaces) for text in texts]
-        self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
+        self.reach = max(len(word.content) for word in self.words) + _MAX_CHARACTER_BYTES
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits (B, W, V) of tokens that would complete a forbidden text to minus infinity, in place.
@@ -663,11 +606,11 @@ class _ForbiddenWord:
         return False
 
     def _may_start(self, before: bytes) -> bool:
-        tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
+        tail = before[-_MAX_CHARACTER_BYTES:].decode("utf-8", "replace")
         return not (self.starts_word and tail and is_spaced_word_character(tail[-1]))
 
     def _may_end(self, after: bytes) -> bool:
-        head = after[:_LONGEST_CHARACTER].decode("utf-8", "replace")
+        head = after[:_MAX_CHARACTER_BYTES].decode("utf-8", "replace")
         return not (self.ends_word and head and is_spaced_word_character(head[0]))
 
     @staticmethod

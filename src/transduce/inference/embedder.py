@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
@@ -32,6 +32,7 @@ class TokenStates(msgspec.Struct, frozen=True):
     """The output of the encoder's last layer for each of L tokens, (L, D), float32 on the CPU."""
 
 
+@explain_wrong_types
 class Embedder:
     """An encoder that maps texts to vectors. Call it with a text or a list of texts."""
 
@@ -65,7 +66,7 @@ class Embedder:
         self.length = length
         self.pooling = pooling
         self.normalizes = normalizes
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
@@ -99,7 +100,7 @@ class Embedder:
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Add special tokens to the token ids of each text, truncated so that at most `length` tokens remain in all."""
-        return [self._marks.frame(ids, self.length) for ids in rows]
+        return [self._special_tokens.frame(ids, self.length) for ids in rows]
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
         """Pool token states (B, S, D) to one vector per text, (B, D); `present`, (B, S), is False at padding.

@@ -7,7 +7,7 @@ from typing import Any, overload
 import msgspec
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError, shown_names, shown_value
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value
 from transduce.evaluation.label_scores import AccuracyReport, score_labels
 from transduce.evaluation.scores import ScoreReport, check_line_counts, choose_tokenizer, score
 from transduce.inference.batching import Documents
@@ -34,6 +34,7 @@ def evaluate(
 ) -> ScoreReport: ...
 @overload
 def evaluate(translator: Classifier, sources: Sequence[str], references: Sequence[str]) -> AccuracyReport: ...
+@explain_wrong_types
 def evaluate(
     translator: Translator | Classifier,
     sources: Sequence[str],
@@ -147,6 +148,7 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 # --- proof of 8-bit weights ---
 
 
+@explain_wrong_types
 def prove_int8(
     folder: str | Path,
     sources: Sequence[str],

@@ -1,6 +1,6 @@
 """Forecast time series with a trained model.
 
-A window is a stretch of consecutive past points, from which the points that follow it are forecast.
+A window is a range of consecutive past points, from which the points that follow it are forecast.
 Legend: B windows, S past points, T forecast points, C series, N sampled trajectories.
 """
 
@@ -15,16 +15,14 @@ from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import MAX_VALUE, Numbers
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names
 from transduce.inference.batching import check_evaluation_mode
-from transduce.machine import DTYPES, Precision, detect_machine, prepare_device
+from transduce.machine import Precision
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SeriesCard, read_series_card, read_task_card
-from transduce.model_folder.load import summary
-from transduce.model_folder.read import read_series_model
+from transduce.model_folder.load import load_series_model, summary
 
 _WINDOWS_AT_A_TIME = 256
-_DTYPES = {"auto": torch.float32, **DTYPES}
 # Quantiles of the sampled trajectories that bound the forecast.
 _LOW, _HIGH = 0.1, 0.9
 
@@ -42,6 +40,7 @@ class Forecast(NamedTuple):
     """The 90 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
 
 
+@explain_wrong_types
 class Forecaster:
     """A forecasting model with the scale of its series. Call it with the history and a number of steps."""
 
@@ -255,12 +254,7 @@ def load_forecaster(
     """
     folder = as_path(folder, "A model's folder")
     read_task_card(folder, "time-series", use="Forecasting")
-    if precision not in _DTYPES:
-        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
-    machine = detect_machine(device, threads)
-    torch.set_num_threads(machine.threads)
-    prepare_device(machine.device)
-    model = read_series_model(folder).to(device=machine.device, dtype=_DTYPES[precision])
+    model = load_series_model(folder, precision=precision, device=device, threads=threads)
     return Forecaster(model, read_series_card(folder))
 
 

@@ -6,31 +6,31 @@ Imported models have line-feed tokens, and their end symbol ends the whole text.
 Legend: W texts of one prompt, t new tokens so far.
 """
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, overload
+from typing import Any, TypedDict, overload
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor
 from typing_extensions import Unpack
 
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.inference.translation import without_incomplete_character
-from transduce.model.batch_search import JoinableSearch, ReservedCapacity
-from transduce.model.config import ModelConfig
+from transduce.inference.scoring import TextScore
+from transduce.inference.translation import decode_with_line_feeds, without_incomplete_character
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.model.transformer import Decoder
-from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
-from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, summary
-from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
+from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, precision_of, read_max_context, summary
+from transduce.model_folder.read import read_decoder_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
@@ -39,7 +39,7 @@ from transduce.search.settings import SamplingSettings, SearchSettings, checked_
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
-__all__ = ["Continuation", "Generation", "Generator", "TextScore", "decode_with_line_feeds", "load_generator"]
+__all__ = ["ChatPrompt", "Continuation", "Generation", "Generator", "load_generator"]
 
 DEFAULT_LENGTH = 200
 # Sampling at a temperature slightly below 1 gives likely but varied texts.
@@ -48,7 +48,6 @@ _MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
-_LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -75,6 +74,12 @@ class Continuation(msgspec.Struct, frozen=True):
         return f"Continuation({self.text!r}, score={self.score:.4f})"
 
 
+class ChatPrompt(str):
+    """A conversation as a model's chat template writes it: a prompt to which no start symbol is added."""
+
+    __slots__ = ()
+
+
 class Generation(msgspec.Struct, frozen=True):
     """A prompt with the continuations that a language model generated for it."""
 
@@ -88,31 +93,13 @@ class Generation(msgspec.Struct, frozen=True):
         """The prompt followed by its first continuation."""
         return self.prompt + self.continuations[0].text
 
+    @property
+    def answer(self) -> str:
+        """The first continuation without the prompt: the answer to a conversation."""
+        return self.continuations[0].text
+
     def __str__(self) -> str:
         return self.text
-
-
-class TextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """The probability that a language model assigns to a text, from which perplexity is computed."""
-
-    tokens: int
-    """Number of tokens scored: all but the first start token."""
-    characters: int
-    """Number of characters of the text."""
-    nats: float
-    """Sum of the negative log-probabilities of all scored tokens, in nats."""
-
-    pieces = renamed_attribute("pieces", "tokens")
-
-    @property
-    def perplexity(self) -> float:
-        """The perplexity of the text per token, at most e^100: the exponential of the mean negative log-probability."""
-        return math.exp(min(100.0, self.nats / max(1, self.tokens)))
-
-    @property
-    def bits_per_character(self) -> float:
-        """The negative log-probability in bits per character, which is comparable between tokenizers."""
-        return self.nats / math.log(2.0) / max(1, self.characters)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -128,6 +115,7 @@ class GenerateOptions(TypedDict, total=False):
     one_line: bool
 
 
+@explain_wrong_types
 class Generator:
     """A language model with its tokenizer.
 
@@ -214,6 +202,62 @@ class Generator:
             return self.generate(prompt, settings, one_line=one_line)
         return self.generate_batch(prompt, settings, one_line=one_line)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the model has a chat template, which turns the messages of a conversation into a prompt."""
+        return isinstance(self.tokenizer, ImportedTokenizer) and self.tokenizer.record.chat_template is not UNSET
+
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Return the prompt that the model's chat template makes of a conversation, with which the generator is called.
+
+        Its token ids are those of transformers' `apply_chat_template`; its continuation ends when the context is full.
+
+        Args:
+            messages: the messages, such as `{"role": "user", "content": "Hello"}`; a text is a user's message.
+            continue_final_message: let the model continue the final message, instead of answering it.
+            template_variables: further variables of the template, such as `enable_thinking`; None: none.
+
+        Raises:
+            TransduceError: the model has no chat template, the template refuses the messages, or they fill the context.
+        """
+        template = self.tokenizer.record.chat_template if isinstance(self.tokenizer, ImportedTokenizer) else UNSET
+        if template is UNSET:
+            raise TransduceError(
+                "The model has no chat template: write a prompt, or import a Hugging Face folder that has one."
+            )
+        chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        prompt = template.render(chat, template_variables, continue_final_message=continue_final_message)
+        count = len(self.prompt_ids(ChatPrompt(prompt)))
+        if count >= self.context:
+            raise TransduceError(
+                f"A conversation must have fewer tokens than the model's context of {self.context}, but has {count}: "
+                "leave out or shorten messages."
+            )
+        return ChatPrompt(prompt)
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Answer a conversation; return a `Generation` of the rendered prompt and the answers, `answer` the first.
+
+        The arguments are those of `chat_prompt`, which raises the same errors, and the options those of a call.
+        """
+        prompt = self.chat_prompt(
+            messages, continue_final_message=continue_final_message, template_variables=template_variables
+        )
+        return self(prompt, **options)
+
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
     ) -> Generation:
@@ -229,12 +273,12 @@ class Generator:
         Raises:
             TransduceError: a setting is not supported by language models.
         """
-        settings, ids = self._settings(search), self.prompt_ids(prompt)
+        begun = self._prompt(prompt, settings := self._settings(search))
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run_search(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
-        continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
-        return Generation(prompt, tuple(continuations))
+            (hypotheses,) = run_search(self._begin([begun], settings, one_line=one_line), watch)
+        continuations = (self._continuation(begun.ids, each, settings, one_line=one_line) for each in hypotheses)
+        return Generation(str(prompt), tuple(continuations))
 
     def generate_batch(
         self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
@@ -253,7 +297,7 @@ class Generator:
             TransduceError: a setting is not supported by language models.
         """
         settings, texts = self._settings(search), as_texts(prompts)
-        waiting = [_Prompt(self.prompt_ids(text), settings) for text in texts]
+        waiting = [self._prompt(text, settings) for text in texts]
         found: dict[int, Generation] = {}
         joined = self._joined(waiting, settings, one_line=one_line)
         for batch in self._batches(waiting, settings):
@@ -267,7 +311,7 @@ class Generator:
             for number, hypotheses in zip(batch, results, strict=True):
                 ids = waiting[number].ids
                 each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
-                found[number] = Generation(texts[number], tuple(each))
+                found[number] = Generation(str(texts[number]), tuple(each))
         return [found[number] for number in range(len(texts))]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
@@ -335,9 +379,9 @@ class Generator:
         options = {"n_best": 1, "max_length": max_length}
         changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), options, {"seed": seed})
         settings = self._settings(changed)
-        ids, shown = self.prompt_ids(prompt), ""
+        ids, shown = (begun := self._prompt(prompt, settings)).ids, ""
         with explain_search_out_of_memory(settings):
-            progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
+            progress = self._begin([begun], settings, one_line=one_line)
         observer = self._observer(one_line=one_line)
         while len(progress.rows):
             # inference mode must not stay on while the caller runs
@@ -389,13 +433,21 @@ class Generator:
         """
         if self.vocabulary.keeps_line_feeds:
             ids, start_ids = self.vocabulary.encode(as_text(text)), list(self.vocabulary.before)
-            if ids[: len(start_ids)] != start_ids:  # a chat template writes the start tokens itself
+            # A chat template writes the start tokens itself, or has none.
+            if not isinstance(text, ChatPrompt) and ids[: len(start_ids)] != start_ids:
                 ids = [*start_ids, *ids]
             return ids or [self.model.config.start_id]
         end, start_tokens = self.vocabulary.eos_id, self.vocabulary.before
         first, *other_lines = self.vocabulary.encode_batch(as_text(text).split("\n"))
         start = start_tokens or (end,)
         return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
+
+    def _prompt(self, text: str, search: SearchSettings) -> "_Prompt":
+        """Return a prompt to continue; the answer to a conversation ends when the context is full."""
+        prompt = _Prompt(self.prompt_ids(text), search, text)
+        if isinstance(text, ChatPrompt):
+            prompt.max_length = max(1, min(prompt.max_length, self.context - len(prompt.ids)))
+        return prompt
 
     def _scored_ids(self, text: str) -> list[int]:
         """Return a list of a text's token ids to score, after at least one start token, which predicts the first."""
@@ -446,10 +498,10 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = DecoderOnlyScorer(self.model, ids, context=self.context, excluded_ids=never)
+            scorer = DecoderOnlyScorer(self.model, ids, max_context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
-        count, longest = len(prompts), [prompt.max_length for prompt in prompts]
-        limits = SequenceLimits(ids[0][-1], end, torch.tensor(longest, device=self.device))
+        count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
+        limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))
         rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
             ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
@@ -533,8 +585,7 @@ class ContinuousGeneration:
         """
         generator, first = self._generator, self._count
         new = [
-            _Prompt(generator.prompt_ids(text), generator._settings(search), text)
-            for text, search in zip(prompts, settings, strict=True)
+            generator._prompt(text, generator._settings(search)) for text, search in zip(prompts, settings, strict=True)
         ]
         self._count += len(new)
         alike: dict[SearchSettings, list[int]] = {}
@@ -601,7 +652,7 @@ class ContinuousGeneration:
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
-            self._finished[number] = Generation(prompt.text, tuple(each))
+            self._finished[number] = Generation(str(prompt.text), tuple(each))
         if not batch.numbers and batch in self._batches:
             self._batches.remove(batch)
 
@@ -668,7 +719,7 @@ class _GrowingBatch:
 class _Prompt:
     """A prompt to continue: its token ids, and settings that may differ between the prompts of a batch."""
 
-    def __init__(self, ids: list[int], search: SearchSettings, text: str = "") -> None:
+    def __init__(self, ids: list[int], search: SearchSettings, text: str) -> None:
         assert search.max_length is not None
         self.text = text
         self.search = search
@@ -714,17 +765,6 @@ def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
 
 
-def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """Return the text of token ids, in which each end symbol becomes a line feed."""
-    lines: list[list[int]] = [[]]
-    for id in ids:
-        if id == vocabulary.eos_id:
-            lines.append([])
-        else:
-            lines[-1].append(id)
-    return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
-
-
 def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Generator:
     """Load a language model as a `Generator` of text: trained with `--task language-model`, or a Hugging Face folder.
 
@@ -738,21 +778,6 @@ def load_generator(folder: str | Path, **options: Unpack[LoadOptions]) -> Genera
     return Generator(
         content.model,
         content.tokenizer,
-        context=_read_context(folder, content.model.config),
+        context=read_max_context(folder, content.model.config),
         language=content.manifest.target_language,
     )
-
-
-def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
-
-    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
-    """
-    most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
-    if not (folder / SETTINGS_FILE).is_file():
-        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
-        return most if context is None or config.positions == "learned" else context
-    context = read_run_setting(folder, "task.context", int)
-    if context is None or context < 2:
-        return most
-    return min(context, most) if config.positions == "learned" else context

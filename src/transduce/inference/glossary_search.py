@@ -14,8 +14,8 @@ import msgspec
 
 from transduce.argument_checks import as_path, as_phrases
 from transduce.errors import TransduceError, shown_value
-from transduce.inference.batching import Part
-from transduce.inference.decoding import check_phrases, min_tokens, tokenize_phrase
+from transduce.inference.batching import TextPart
+from transduce.inference.decoding import MAX_TERM_TOKENS, check_phrases, min_tokens, tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import as_translation
 from transduce.inference.spans import score_pairs
@@ -37,16 +37,13 @@ from transduce.text.vocabulary import Vocabulary
 # --- phrases and glossary terms ---
 
 
-MAX_TERM_TOKENS = 64
-"""Maximum number of tokens in all required terms of a sentence, because the beam needs as many hypotheses as tokens."""
-
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
 """What users may pass as a glossary: a `Glossary`, a mapping from terms to their translations (one or several), or the
 path of a glossary file; None: no glossary.
 """
 
 Translations = dict[tuple[int, int], Translation]
-"""A dict from the key of each `Part` (sentence), a pair of text index and part number, to its translation."""
+"""A dict from the key of each `TextPart` (sentence), a pair of text index and part number, to its translation."""
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
@@ -77,12 +74,12 @@ def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
 
 
 def attach_phrases(
-    parts: list[Part],
+    parts: list[TextPart],
     phrases: Sequence[Sequence[str]] | None,
     search: SearchSettings,
     vocabulary: Vocabulary,
-    translate: Callable[[Sequence[Part], SearchSettings], dict[tuple[int, int], Translation]],
-) -> list[Part]:
+    translate: Callable[[Sequence[TextPart], SearchSettings], dict[tuple[int, int], Translation]],
+) -> list[TextPart]:
     """Return a list of the parts (sentences) of texts, each with the phrases that its translation must contain.
 
     If a text has several parts, each phrase is required in only one of them: in one whose translation has the phrase
@@ -124,9 +121,9 @@ def attach_phrases(
 
 def _best_part(
     phrase: str,
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     plain: Mapping[tuple[int, int], Translation],
-    translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+    translate: Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]],
 ) -> int:
     """Return the index of the part (sentence) of a text in whose translation a phrase should be required.
 
@@ -148,12 +145,12 @@ def _best_part(
 
 
 def parts_missing_terms(
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     vocabulary: Vocabulary,
-) -> list[Part]:
+) -> list[TextPart]:
     """Return a list of the parts (sentences) to search again, with their glossary terms as further required phrases.
 
     A part is searched again if each alternative of its translation lacks a term. Of many terms, only the first are
@@ -175,8 +172,10 @@ def parts_missing_terms(
         )
         if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
-            most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
-            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MAX_TERM_TOKENS))))
+            max_tokens = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(
+                part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(max_tokens, MAX_TERM_TOKENS)))
+            )
     return again
 
 
@@ -197,8 +196,8 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
     return former
 
 
-def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return a tuple of the first `num_required` phrases, and of the phrases after them that fit into `most` tokens.
+def _limit_phrases(phrases: Sequence[Phrase], num_required: int, max_tokens: int) -> tuple[Phrase, ...]:
+    """Return a tuple of the first `num_required` phrases, and of those after them that fit into `max_tokens` tokens.
 
     The limit applies to the shortest spellings of all phrases so far, including the required ones.
     """
@@ -206,7 +205,7 @@ def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> t
     return tuple(
         phrase
         for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
-        if index < num_required or total <= most
+        if index < num_required or total <= max_tokens
     )
 
 
@@ -278,7 +277,7 @@ _OPENING = {"?": "¿", "!": "¡"}
 
 
 def translate_whole_terms(
-    parts: Iterable[Part], glossary: Glossary, search: SearchSettings, model: TermModel
+    parts: Iterable[TextPart], glossary: Glossary, search: SearchSettings, model: TermModel
 ) -> Translations:
     """Return a dict of translations, by part key, of sentences that are exactly one glossary term, without a search.
 
@@ -364,12 +363,12 @@ _ENDS = re.compile(rf"[{_SENTENCE_MARKS}][\"'”’»)）」』]*\s*$")
 
 
 def translate_with_terms(
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     model: TermModel,
-    search_again: Callable[[list[Part]], Translations],
+    search_again: Callable[[list[TextPart]], Translations],
 ) -> Translations:
     """Return a dict of translations of sentences, by part key, with as many glossary terms as do not corrupt them.
 

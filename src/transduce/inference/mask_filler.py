@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_integer, as_text
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
@@ -47,6 +47,7 @@ class Filling(msgspec.Struct, frozen=True):
     """
 
 
+@explain_wrong_types
 class Filler:
     """A masked language model that is called with a text containing mask tokens, spelled as the property `mask`."""
 
@@ -65,7 +66,7 @@ class Filler:
         self.model = model
         self.tokenizer = tokenizer
         self.length = length
-        self._marks = special_tokens_of(tokenizer.source)
+        self._special_tokens = special_tokens_of(tokenizer.source)
         self._ordinary = torch.tensor(text_token_ids(tokenizer.source), device=model.source_weight.device)
 
     @property
@@ -94,7 +95,7 @@ class Filler:
         """
         candidates = as_integer(candidates, "candidates", minimum=1)
         ids = encode_masked(self.tokenizer.source, as_text(text))
-        masks = [position for position, id in enumerate(ids) if id == self._marks.mask]
+        masks = [position for position, id in enumerate(ids) if id == self._special_tokens.mask]
         if not masks:
             raise TransduceError(
                 f'There is nothing to fill in "{text}": put {self.mask} where a token is to be predicted.'
@@ -121,7 +122,7 @@ class Filler:
             TransduceError: the model is in training mode.
         """
         check_evaluation_mode(self.model)
-        framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
+        framed = torch.tensor([self._special_tokens.frame(ids, self.length)], device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)

@@ -13,12 +13,12 @@ import torch
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_text, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
-from transduce.inference.decoding import make_search, max_model_positions, read_search_settings
+from transduce.inference.decoding import make_search, max_model_positions
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, read_search_settings, summary
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken
@@ -62,6 +62,7 @@ class _Sentence(NamedTuple):
     ids: list[int]
 
 
+@explain_wrong_types
 class Parser:
     """A model that writes linearized parse trees. Call it with a sentence of space-separated words, or with a list."""
 
@@ -110,8 +111,8 @@ class Parser:
         parses = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
         lengths = [len(sentence.ids) for sentence in encoded]
-        most = batch_token_budget(self.model.source_weight.device) // self.search.beam_size
-        for indices in batches_by_length(lengths, most):
+        max_tokens = batch_token_budget(self.model.source_weight.device) // self.search.beam_size
+        for indices in batches_by_length(lengths, max_tokens):
             batch = [encoded[index] for index in indices]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
                 parses[sentence.number] = self._parse(sentence, best)
@@ -133,13 +134,13 @@ class Parser:
         """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
-        eos, most = self.tokenizer.source.eos_id, max_model_positions([self.model])
+        eos, max_positions = self.tokenizer.source.eos_id, max_model_positions([self.model])
         encoded = [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
         for sentence in encoded:
-            if len(sentence.ids) > most:
+            if len(sentence.ids) > max_positions:
                 raise TransduceError(
-                    f"A sentence to parse must have at most {most} tokens (`model.max_positions`), but sentence "
-                    f"{sentence.number + 1:,} has {len(sentence.ids)}: shorten or divide it."
+                    f"A sentence to parse must have at most {max_positions} tokens (`model.max_positions`), but "
+                    f"sentence {sentence.number + 1:,} has {len(sentence.ids)}: shorten or divide it."
                 )
         return encoded
 
@@ -153,9 +154,11 @@ class Parser:
         scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target
         words = [target.encode_batch(_words_with_spaces(sentence.words)) for sentence in batch]
-        most = max_model_positions([self.model])
-        longest = [min(sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS, most) for each in words]
-        limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        max_positions = max_model_positions([self.model])
+        max_lengths = [
+            min(sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS, max_positions) for each in words
+        ]
+        limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(max_lengths, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)
         return make_search(scorer, limits, beam, rules=rules)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inference.batching import Part
+from transduce.inference.batching import TextPart
 from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
 from transduce.text.glossary import is_spaced_word_character
@@ -66,9 +66,9 @@ class ProtectedRun(NamedTuple):
 class MaskedPart(NamedTuple):
     """A sentence whose protected spans (text to be copied) are replaced by placeholders or left out."""
 
-    original: Part
+    original: TextPart
     """The sentence (or part of a long one) with its full text and protected spans."""
-    masked: Part
+    masked: TextPart
     """The sentence as the model translates it, with placeholders or without the spans."""
     runs: tuple[ProtectedRun, ...]
     """The replaced or left-out runs (protected spans with only spaces between them), in order."""
@@ -148,7 +148,7 @@ def _fallback_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(fallback_ids(vocabulary))
 
 
-def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
+def _spans_of(part: TextPart, tokenizer: Tokenizer) -> list[Span]:
     """Return a list of the spans of a part to copy untranslated: protected ones, and ones that the vocabulary lacks."""
     if _fallback_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
@@ -162,7 +162,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the stretches of the character span `run` that are outside of `spans`, which are in order and disjoint."""
+    """Yield the parts of the character span `run` that are outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]
@@ -177,7 +177,7 @@ def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
         yield Span(start, run.end)
 
 
-def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
+def mask_part(part: TextPart, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
     """Return a `MaskedPart`: a sentence whose protected spans are replaced or left out; None if it has no such spans.
 
     Placeholder tokens replace the spans. The translation's prefix gets the same placeholders, and required phrases that
@@ -273,7 +273,7 @@ def mask_pair(
         patterns: regular expressions of further protected spans.
     """
     ids = tokenizer.source.encode(tokenizer.source.readable(source))
-    part = Part(source, 0, 0, ids, protected=tuple(find_protected(source, patterns)))
+    part = TextPart(source, 0, 0, ids, protected=tuple(find_protected(source, patterns)))
     pairs = _find_copies(source, target, _spans_of(part, tokenizer))
     if not pairs:
         return None
@@ -346,7 +346,7 @@ class _Plain(NamedTuple):
 class SpanModel(NamedTuple):
     """The functions of a translation model that are needed to translate texts with protected spans."""
 
-    search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
+    search: Callable[[Sequence[TextPart]], Mapping[tuple[int, int], Translation]]
     """Translates parts (sentences); returns a dict by part key, without parts that an observer stopped."""
     score: Scoring
     """Returns the model's scores of lists of sources and translations, to find where spans without a placeholder
@@ -375,11 +375,11 @@ class Placeholders:
         self._tokens = placeholder_tokens(tokenizer)
         self._joins_words = is_unspaced_language(target_language)
 
-    def has_spans(self, part: Part) -> bool:
+    def has_spans(self, part: TextPart) -> bool:
         """Return whether a sentence has protected spans, or characters that the vocabulary lacks."""
         return bool(_spans_of(part, self._tokenizer))
 
-    def translate(self, parts: Iterable[Part], model: "SpanModel") -> dict[tuple[int, int], Translation]:
+    def translate(self, parts: Iterable[TextPart], model: "SpanModel") -> dict[tuple[int, int], Translation]:
         """Return a dict of translations by part key, for the parts (sentences) that have protected spans.
 
         Each such part is translated without its spans and, if the vocabulary has placeholder tokens, also with
@@ -404,8 +404,8 @@ class Placeholders:
 
     def with_tag_pairs(
         self,
-        parts: Sequence[Part],
-        translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+        parts: Sequence[TextPart],
+        translate: Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]],
         locate: Locate,
     ) -> dict[tuple[int, int], Translation]:
         """Translate parts (sentences) with pairs of tags around the words that they enclose; return a dict by part key.
@@ -692,14 +692,14 @@ def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_In
 # --- pairs of tags ---
 
 
-def _without_pairs(part: Part, tokenizer: Tokenizer) -> BareText | None:
+def _without_pairs(part: TextPart, tokenizer: Tokenizer) -> BareText | None:
     """Return a part's text without its pairs of tags; None without any, or if a prefix contains a protected span."""
     bare = without_tag_pairs(part.text, part.protected)
     prefix = tokenizer.target.decode(part.prefix) if bare is not None and part.prefix else ""
     return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
 
 
-def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
+def _bare_part(part: TextPart, bare: BareText | None, tokenizer: Tokenizer) -> TextPart:
     if bare is None:
         return part
     ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(bare.text))

@@ -13,10 +13,9 @@ from warnings import warn
 
 import msgspec
 
-from transduce.errors import WrongLanguageWarning
+from transduce.errors import WrongLanguageWarning, count_noun
 from transduce.inference.segmentation import list_mark_length
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
-from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
     CJK,

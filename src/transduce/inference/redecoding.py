@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_phrases, one_per_sentence
-from transduce.errors import TransduceError, shown_value
-from transduce.inference.batching import Part
+from transduce.errors import TransduceError, explain_wrong_types, shown_value
+from transduce.inference.batching import TextPart
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
 from transduce.inference.substitution import insert_terms
@@ -24,6 +24,7 @@ _WIDTH = 8
 _FORBIDDEN_NGRAMS = (3, 2)
 
 
+@explain_wrong_types
 def estimate_quality(
     translator: Translator, translations: Iterable[Translation], *, glossary: GlossaryLike = None
 ) -> list[tuple[QualityWarning, ...]]:
@@ -55,6 +56,7 @@ def estimate_quality(
     ]
 
 
+@explain_wrong_types
 def redecode(
     translator: Translator,
     translations: Iterable[Translation],
@@ -87,7 +89,7 @@ def redecode(
         TransduceError: an argument is invalid, as in `Translator.translate`, or the model translates with document
             context (`data.context_before`).
     """
-    if translator.context is not None:
+    if translator.document_context is not None:
         raise TransduceError(
             "Re-decoding translates sentences by themselves, but the model reads earlier sentences of a document "
             "(`data.context_before`): leave it out."
@@ -184,7 +186,7 @@ def _put_terms(
     """Insert missing glossary terms where their position in a translation is clear; return all translations."""
     source = translator.tokenizer.source
     parts = [
-        Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
+        TextPart(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
         for number, each in enumerate(translations)
     ]
     by_key = dict(zip((part.key for part in parts), translations, strict=True))

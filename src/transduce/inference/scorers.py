@@ -84,7 +84,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
         """
         if self.trace is None or self._wordless is None:
             raise ValueError("attention was not recorded: create the scorer with attentive=True")
-        heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
+        heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.of_memory()])  # (N, B, W, S)
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
     @override
@@ -112,19 +112,19 @@ class DecoderOnlyScorer(Scorer):
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
+        self, model: Decoder, prompts: Sequence[Sequence[int]], *, max_context: int, excluded_ids: Sequence[int]
     ) -> None:
         """Encode the prompts into a decoding state, so that the first step returns the logits after their last tokens.
 
         Args:
             model: the decoder.
             prompts: token ids of each prompt.
-            context: maximum number of tokens that the model attends to.
+            max_context: maximum number of tokens that the model attends to.
             excluded_ids: token ids that are never generated.
         """
         self.model = model
         self._project = exact_projection(model)
-        self.context = context
+        self.max_context = max_context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
         self.forbidden_tokens = list(excluded_ids)
@@ -174,10 +174,10 @@ class DecoderOnlyScorer(Scorer):
 
         If any text is longer than the context, all are cut to their last tokens, half as many as the context has.
         """
-        if max(map(len, self.texts)) > self.context:
-            self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
+        if max(map(len, self.texts)) > self.max_context:
+            self.texts = [text[-max(1, self.max_context // 2) :] for text in self.texts]
         lengths, device = list(map(len, self.texts)), self.model.source_weight.device
-        self.remaining_positions = self.context - max(lengths)
+        self.remaining_positions = self.max_context - max(lengths)
         prompt_ids = pad(self.texts, self.model.config.pad_id, device)
         return start_prompts(self.model, prompt_ids, torch.tensor(lengths, device=device))
 

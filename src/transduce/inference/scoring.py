@@ -16,7 +16,7 @@ from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batching import History, check_evaluation_mode, pad
+from transduce.inference.batching import History, check_evaluation_mode, cut_batches, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
@@ -75,7 +75,7 @@ def score_translations(
     *,
     alpha: float = 0.0,
     generate: GenerateSettings | None = None,
-    longest: int | None = None,
+    max_tokens: int | None = None,
     histories: Sequence[History] | None = None,
 ) -> list[Score]:
     """Compute the log-probability of each target given its source.
@@ -88,7 +88,7 @@ def score_translations(
         alpha: exponent of the length penalty; 0: no penalty.
         generate: rank as transformers' `generate`: forced tokens have log-probability 0, probabilities are normalized
             over all tokens, and the penalty is length^alpha.
-        longest: maximum source length in tokens; longer sources would be split by search, so they are refused.
+        max_tokens: maximum source length in tokens; longer sources would be split by search, so they are refused.
         histories: document context of each pair, which the models read and which is not scored; None: no context.
 
     Returns:
@@ -101,7 +101,7 @@ def score_translations(
     sources, targets = as_pairs(sources, targets)
     check_evaluation_mode(*models)
     open_ids = tokenizer.source.encode_batch(list(map(tokenizer.source.readable, sources)))
-    _check_uncut(open_ids, longest)
+    _check_uncut(open_ids, max_tokens)
     source_ids = [tokenizer.source.with_special_tokens(without_bare_spaces(ids, tokenizer.source)) for ids in open_ids]
     forced = _forced_tokens(tokenizer.target, generate)
     target_ids = [
@@ -163,12 +163,12 @@ def _with_forced(forced: tuple[int, ...], ids: list[int]) -> list[int]:
     return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
 
 
-def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
+def _check_uncut(rows: Sequence[Sequence[int]], max_tokens: int | None) -> None:
     for number, ids in enumerate(rows, 1):
-        if longest is not None and len(ids) > longest:
+        if max_tokens is not None and len(ids) > max_tokens:
             raise TooLongError(
-                f"A source must have at most {longest:,} tokens to be scored, because search splits longer ones, but "
-                f"number {number} has {len(ids):,}: split it into sentences, each with its translation.",
+                f"A source must have at most {max_tokens:,} tokens to be scored, because search splits longer ones, "
+                f"but number {number} has {len(ids):,}: split it into sentences, each with its translation.",
                 "source",
                 number,
             )
@@ -190,17 +190,9 @@ def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[
 
     A longer pair is a batch of its own.
     """
-    batch: list[int] = []
-    source = target = 0  # the longest of the batch
-    for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
-        own_source, own_target = len(source_ids[number]), len(target_ids[number])
-        source, target = max(source, own_source), max(target, own_target)
-        if batch and (len(batch) + 1) * (source + target) > _BATCH_TOKENS:
-            yield batch
-            batch, source, target = [], own_source, own_target
-        batch.append(number)
-    if batch:
-        yield batch
+    lengths = [(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number][0], -lengths[number][1]))
+    return cut_batches(order, lengths.__getitem__, _BATCH_TOKENS)
 
 
 def _score_batch(
@@ -261,3 +253,26 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
         parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)
+
+
+class TextScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The probability that a language model assigns to a text, from which perplexity is computed."""
+
+    tokens: int
+    """Number of tokens scored: all but the first start token."""
+    characters: int
+    """Number of characters of the text."""
+    nats: float
+    """Sum of the negative log-probabilities of all scored tokens, in nats."""
+
+    pieces = renamed_attribute("pieces", "tokens")
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of the text per token, at most e^100: the exponential of the mean negative log-probability."""
+        return math.exp(min(100.0, self.nats / max(1, self.tokens)))
+
+    @property
+    def bits_per_character(self) -> float:
+        """The negative log-probability in bits per character, which is comparable between tokenizers."""
+        return self.nats / math.log(2.0) / max(1, self.characters)

@@ -7,14 +7,16 @@ and lines without a letter. It is copied to the translation unchanged.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from transduce.text.files import compose, is_composed
 from transduce.text.languages import CJK, SOFT_HYPHEN
 from transduce.text.protected import find_protected
-from transduce.text.sentences import find_sentences, line_separator
+from transduce.text.sentences import find_sentences, line_separator, split_text
 from transduce.text.text_settings import TextSettings
+from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text, span_in_full_text
 
 
@@ -508,3 +510,73 @@ class _Collector:
         """Return a `SegmentedText` of the collected sentences and the layout around them."""
         gaps = [*self._gaps, self._copied(self._source[self._end :])]
         return SegmentedText(self._source, self._sentences, gaps, self.protected)
+
+
+# --- parts of long sentences ---
+
+
+# One character of a private-use area stands for a protected span while a sentence is cut.
+_MARKS = range(0xF0000, 0xFFFFE)
+
+
+def cut_long_sentence(
+    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, max_tokens: int, gathers: bool
+) -> list[str]:
+    """Split a sentence into parts of at most `max_tokens` tokens; return their texts. A short sentence is one part.
+
+    Args:
+        sentence: a sentence of any length.
+        protected: character spans of the sentence that are never split, in order and disjoint. The model does not see
+            them, so consecutive spans, with only spaces between, count as one token (a placeholder).
+        vocabulary: the source vocabulary.
+        max_tokens: maximum number of tokens in a part, without the end symbol.
+        gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need the
+            context; models trained on sentences translate single sentences best.
+    """
+    # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
+    is_short = (
+        not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < max_tokens
+    )
+    if is_short or not sentence.strip():
+        return [sentence]
+    used = set(sentence) if protected else ()
+    mark = next((character for character in map(chr, _MARKS) if character not in used), "")
+    protected = protected if mark else ()
+    counter, run = _TokenCounter(vocabulary), re.compile(rf"{mark}[{mark}\s]*+")
+    cut = partial(split_text, gathers=gathers)
+
+    def fits(text: str, count: Callable[[str], int]) -> bool:
+        visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)
+        return count(visible.strip() if runs else text) + runs <= max_tokens
+
+    edges = [0, *(edge for span in protected for edge in span), len(sentence)]
+    masked = mark.join(sentence[start:end] for start, end in list(pairwise(edges))[::2])
+    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
+    parts = [
+        exact
+        for part in cut(masked, lambda text: fits(text, counter.count))
+        for exact in cut(part, lambda text: fits(text, lambda visible: len(vocabulary.encode(visible))))
+    ]
+    spans = iter(protected)
+    return [re.sub(mark, lambda _: sentence[slice(*next(spans))], part) if protected else part for part in parts]
+
+
+class _TokenCounter:
+    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.known: dict[str, int] = {}
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens in a text: the sum of its words' cached counts; for one word, without cache."""
+        words = text.split(" ")
+        if len(words) == 1:
+            return len(self.vocabulary.encode(text))
+        return sum(map(self._count_word, words))
+
+    def _count_word(self, word: str) -> int:
+        count = self.known.get(word)
+        if count is None:
+            count = self.known[word] = len(self.vocabulary.encode(word))
+        return count

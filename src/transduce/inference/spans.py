@@ -420,7 +420,7 @@ class PairScorer(Protocol):
         """Return a function that scores lists of sources and translations as a search with these settings ranks."""
 
 
-class _Part(NamedTuple):
+class _SpanPair(NamedTuple):
     """A pair of character spans, in source and translation, of a sentence or part that was translated separately."""
 
     source: Span
@@ -583,29 +583,29 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
     return spans
 
 
-def _parts(each: Translation) -> Iterator[_Part]:
+def _parts(each: Translation) -> Iterator[_SpanPair]:
     """Yield the pairs of spans, in source and translation, of the sentences of a text that were translated separately.
 
     If the translation has no `positions`, which record the pairs, one pair covers the whole text.
     """
     if not each.positions:
-        yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
+        yield _SpanPair(Span(0, len(each.source)), Span(0, len(each.text)))
         return
     if not each.joined:  # one sentence with layout around it
         ((source, target),) = each.positions
         after = each.source[source.end :]
         end = len(each.text) - len(after) if each.text.endswith(after) else len(each.text)
-        yield _Part(source, Span(target.start, max(target.start, end)))
+        yield _SpanPair(source, Span(target.start, max(target.start, end)))
     elif all(
         each.text[slice(*target)] == text for (_, target), (_, text) in zip(each.positions, each.joined, strict=True)
     ):
         for source, target in each.positions:
-            yield _Part(source, target)
+            yield _SpanPair(source, target)
     else:
         yield from _found_parts(each)
 
 
-def _found_parts(each: Translation) -> Iterator[_Part]:
+def _found_parts(each: Translation) -> Iterator[_SpanPair]:
     """Yield pairs of source and target spans of sentences for a translation whose text is not its joined sentences.
 
     The text may be another alternative, or was edited. The sentences' translations are searched for in order;
@@ -620,11 +620,11 @@ def _found_parts(each: Translation) -> Iterator[_Part]:
             start = source.start if start is None else start
             continue
         if start is not None:
-            yield _Part(Span(start, source.start), Span(position, found))
+            yield _SpanPair(Span(start, source.start), Span(position, found))
             start = None
         if text is not None:
             position = found + len(text)
-            yield _Part(source, Span(found, position))
+            yield _SpanPair(source, Span(found, position))
 
 
 class _Stripped(NamedTuple):
@@ -644,7 +644,7 @@ class _Stripped(NamedTuple):
         return span_in_full_text(self.offsets, span)
 
 
-def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
+def _strip_protected(each: Translation, part: _SpanPair) -> tuple[_Stripped, _Stripped]:
     """Return a part's source and translation, each as a `_Stripped` text without the spans copied between them."""
     pairs = _copied(each)
     sides = ([source for source, _ in pairs], [target for _, target in pairs])
@@ -671,7 +671,7 @@ def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the stretch of a character span that lies in one part of a text, as offsets from the part's start."""
+    """Return the part of a character span that lies in one part of a text, as offsets from the part's start."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 

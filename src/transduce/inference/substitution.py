@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inference.batching import Part
+from transduce.inference.batching import TextPart
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import MAX_TOKENS, Score, as_translation
 from transduce.inference.spans import OcclusionRequest, Scoring, score_pairs, word_losses, word_spans
@@ -70,7 +70,7 @@ class TermModel(NamedTuple):
 class Draft(NamedTuple):
     """A candidate translation from which some glossary terms are still missing."""
 
-    part: Part
+    part: TextPart
     """The sentence, or part of a long one, that was translated."""
     alternative: Alternative
     """An alternative translation of the sentence, from which glossary terms are missing."""
@@ -88,7 +88,7 @@ class _Position(NamedTuple):
 
 
 def insert_terms(
-    parts: Sequence[Part],
+    parts: Sequence[TextPart],
     translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,

@@ -14,12 +14,12 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
 from transduce.data.batches import WordTokens
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import encode_by_length
 from transduce.model.transformer import Encoder
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
-from transduce.text.tagged import Span, spans_of
+from transduce.text.tagged import TaggedSpan, spans_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary, special_tokens_of
 
@@ -35,7 +35,7 @@ class Tagging(msgspec.Struct, frozen=True):
     """The probability of each word's tag, from 0 to 1."""
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TaggedSpan]:
         """A list of the spans that tags such as B-PER and I-PER describe: kind, first word, word after the last.
 
         The words are given by their indices.
@@ -47,6 +47,7 @@ class Tagging(msgspec.Struct, frozen=True):
         return "\n".join(f"{word}\t{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
 
+@explain_wrong_types
 class Tagger:
     """An encoder that tags each word of a sentence. Call it with a sentence of space-separated words or with a list."""
 

@@ -1,7 +1,7 @@
 """Define the results of translation: complete translations, and texts that grow during search."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import nsmallest
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,8 +10,10 @@ import msgspec
 from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
+from transduce.inference.batching import TextPart
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Hypothesis, Observer, TextObserver
+from transduce.search.settings import SearchSettings
 from transduce.text.files import compose, is_composed
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text
@@ -74,6 +76,17 @@ def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool
     return without_incomplete_character(decode_like(vocabulary, ids, line_feeds=line_feeds))
 
 
+def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """Return the text of token ids, in which each end symbol becomes a line feed."""
+    lines: list[list[int]] = [[]]
+    for id in ids:
+        if id == vocabulary.eos_id:
+            lines.append([])
+        else:
+            lines[-1].append(id)
+    return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
+
+
 def without_incomplete_character(text: str) -> str:
     """Return the text of a translation so far without a last character that lacks some of its bytes.
 
@@ -132,8 +145,8 @@ class Translation(msgspec.Struct, frozen=True):
     the only part is the whole text.
     """
     protected: tuple[tuple[Span, Span], ...] = ()
-    """For each stretch of text that was copied unchanged, a pair of its character spans in the source and in the best
-    alternative, in source order.
+    """For each text that was copied unchanged, a pair of its character spans in the source and in the best alternative,
+    in source order.
     """
 
     given_up = renamed_attribute("given_up", "stopped")
@@ -423,3 +436,129 @@ def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative
         score=sum((part.score for part in chosen), start=0.0),
         ended=all(part.ended for part in chosen),
     )
+
+
+def join_sentences(
+    texts: Sequence[SegmentedText],
+    parts: Sequence[TextPart],
+    found: Mapping[tuple[int, int], Translation],
+    *,
+    abandoned: Collection[int],
+    search: SearchSettings,
+) -> list[Translation]:
+    """Join the translations of parts (sentences), and return one `Translation` for each whole text, in order.
+
+    Args:
+        texts: the segmented texts, in order.
+        parts: the parts of all texts.
+        found: translations by the parts' keys; a missing part counts as an empty translation that has not ended.
+        abandoned: indices of texts that the observer stopped; their translations are marked as stopped.
+        search: the search settings that the parts were translated with.
+    """
+    missing = Translation("", (empty_alternative(ended=False),))
+    by_text: list[list[Translation]] = [[] for _ in texts]
+    for part in parts:
+        translation = found.get(part.key, missing)
+        by_text[part.text_index].append(msgspec.structs.replace(translation, stopped=part.text_index in abandoned))
+    sampled = search.sampling is not None
+    return [
+        join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
+        for segmented, translations in zip(texts, by_text, strict=True)
+    ]
+
+
+# --- partial texts while a search runs ---
+
+
+class PartsObserver:
+    """An `Observer` of a batch of sentences that reports each step of the search to an observer of whole texts."""
+
+    def __init__(
+        self,
+        observer: Observer | None,
+        texts: Sequence[SegmentedText] = (),
+        decode: Callable[[TextPart, list[int]], str] | None = None,
+        hidden: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """Wrap an observer of whole texts, which may be None.
+
+        Args:
+            observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
+            texts: the texts that the parts (sentences) of the batches belong to.
+            decode: returns the text of a part's first target tokens; None: no partial texts are reported.
+            hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
+                not reported.
+        """
+        self.observer = observer
+        self.abandoned: set[int] = set()  # indices of texts
+        self.batch: Sequence[TextPart] = ()
+        self._texts = texts
+        self._decode = decode
+        self._hidden = hidden
+        self._found: dict[tuple[int, int], str] = {}
+        self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
+
+    def waiting(self, batch: Sequence[TextPart]) -> list[TextPart]:
+        """Return the parts of `batch` whose texts the observer has not stopped, as a list to decode next.
+
+        The list is stored, so that `after_step` knows the part of each batch index.
+        """
+        self.batch = [part for part in batch if part.text_index not in self.abandoned]
+        return self.batch
+
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+        """Report a decoding step to the observer of texts; return the batch indices of parts whose texts it stopped.
+
+        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their W hypotheses. A
+        `TextObserver` also gets the text so far, if a text has several parts or layout. Without an observer, nothing
+        stops.
+        """
+        if self.observer is None:
+            return ()
+        sentences = rows.new_tensor([self.batch[row].text_index for row in rows.tolist()])
+        self.abandoned.update(self.observer.after_step(sentences, tokens))
+        if isinstance(self.observer, TextObserver) and self._decode is not None:
+            self._report_texts(self.observer, self._decode, rows.tolist(), tokens)
+        return [row for row, part in enumerate(self.batch) if part.text_index in self.abandoned]
+
+    def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
+        """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
+
+        Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
+        """
+        if isinstance(self.observer, TextObserver):
+            self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
+
+    def _report_texts(
+        self, observer: TextObserver, decode: Callable[[TextPart, list[int]], str], rows: Sequence[int], tokens: Tensor
+    ) -> None:
+        texts = set()
+        for number, row in enumerate(rows):
+            text, part = self.batch[row].key
+            segmented = self._texts[text]
+            is_whole = len(segmented.sentences) == 1 and not any(gap.text for gap in segmented.gaps)
+            if is_whole or (text, part) in self._hidden:
+                continue
+            ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
+            self._drafts[text, part] = decode(self.batch[row], ids[:certain]), decode(self.batch[row], ids)
+            texts.add(text)
+        for text in sorted(texts):
+            observer.after_text(text, *self._compose(text))
+
+    def _compose(self, text: int) -> tuple[str, str]:
+        """Return two texts: the start of a translation that can no longer change, and that start followed by a draft.
+
+        The start consists of the translated parts before the first unfinished one, and of the tokens on which all
+        hypotheses of that part agree. The draft is the rest of that part's best hypothesis.
+        """
+        segmented, final = self._texts[text], ""
+        writer = LayoutWriter(segmented)
+        for part in range(len(segmented.sentences)):
+            final += writer.next_gap()
+            if (text, part) not in self._found:
+                certain, draft = self._drafts.get((text, part), ("", ""))
+                written = writer.write(certain)
+                rest = draft.removeprefix(certain) if draft.startswith(certain) else ""
+                return final + written, final + written + (rest if certain else writer.write(rest))
+            final += writer.write(self._found[text, part])
+        return final, final

@@ -11,22 +11,18 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import (
-    DEFAULT_MAX_SOURCE,
     DocumentContext,
     DocumentHistories,
     DocumentMemory,
     Documents,
     History,
-    Part,
-    PartsObserver,
+    TextPart,
     batch_token_budget,
     batches,
-    cut_long_sentence,
     decode_in_parallel,
     encode_parts,
-    join_sentences,
     num_parallel_batches,
     pair_histories,
 )
@@ -53,20 +49,22 @@ from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scorers import BatchInvarianceCheck, padded_length
 from transduce.inference.scoring import MAX_TOKENS, Score, as_pairs, score_translations
-from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
+from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter, cut_long_sentence
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import (
     GrowingText,
+    PartsObserver,
     Translation,
     decode_like,
     decode_start,
     empty_alternative,
+    join_sentences,
     translation_from_hypotheses,
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import check_parts, choose_direction, precision_of, summary
+from transduce.model_folder.load import DEFAULT_MAX_SOURCE, check_parts, choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_with_warnings
@@ -78,7 +76,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
-SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
+SearchParts = Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts (sentences), and returns a dict of them by part key."""
 
 
@@ -101,6 +99,7 @@ class TranslateOptions(TypedDict, total=False):
     document: bool
 
 
+@explain_wrong_types
 class Translator:
     """A translation model, or an ensemble, with its tokenizer and search settings.
 
@@ -148,13 +147,14 @@ class Translator:
         self.max_source_tokens = as_integer(max_source_tokens, "max_source_tokens", minimum=1)
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
-        self.context: DocumentContext | None = None
+        self.document_context: DocumentContext | None = None
         """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
         self.directions: tuple[tuple[str, str], ...] = ()
         """The pairs of source and target language that a multilingual model was trained for; else empty."""
         self._set_tokenizer(tokenizer, (source_language, target_language))
 
     examples = renamed_attribute("examples", "datastore")
+    longest_source = renamed_attribute("longest_source", "max_sentence_tokens")
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -206,7 +206,8 @@ class Translator:
         self.tokenizer = tokenizer
         self.source_language, self.target_language = languages
         special_tokens = len(tokenizer.source.with_special_tokens([]))
-        self.longest_source = max(1, min(self.max_source_tokens, max_model_positions(self.models) - special_tokens))
+        max_tokens = min(self.max_source_tokens, max_model_positions(self.models) - special_tokens)
+        self.max_sentence_tokens = max(1, max_tokens)
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
     @property
@@ -380,7 +381,7 @@ class Translator:
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
 
     def _translate_parts(
-        self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
+        self, parts: Sequence[TextPart], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
     ) -> dict[tuple[int, int], Translation]:
         """Return a dict of translations of parts (sentences) by part key, with protected spans and glossary terms.
 
@@ -389,7 +390,7 @@ class Translator:
         sampled = search.sampling is not None
         placeholders = Placeholders(self.tokenizer, self.target_language, sampled=sampled)
 
-        def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def search_with_terms(some: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             if terms is None:
                 return search_parts(some)
             model = self.term_model(search)
@@ -400,7 +401,7 @@ class Translator:
             again = translate_with_terms(with_terms_in_source, found, terms, search, model, search_parts)
             return whole | found | again
 
-        def search_bare(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def search_bare(some: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             with_spans = placeholders.translate(some, model)
             found = search_with_terms([part for part in some if not placeholders.has_spans(part)])
             return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
@@ -411,14 +412,14 @@ class Translator:
         )
 
     def _search_parts(
-        self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
+        self, parts: Sequence[TextPart], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
         """Search for the translations of parts (sentences), batched by length; return a dict of them by part key.
 
         Protected spans and glossary terms are not treated here.
         """
 
-        def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+        def decode(batch: Sequence[TextPart]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
@@ -427,7 +428,7 @@ class Translator:
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
-                histories=[part.context for part in active],
+                histories=[part.document_history for part in active],
             )
             found = {
                 part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
@@ -474,7 +475,7 @@ class Translator:
         required = as_phrases(phrases)
         has_terms = terms is not None and bool(terms.find(as_text(sentence)))
         texts = self._segment([as_text(sentence)], settings, None)
-        translates_in_order = self.context is not None and self.context.on_target
+        translates_in_order = self.document_context is not None and self.document_context.on_target
         if has_terms or translates_in_order or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
                 [sentence], search, prefix=prefix, phrases=[required], glossary=terms, text_settings=settings
@@ -491,7 +492,7 @@ class Translator:
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
-            batch = batch._replace(histories=[part.context])
+            batch = batch._replace(histories=[part.document_history])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -554,7 +555,7 @@ class Translator:
             targets,
             alpha=search.length_penalty,
             generate=search.generate,
-            longest=self.longest_source,
+            max_tokens=self.max_sentence_tokens,
             histories=self.histories(sources, targets) if document else None,
         )
 
@@ -573,9 +574,9 @@ class Translator:
 
     def document_memory(self) -> DocumentMemory | None:
         """Return an empty record of the last sentences of a document, for context; None if the model reads none."""
-        if self.context is None:
+        if self.document_context is None:
             return None
-        return DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
+        return DocumentMemory(self.document_context, self.tokenizer, max_model_positions(self.models))
 
     def locate(
         self,
@@ -673,10 +674,10 @@ class Translator:
         The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
         entry in it, is None, the text's protected spans are searched for.
         """
-        lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
-        is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
+        lines, max_tokens, splits = self.training_lines, self.max_sentence_tokens, settings.split_sentences
+        is_for_documents = max_tokens > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
         if lines is not None and is_for_documents and splits == "auto":
-            longest = min(longest, max(1, lines.tokens))
+            max_tokens = min(max_tokens, max(1, lines.tokens))
         knows_languages = self.source_language is not None and self.target_language is not None
         segmenter = Segmenter(
             settings,
@@ -687,7 +688,9 @@ class Translator:
             reads_line_feeds=self.tokenizer.writes_line_feeds,
             composes=self.tokenizer.source.composes,
             read=self.tokenizer.source.readable,
-            cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
+            cut=partial(
+                cut_long_sentence, vocabulary=self.tokenizer.source, max_tokens=max_tokens, gathers=is_for_documents
+            ),
         )
         spans = protected or [None] * len(texts)
         return [
@@ -709,7 +712,7 @@ class Translator:
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))
 
-    def _has_spans(self, part: Part) -> bool:
+    def _has_spans(self, part: TextPart) -> bool:
         """Return whether a part (sentence) has protected spans, so that its translation changes after the search."""
         return Placeholders(self.tokenizer, self.target_language).has_spans(part)
 
@@ -720,7 +723,7 @@ class Translator:
         prefix: str,
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
-    ) -> list[Part]:
+    ) -> list[TextPart]:
         """Return a list of the tokenized sentences of texts, or parts of long ones, with the required phrases.
 
         The prefix is attached to the first part of each text. Prefix and glossary are checked first.
@@ -746,34 +749,35 @@ class Translator:
             raise TransduceError(
                 f"`documents.continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
             )
-        memory = self.document_memory()
-        if self.context is None or memory is None:
+        context, memory = self.document_context, self.document_memory()
+        if context is None or memory is None:
             return DocumentHistories(None, continues)
-        earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
+        earlier = documents.before[-context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
-        return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
+        return DocumentHistories(memory, continues, is_sequential=context.on_target)
 
-    def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
+    def _translate_unwatched(
+        self, parts: Sequence[TextPart], search: SearchSettings
+    ) -> dict[tuple[int, int], Translation]:
         """Return a dict of translations of parts (sentences), by part key, searched without observer and glossary."""
         search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
-    def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
+    def _batches(self, parts: Sequence[TextPart], search: SearchSettings) -> Iterator[list[TextPart]]:
         """Yield batches, lists of parts (sentences) of similar length that have the same beam width.
 
-        Batch-invariant batches also have one padded source length, and batches for `generate` one target context
-        length.
+        Batch-invariant batches also have one padded source length, and those for `generate` one target context length.
         """
 
-        def kind(part: Part) -> tuple[int, ...]:
+        def kind(part: TextPart) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
             context = 0 if search.generate is None else len(part.target_history)
             return (beam_width(search, [part.phrases]), length, context)
 
-        most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
+        max_tokens = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
+        return batches(parts, max_tokens, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
@@ -781,7 +785,7 @@ class Translator:
 
         The separator divides the sentences of a document's context.
         """
-        is_separated = self.context is not None and self.context.on_target
+        is_separated = self.document_context is not None and self.document_context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()
 
     def _begin(self, batch: SentenceBatch, search: SearchSettings) -> Search:

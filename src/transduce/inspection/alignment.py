@@ -17,6 +17,7 @@ Shapes: N layers, H heads, T target words, S source words, F features.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,8 +27,8 @@ import numpy.typing as npt
 import torch
 
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError
-from transduce.inference.batching import Documents, check_evaluation_mode, pad, pair_histories
+from transduce.errors import TransduceError, explain_wrong_types
+from transduce.inference.batching import Documents, check_evaluation_mode, cut_batches, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_between_words
@@ -289,10 +290,15 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
     Raises:
         TransduceError: a text has too many tokens for the memory that attention needs.
     """
-    tokenizer, config = translator.tokenizer, translator.model.config
-    heads = config.num_decoder_layers * config.num_heads
-    batch: list[tuple[_Side, _Side]] = []
-    longest_source = longest_target = 0
+    heads = translator.model.config.num_decoder_layers * translator.model.config.num_heads
+    sides, limits = _tokenized(translator, pairs), (_MAX_WEIGHTS // heads, _MAX_PAIRS)
+    for batch in cut_batches(sides, lambda pair: (len(pair[0].ids), len(pair[1].ids)), *limits, size=prod):
+        yield from _maps_of(translator, batch)
+
+
+def _tokenized(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[tuple[_Side, _Side]]:
+    """Yield the source and the target of each pair in token ids, with the document context that the model reads."""
+    tokenizer = translator.tokenizer
     pairs, same = tee(pairs)
     texts = ((pair.source, pair.target, pair.continues) for pair in same)
     for pair, history in zip(pairs, pair_histories(translator.document_memory(), tokenizer, texts), strict=True):
@@ -304,14 +310,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
                     f"A text must have at most {MAX_TOKENS:,} tokens for its words to be aligned, but "
                     f"“{text[:_SHOWN]}…” has {len(side.ids):,}: split it into sentences."
                 )
-        longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
-        weights = heads * (len(batch) + 1) * longest_source * longest_target
-        if batch and (len(batch) == _MAX_PAIRS or weights > _MAX_WEIGHTS):
-            yield from _maps_of(translator, batch)
-            batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
-        batch.append((source, target))
-    if batch:
-        yield from _maps_of(translator, batch)
+        yield source, target
 
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
@@ -325,7 +324,7 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         memory, mask = translator.model.encode(source_ids)
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
-    weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
+    weights = torch.stack(trace.of_memory(), dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
     return [
         _word_maps(example[:, : len(target.ids), : len(source.ids)], source, target)
         for example, source, target in zip(weights, sources, targets, strict=True)
@@ -628,6 +627,7 @@ def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics)
     )
 
 
+@explain_wrong_types
 def align(
     translator: Translator,
     sources: Sequence[str],

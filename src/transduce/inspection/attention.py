@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.parser import Parser
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
@@ -116,12 +116,13 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     target_of_tokens: bool = False
     """True if each target token counts as a word, such as a parser's tree symbols; False if tokens are joined to words.
     """
-    marks: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
     """Special tokens, which belong to no word, in a model that reads one text, sorted; empty for a sentence pair."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
     decoder_pieces = renamed_attribute("decoder_pieces", "decoder_tokens")
+    marks = renamed_attribute("marks", "special_tokens")
 
     @property
     def kinds(self) -> tuple[AttentionKind, ...]:
@@ -144,6 +145,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return small_heat_maps(self.of(self.kinds[0])[0])
 
 
+@explain_wrong_types
 def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
     """Return the attention weights of a model for a text, or a sentence and its translation, as `AttentionMaps`.
 
@@ -185,7 +187,7 @@ def maps_of(reading: Reading) -> AttentionMaps:
         source_ended=bool(reading.labels),
         target_of_tokens=isinstance(reading.reader, Parser),
         decoder_tokens=() if is_pair else reading.decoder_tokens,
-        marks=tuple(sorted(reading.marks)),
+        special_tokens=tuple(sorted(reading.special_tokens)),
     )
 
 
@@ -212,6 +214,7 @@ class WordAttention(msgspec.Struct, frozen=True):
         return shaded_table(self.target_words, self.source_words, self.weights)
 
 
+@explain_wrong_types
 def word_attention(maps: AttentionMaps) -> WordAttention:
     """Return, as `WordAttention`, the attention between the words of a text or sentence pair, from that between tokens.
 
@@ -227,7 +230,7 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
         weights = maps.memory[:, :, :num_tokens, :num_source]
     else:
         weights, tokens, _ = maps.of(maps.kinds[0])
-        rows = columns = _words_without_marks(tokens, maps.marks)
+        rows = columns = _words_without_special_tokens(tokens, maps.special_tokens)
     if not (rows[0] and columns[0]):
         return WordAttention(columns[0], rows[0], np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32))
     mean = _average_heads(weights)  # (Q, L)
@@ -263,8 +266,10 @@ def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
     return matrix
 
 
-def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
-    is_text = [token not in marks for token in tokens]
+def _words_without_special_tokens(
+    tokens: Sequence[str], special_tokens: Sequence[str]
+) -> tuple[tuple[str, ...], list[list[int]]]:
+    is_text = [token not in special_tokens for token in tokens]
     words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])
     positions = np.flatnonzero(is_text)
     return words, [positions[group].tolist() for group in groups]
@@ -284,8 +289,8 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
     if kind is None:
         raise TransduceError("The figure shows self-attention, but this model has none: name a Transformer.")
     weights, tokens, _ = maps.of(kind)
-    ends = kind == "encoder" and maps.source_ended and not maps.marks
-    words, groups = _words_without_marks(tokens[: len(tokens) - ends], maps.marks)
+    ends = kind == "encoder" and maps.source_ended and not maps.special_tokens
+    words, groups = _words_without_special_tokens(tokens[: len(tokens) - ends], maps.special_tokens)
     spelling = _spelling(groups, weights.shape[-1])
     return words, attention_between_words(weights, spelling, spelling).astype(np.float32)
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.forecaster import Forecaster
 from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
@@ -87,6 +87,7 @@ class Attribution(msgspec.Struct, frozen=True):
         return shaded_table(self.target_words, self.source_words, self.shares())
 
 
+@explain_wrong_types
 def attribute(translator: Reader, source: str, target: str | None = None, *, method: Method = "value") -> Attribution:
     """Return an `Attribution`: how much each word contributed to each word of a translation, or each other prediction.
 
@@ -123,6 +124,7 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
     return _attribute(translator, source, target, [method], skip_refused=False)[method]
 
 
+@explain_wrong_types
 def attributions(
     translator: Reader, source: str, target: str | None = None, *, methods: Sequence[Method] = get_args(Method)
 ) -> dict[Method, Attribution]:
@@ -247,7 +249,7 @@ class _Subject:
         self.ids = reading.ids
         self.device: torch.device = reading.model.source_weight.device
         self.is_special = [
-            index == len(self.tokens) - 1 if self.is_pair else token in reading.marks
+            index == len(self.tokens) - 1 if self.is_pair else token in reading.special_tokens
             for index, token in enumerate(self.tokens)
         ]
         """True for each token that the model reads that spells no word, such as the end symbol; a list of S values."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.parser import Parser
 from transduce.inference.translator import Translator
 from transduce.inspection.plots import Chart, HeatMap, part_name
@@ -131,6 +131,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return Chart(tuple(panels))
 
 
+@explain_wrong_types
 def ablate(
     reader: Reader, text: str, target: str | None = None, *, fill: Fill = "zero", reference: Sequence[str] = ()
 ) -> Ablation:
@@ -337,6 +338,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
         return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
 
 
+@explain_wrong_types
 def patch_activations(
     reader: Reader,
     clean: str,
@@ -586,6 +588,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
         return Chart((grid.panel(0.0, 1.0),))
 
 
+@explain_wrong_types
 def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidates: int = 3) -> LogitLens:
     """Return a `LogitLens`: what a model would predict after each of its layers (nostalgebraist 2020).
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.generator import Generator
 from transduce.inference.mask_filler import Filler
 from transduce.inference.translator import Translator
@@ -54,6 +54,7 @@ class _Reading(NamedTuple):
     """True if each position attends only to itself and earlier positions, as in a decoder."""
 
 
+@explain_wrong_types
 def pronoun_attention(
     reader: object,
     sentence: str,

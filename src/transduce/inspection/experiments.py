@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from transduce.atomic_io import write_file, write_json
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.evaluation.label_scores import count_tags
 from transduce.evaluation.scores import check_line_counts, choose_tokenizer, find_warnings, make_metrics
 from transduce.evaluation.significance import (
@@ -42,7 +42,7 @@ from transduce.tasks.experiments import (
 )
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.text.tagged import describe_spans, read_tagged
 from transduce.ui_language import aligned, localized
@@ -421,6 +421,7 @@ def _warnings(
 # --- transduce.experiment ---
 
 
+@explain_wrong_types
 def experiment(
     settings: str | Path | Mapping[str, Any],
     *,

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
+from transduce.errors import explain_wrong_types
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
 from transduce.inference.generator import Generator
@@ -134,6 +135,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
             yield "model", str(self.model)
 
 
+@explain_wrong_types
 def check_install(
     model: str | Path | None = None,
     *,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionKind
@@ -78,6 +78,7 @@ class Comparison(msgspec.Struct, frozen=True):
     after: Outcome
 
 
+@explain_wrong_types
 def intervene(
     translator: Translator,
     source: str,
@@ -111,6 +112,7 @@ def intervene(
     return Comparison(_outcome(translator, source, before), _outcome(translator, changed_source, after))
 
 
+@explain_wrong_types
 def replace_word(source: str, word: int, replacement: str) -> str:
     """Return the sentence with one word replaced; words count from 0 as in `split_words`.
 

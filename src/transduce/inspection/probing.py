@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.argument_checks import as_list, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.inference.forecaster import Forecaster
 from transduce.inference.generator import Generator
 from transduce.inference.parser import Parser
@@ -27,7 +27,6 @@ from transduce.inspection.causal import draw_cells
 from transduce.inspection.plots import Chart, Curves, curve
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
-from transduce.text.files import count_noun
 from transduce.text.word_spans import overlap, split_words, token_spans
 from transduce.ui_language import localized
 
@@ -102,6 +101,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+@explain_wrong_types
 def probe(
     reader: Reader, texts: Sequence[str], labels: Sequence[str] | Sequence[Sequence[str]], *, seed: int = 1
 ) -> Probing:

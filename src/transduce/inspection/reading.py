@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from transduce.argument_checks import as_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import check_evaluation_mode, pad
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
@@ -27,7 +27,6 @@ from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
 from transduce.model.norms import normalize
 from transduce.model.transformer import Encoder
-from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
 Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
@@ -78,7 +77,7 @@ class Reading:
 
     None if a state depends on later positions too, and in a decoder-only model.
     """
-    marks: frozenset[str] = field(default_factory=frozenset)
+    special_tokens: frozenset[str] = field(default_factory=frozenset)
     """Special tokens, which belong to no word, in a model that reads one text; empty for a sentence pair."""
 
     @property
@@ -160,7 +159,7 @@ class Reading:
         In a language model, the state before the removed tokens then predicts the next token, and its position is
         returned.
         """
-        is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.marks)
+        is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.special_tokens)
         return -1 if is_gone else position - sum(each <= position for each in removed)
 
 
@@ -357,7 +356,7 @@ def _read_text(generator: Generator, text: str) -> Reading:
         head=model.project,
         ids=tuple(ids),
         states_of=lambda texts: model.decode(pad(texts, model.config.pad_id, generator.device)),
-        marks=frozenset(vocabulary.tokens([*vocabulary.before, vocabulary.eos_id])),
+        special_tokens=frozenset(vocabulary.tokens([*vocabulary.before, vocabulary.eos_id])),
     )
 
 
@@ -464,7 +463,7 @@ def _encoder_reading(
         head=predictions.head,
         ids=tuple(framed),
         states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
-        marks=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
+        special_tokens=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
     )
 
 

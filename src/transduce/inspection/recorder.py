@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from transduce.errors import TransduceError, near_name
-from transduce.model.attention import MultiHeadAttention
+from transduce.errors import TransduceError, explain_wrong_types, near_name
+from transduce.model.attention import MultiHeadAttention, no_weights
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.recurrent import Recurrent, join_step_weights
@@ -125,6 +125,7 @@ def _layer_of(name: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
+@explain_wrong_types
 def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     """Return a tuple of a model's `HookPoint`s, at which `record_activations` can record, in the order of computation.
 
@@ -154,6 +155,7 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
 
 
 @contextmanager
+@explain_wrong_types
 def record_activations(
     model: nn.Module, points: str | Iterable[str] | None = None, *, edit: Mapping[str, Edit] | None = None
 ) -> Iterator[Recording]:
@@ -315,6 +317,8 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
     def take(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
         received = args[_WEIGHTS_ARGUMENT] if len(args) > _WEIGHTS_ARGUMENT else named["weights_out"]
+        if not received:
+            raise no_weights(f"`{type(module).__name__}`")
         act(received[-1])
 
     hooks = [

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from transduce.argument_checks import as_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import pad
 from transduce.inference.scoring import excluded_tokens
 from transduce.inference.translator import Translator
@@ -172,6 +172,7 @@ def _allowed_logits(model: Transformer, hidden: Tensor, excluded: Sequence[int])
 _CANDIDATES = 6
 
 
+@explain_wrong_types
 def inspect_sentence(
     translator: Translator,
     source: str,
@@ -290,6 +291,7 @@ class _SampleLine(msgspec.Struct):
     """For some dev sentences, a list of source, reference and translation; empty in lines without samples."""
 
 
+@explain_wrong_types
 def inspect_text(
     reader: Reader, text: str | ArrayLike, target: str | None = None, *, attributions: bool = False
 ) -> TextInspection:
@@ -354,10 +356,10 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
         raise TransduceError("The source sentence to inspect is empty: pass some words.")
-    if len(ids) > translator.longest_source:
+    if len(ids) > translator.max_sentence_tokens:
         raise TransduceError(
-            f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
-            "pass a shorter one."
+            f"A sentence to inspect must have at most {translator.max_sentence_tokens} tokens, but this one has "
+            f"{len(ids)}: pass a shorter one."
         )
     return vocabulary.with_special_tokens(ids)
 

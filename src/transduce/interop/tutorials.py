@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names
 from transduce.interop.hugging_face.import_weights import ImportedModel
 from transduce.model.build import build_model
 from transduce.model.config import Activation, ModelConfig
@@ -195,6 +195,7 @@ USUAL_NAMES: dict[Style, TutorialNames] = {
 """The names of embeddings, output layer and stacks in the best-known tutorial of each style, a dict by style."""
 
 
+@explain_wrong_types
 def import_tutorial(
     weights: Mapping[str, Tensor],
     config: ModelConfig,
@@ -271,6 +272,7 @@ _LECTURE_HEAD = re.compile(r"blocks\.(\d+)\.sa\.heads\.(\d+)\.(query|key|value)\
 _CAUSAL_MASK = re.compile(r".*\.(attn\.(bias|masked_bias)|tril)")
 
 
+@explain_wrong_types
 def language_model_config(
     weights: Mapping[str, Tensor],
     num_heads: int,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_list
-from transduce.errors import TransduceError, not_utf8, wide_encoding
+from transduce.errors import TransduceError, explain_wrong_types, not_utf8, wide_encoding
 from transduce.interop.hugging_face.import_tokenizer import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
@@ -73,6 +73,7 @@ class OpenedVocabulary(NamedTuple):
     """
 
 
+@explain_wrong_types
 def read_vocabulary(
     source: VocabularySource,
     target: VocabularySource | None = None,

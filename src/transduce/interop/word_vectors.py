@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError, is_utf8, not_utf8, wide_encoding
+from transduce.errors import TransduceError, explain_wrong_types, is_utf8, not_utf8, wide_encoding
 from transduce.text.files import compose
 from transduce.text.vocabulary import Vocabulary
 
@@ -90,6 +90,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+@explain_wrong_types
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
     """Overwrite the embeddings of tokens that occur in a file of word vectors with their vectors.
 

@@ -444,8 +444,8 @@ def _sampling_step(weight: Tensor) -> int:
     The step has no common divisor with the number of columns, so that the sample is not of few columns only.
     """
     count, columns = weight.numel(), weight.shape[-1] if weight.dim() else 1
-    most = _LARGE_SAMPLE if count * weight.itemsize >= _LARGE_BYTES else _MAX_SAMPLE
-    step = max(1, count // most)
+    max_sample = _LARGE_SAMPLE if count * weight.itemsize >= _LARGE_BYTES else _MAX_SAMPLE
+    step = max(1, count // max_sample)
     while math.gcd(step, columns) > 1:
         step -= 1
     return step

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
@@ -35,8 +36,6 @@ from transduce.kernels.prepacked import (
     prepack,
 )
 from transduce.machine import usable_memory
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
@@ -46,7 +45,7 @@ from transduce.model.transformer import Decoder, DecodingState, Encoder, Transfo
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel
-    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.cpu.decoding.state import CompiledState
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Quantizable = TypeVar("_Quantizable", bound=InferenceModel)
@@ -188,9 +187,9 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
         from transduce.kernels.cuda.backend import GpuTraining
 
         return GpuTraining(device)
-    from transduce.kernels.cpu.training.layer import NativeTraining
+    from transduce.kernels.cpu.training.layer import CompiledTraining
 
-    return NativeTraining()
+    return CompiledTraining()
 
 
 def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str) -> str | None:
@@ -212,13 +211,13 @@ def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtyp
     return next((reason for each in layers if (reason := why_not_whole(each, dtype)) is not None), None)
 
 
-def compiled_state(state: DecodingState) -> "NativeState | None":
-    """Return a decoding state if it is a `NativeState` (the compiled CPU decoder's), else None; nothing is imported."""
+def compiled_state(state: DecodingState) -> "CompiledState | None":
+    """Return a decoding state if it is a `CompiledState` (of the CPU kernels), else None; nothing is imported."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
-    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.cpu.decoding.state import CompiledState
 
-    return state if isinstance(state, NativeState) else None
+    return state if isinstance(state, CompiledState) else None
 
 
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
@@ -228,12 +227,14 @@ def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> Batc
     graphs, or if the kernels do not support the search options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
-        from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
+        from transduce.kernels.cpu.decoding.state import CompiledPromptState, CompiledState
 
-        if isinstance(state, NativeState | NativePromptState):
-            from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
+        if isinstance(state, CompiledState | CompiledPromptState):
+            from transduce.kernels.cpu.decoding.search import CompiledBatchSearch, supports_compiled_search
 
-            return NativeSearch(state, options) if supports_compiled_search(state.output.outputs, options) else None
+            return (
+                CompiledBatchSearch(state, options) if supports_compiled_search(state.output.outputs, options) else None
+            )
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
@@ -272,12 +273,12 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     """Encode source_ids (B, S), and return the decoding state of the fastest backend that supports the model."""
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
-        from transduce.kernels.cpu.decoding.state import NativeState, count_tokens
+        from transduce.kernels.cpu.decoding.state import CompiledState, count_tokens
 
         prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
         if (counts := count_tokens(source_ids, model.config.pad_id)) is not None:
-            return NativeState(prepacked, kernels, source_ids, counts)
+            return CompiledState(prepacked, kernels, source_ids, counts)
     if _why_not_triton(model, str(model.source_weight.device)) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -310,11 +311,11 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     """
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
-        from transduce.kernels.cpu.decoding.state import NativePromptState
+        from transduce.kernels.cpu.decoding.state import CompiledPromptState
 
         prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedDecoder)
-        return NativePromptState(prepacked, kernels, prompt_ids, lengths)
+        return CompiledPromptState(prepacked, kernels, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 

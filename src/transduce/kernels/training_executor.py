@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
+from transduce.kernel_interfaces import AttentionOptions, TrainingKernels
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
-from transduce.model.backend import AttentionOptions, Rows, TrainingKernels, sum_of_gradients
+from transduce.model.backend import Rows, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward, Linear
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class

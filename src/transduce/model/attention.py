@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, as_attention_mask, band_mask
 from transduce.model.norms import RMSNorm
-from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, RelativePositions
 
 # --- scaled dot-product attention (section 3.2.1) ---
 
@@ -99,6 +99,24 @@ class AttentionTrace:
         self.decoder: list[Tensor] = []
         self.memory: list[Tensor] = []
 
+    def of_memory(self) -> list[Tensor]:
+        """Return the weights of cross-attention of all layers.
+
+        Raises:
+            TransduceError: there are none.
+        """
+        if not self.memory:
+            raise no_weights("cross-attention")
+        return self.memory
+
+
+def no_weights(module: str) -> TransduceError:
+    """Return the error that an attention, named `module` in the message, computes no weights to be shown or used."""
+    return TransduceError(
+        f"The weights of {module} are needed, but it does not append them to `weights_out`: pass on `weights_out` in "
+        "an attention or a score of your own."
+    )
+
 
 class MultiHeadAttention(Component):
     """A module of multi-head attention (section 3.2.2): self-attention, or cross-attention to the encoder's output.
@@ -108,6 +126,7 @@ class MultiHeadAttention(Component):
     head, and a cache holds the key/value heads only.
     """
 
+    @explain_wrong_types
     def __init__(
         self,
         *,
@@ -535,6 +554,7 @@ class ScoredAttention(nn.Module):
     v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
     """
 
+    @explain_wrong_types
     def __init__(
         self,
         *,
@@ -714,7 +734,7 @@ def attend_in_window(
         block_queries = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
         block_keys, block_values = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
         seen = present[:, first * block : (last - 1) * block + span]
-        mask = _block_mask(window, seen, (block, span), query.device)
+        mask = _block_mask(window, seen, (block, span, length), (first, last))
         part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_out=parts)
         outputs.append(part.unflatten(0, (batch, last - first)))
     if weights_out is not None and parts:
@@ -737,7 +757,7 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
     return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
 
 
-def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
+def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int, int], blocks: tuple[int, int]) -> AttentionMask:
     """Return the `AttentionMask` of windowed attention for N consecutive blocks, (B × N, 1, b, 2b or 3b).
 
     A block of b queries sees the keys of the block before it, its own and, unless attention is causal, the next. If the
@@ -746,15 +766,21 @@ def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device:
     Args:
         window: the window.
         present: which positions in these blocks and the blocks around them are not padding, (B, positions).
-        sizes: the number of queries of each block, b, and its number of keys.
-        device: the device of the bias.
+        sizes: the number of queries of each block, b, its number of keys, and the length of the sequence.
+        blocks: the index of the first block, and the index after the last one.
     """
-    block, span = sizes
+    block, span, length = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.bias is None:
         return mask
-    positions = torch.arange(span, device=device)
-    return BiasedMask(mask.allowed, window.bias(positions[block : 2 * block], positions))
+    positions = torch.arange(span, device=present.device)
+    if type(window.bias) is RelativePositions:  # which only reads distances, equal in all blocks
+        return BiasedMask(mask.allowed, window.bias(positions[block : 2 * block], positions))
+    starts = torch.arange(*blocks, device=present.device)[:, None] * block
+    # The mask hides keys outside the sequence, for which a table of positions may have no row.
+    queries, keys = (starts + each for each in (positions[:block], positions - block))
+    bias = window.bias(queries.clamp_max(length - 1), keys.clamp(0, length - 1))  # (N or 1, H, b, 2b or 3b)
+    return BiasedMask(mask.allowed, bias.repeat(len(mask.allowed) // len(bias), 1, 1, 1))
 
 
 def _as_full_weights(weights: Tensor, length: int) -> Tensor:

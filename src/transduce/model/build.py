@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from transduce.errors import TransduceError, near_name, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, near_name, shown_names
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import ONLY_WITH, OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, Dropout
 from transduce.model.known_classes import HOOKS, replaced_method
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -288,6 +288,7 @@ _REGISTRIES: dict[str, tuple[dict[str, Any], type | None]] = {
 C = TypeVar("C", bound=Callable[..., Any])
 
 
+@explain_wrong_types
 def register(setting: str, name: str) -> Callable[[C], C]:
     """Return a decorator that registers a component of your own, so that a setting of the model can name it.
 
@@ -346,13 +347,13 @@ def _difference_from_meta_config(model: AnyModel, named: str) -> Difference | No
 
 
 def check_registered(config: ModelConfig) -> None:
-    """Check that components registered by the user give the same output in decoding and in batches as in training.
+    """Check that components registered by the user decode as they train, and that they obey the other settings.
 
     A small model of the configuration reads random input. A configuration without registered components is not checked.
 
     Raises:
-        TransduceError: decoding with a cache, or padding, changes the model's output; or stored weights are not all
-            that it needs.
+        TransduceError: decoding with a cache, or padding, changes the model's output; stored weights are not all that
+            it needs; or an attention or score ignores another setting, such as the positions.
     """
     own = [name for name, names in OWN_NAMES.items() if getattr(config, name) in names]
     if not own:
@@ -364,6 +365,7 @@ def check_registered(config: ModelConfig) -> None:
             model = build_any_model(_smaller(config)).eval()
             difference = _difference_from_meta_config(model, named)
             by_cache, by_padding = _largest_changes(model)
+            ignored = _ignored_setting(_smaller(config), own)
         except TransduceError:
             raise
         except Exception as error:
@@ -384,6 +386,68 @@ def check_registered(config: ModelConfig) -> None:
             f"A model with {named} depends on the padding of its batch (an output changes by {by_padding:.2g}): a "
             "component must not read what the mask hides."
         )
+    if ignored is not None:
+        raise TransduceError(
+            f"A model with {named} ignores `model.{ignored}` = {getattr(config, ignored)}: pass on `position_effect` "
+            "in an attention, and use `mask.bias`, `dropout` and `self.hard` in a score, as their base classes do, or "
+            f"leave `model.{ignored}` out."
+        )
+
+
+def _ignored_setting(config: ModelConfig, own: Sequence[str]) -> str | None:
+    """Return a setting without effect on a small model with the user's attention or score; None if there is none.
+
+    A setting counts as ignored only if it has an effect once the project's attention and score replace the user's,
+    which are among `own`, the settings that name components of the user's.
+    """
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)} | {"positions": "none"}
+    replaced = {name: defaults[name] for name in ("attention", "attention_score") if name in own}
+    config = msgspec.structs.replace(config, dropout=0.0, activation_dropout=0.0)
+    for name in ("positions", "attention_kind", "attention_score", "attention_scale", "attention_dropout"):
+        if not replaced or name in replaced or getattr(config, name) == defaults[name]:
+            continue
+        changes = {each: defaults[each] for each in (name, *(ONLY_WITH if name == "positions" else ()))}
+        configs = config, msgspec.structs.replace(config, **replaced)
+        if [_has_effect(each, changes, training=name == "attention_dropout") for each in configs] == [False, True]:
+            return name
+    return None
+
+
+def _has_effect(config: ModelConfig, changes: Mapping[str, Any], *, training: bool) -> bool:
+    """Return whether these changes of a configuration change the output of a model with the same weights."""
+    model = build_any_model(config).train(training)
+    _randomize_constants(model)
+    other = build_any_model(msgspec.structs.replace(config, **changes)).train(training)
+    other.load_state_dict(model.state_dict(), strict=False)
+    outputs = []
+    for each in (model, other):
+        torch.manual_seed(1)
+        outputs.append(_output(each))
+    return not torch.equal(*outputs)
+
+
+def _output(model: AnyModel) -> Tensor:
+    """Return the output of a model for random input without padding."""
+    if isinstance(model, SeriesTransformer):
+        past = torch.randn(2, 5, model.config.num_series)
+        return model(past, past).means  # type: ignore[no-any-return]
+    ids = _random_ids(model.config)
+    if isinstance(model, Encoder):
+        return model.encode(ids)[0]
+    return model(ids) if isinstance(model, Decoder) else model(ids, ids)  # type: ignore[no-any-return]
+
+
+def _randomize_constants(model: AnyModel) -> None:
+    """Add small random numbers to parameters with equal elements, such as a gate that is closed at first."""
+    for parameter in model.parameters():
+        if bool((parameter == parameter.flatten()[0]).all()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def _random_ids(config: ModelConfig) -> Tensor:
+    """Return two rows of eight token ids, none of them a special one."""
+    size = min(config.source_vocabulary_size, config.target_vocabulary_size)
+    return torch.randint(min(max(config.pad_id, config.eos_id, config.start_id), size - 2) + 1, size, (2, 8))
 
 
 def _smaller(config: ModelConfig) -> ModelConfig:
@@ -409,16 +473,13 @@ def _largest_changes(model: AnyModel) -> tuple[float, float]:
     model of time series has no padding, so its second number is 0. Parameters
     with equal elements, such as closed gates, get small random values first.
     """
-    for parameter in model.parameters():
-        if bool((parameter == parameter.flatten()[0]).all()):  # such as a gate that is closed at first
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    _randomize_constants(model)
     config = model.config
     if isinstance(model, SeriesTransformer):
         past = torch.randn(2, 5, config.num_series)
         means = model.roll_out(past, 4).means
         return _change(model(past, torch.cat([past[:, -1:], means[:, :-1]], dim=1)).means, means), 0.0
-    size = min(config.source_vocabulary_size, config.target_vocabulary_size)
-    ids = torch.randint(min(max(config.pad_id, config.eos_id, config.start_id), size - 2) + 1, size, (2, 8))
+    ids = _random_ids(config)
     padded = ids.clone()
     padded[:, -2:] = config.pad_id
     if isinstance(model, Encoder):

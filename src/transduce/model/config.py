@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 
 # --- validation ---
 
@@ -57,7 +57,7 @@ UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
 """Settings that a recurrent model ignores; they are not refused in its configuration, because every preset sets them.
 """
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
-_ONLY_WITH = {
+ONLY_WITH = {
     "max_positions": ("learned",),
     "position_offset": ("sinusoidal", "learned"),
     "sinusoids_to_end": ("sinusoidal",),
@@ -261,7 +261,7 @@ def _check_attention(config: "ModelConfig") -> None:
 
 def _check_positions(config: "ModelConfig") -> None:
     changed = config.changed()
-    for name, kinds in _ONLY_WITH.items():
+    for name, kinds in ONLY_WITH.items():
         if name in changed and config.positions not in kinds:
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.positions` is {config.positions}: "
@@ -491,7 +491,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- encoder alone ---
 
     masked_language_head: bool = True
-    """An output head for masked tokens, as in BERT: linear layer, activation and norm before the output projection."""
+    """An output head for masked tokens, as in BERT: linear layer, activation and LayerNorm (whatever `norm` is) before
+    the output projection."""
 
     pooler: bool = False
     """A linear layer and `pooler_activation` over the first position, as in BERT."""
@@ -553,6 +554,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     start_id: int = 0
     """Id of the decoder's first input: the padding id for Pegasus and T5, the end-of-sentence id for BART."""
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         check_config(self)
 

@@ -60,14 +60,13 @@ def interleaving(d_model: int) -> Tensor:
 class SinusoidalPositions(nn.Module):
     """A module that adds sinusoids to embeddings; its table is extended for longer sequences."""
 
-    table: Tensor
-
     def __init__(self, d_model: int, *, offset: int = 0, to_end: bool = False) -> None:
         super().__init__()
         self.d_model = d_model
         self.offset = offset
         self.to_end = to_end
-        self.register_buffer("table", torch.empty(0, d_model, device="cpu"), persistent=False)
+        # No buffer: averages of weights and PyTorch's DDP copy buffers, and tables of two models differ in length.
+        self.table = torch.empty(0, d_model, device="cpu")
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Add position encodings to embeddings: (B, T, D) to (B, T, D).
@@ -197,8 +196,6 @@ NO_POSITION_EFFECT = PositionEffect()
 class RotaryPositions(nn.Module):
     """A module that makes rotary embeddings; its table of cosines and sines is extended for longer sequences."""
 
-    table: Tensor
-
     def __init__(
         self, width: int, *, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:
@@ -207,7 +204,7 @@ class RotaryPositions(nn.Module):
         self.base = base
         self.scaling = scaling
         self.interleaved = interleaved
-        self.register_buffer("table", torch.empty(0, width, device="cpu"), persistent=False)
+        self.table = torch.empty(0, width, device="cpu")  # no buffer, as in `SinusoidalPositions`
 
     def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
         """Return the rotary embedding (a `Rotation`) at positions (T,) or (B, T).

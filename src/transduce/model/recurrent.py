@@ -111,8 +111,8 @@ def join_step_weights(steps: list[Tensor]) -> Tensor:
 
     The weights of each step are (B, 1, queries, keys); the number of keys may grow from step to step.
     """
-    longest = max(step.shape[-1] for step in steps)
-    return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)
+    max_width = max(step.shape[-1] for step in steps)
+    return torch.cat([nn.functional.pad(step, (0, max_width - step.shape[-1])) for step in steps], dim=2)
 
 
 # --- layers ---

@@ -248,7 +248,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     scale: SeriesScale
     """Mean and standard deviation by which each series is normalized."""
     learned: tuple[LearnedPoints, ...] = ()
-    """The stretches of each series that the model was trained on, by which a later evaluation recognizes their points;
+    """The segments of each series that the model was trained on, by which a later evaluation recognizes their points;
     empty in older folders.
     """
 

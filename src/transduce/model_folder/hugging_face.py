@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_settings import (
-    FAMILIES,
+    IMPORT_FAMILIES,
     ConfigReader,
     check_config,
     import_generation,
     start_id,
 )
-from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer, text_of
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
-from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ChatTemplate, ImportedTokenizer
 from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.model_folder.safety import (
@@ -36,6 +37,7 @@ from transduce.search.settings import SearchSettings
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_CHAT_TEMPLATE = "chat_template.jinja"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 # A learned position table shorter than this limits the length of outputs; longer tables are hardly ever filled.
 _SHORT_TABLE = 512
@@ -64,7 +66,7 @@ def is_hugging_face_folder(folder: Path) -> bool:
         return False
     content = read_config_json(folder)
     model_type = content.get("model_type")
-    is_known = isinstance(model_type, str) and model_type in FAMILIES
+    is_known = isinstance(model_type, str) and model_type in IMPORT_FAMILIES
     return "transduce" not in content and is_known and "auto_map" not in content
 
 
@@ -74,7 +76,7 @@ def hugging_face_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: the model cannot be imported.
     """
-    return FAMILIES[check_hugging_face_folder(folder)].kind
+    return IMPORT_FAMILIES[check_hugging_face_folder(folder)].kind
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
@@ -91,6 +93,8 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     files = TokenizerFiles(_reader(folder), str(folder))
     known = _model_ids(config, generation, model_type)
     record = import_tokenizer(files, known)
+    if known.family.kind == "decoder":
+        record = msgspec.structs.replace(record, chat_template=read_chat_template(files))
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
     tokenizer = ImportedTokenizer(record)
     tokenizer_config = files.json("tokenizer_config.json")
@@ -152,7 +156,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
     """Return the fields of `ModelConfig` for a checked `config.json` of Hugging Face: a dict from field to value."""
-    return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+    return IMPORT_FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
@@ -186,11 +190,8 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
         TransduceError: the model cannot be imported, or its weights are missing.
     """
     kind = hugging_face_kind(folder)
-    if kind == "decoder" and _has_chat_template(folder):
-        note = (
-            f"{folder} has a chat template, which is not applied: write prompts with its markers, as `tokenizer."
-            "apply_chat_template(messages, tokenize=False, add_generation_prompt=True)` of transformers returns them."
-        )
+    if kind == "decoder" and read_chat_template(TokenizerFiles(_reader(folder), str(folder))) is not UNSET:
+        note = f"{folder} has a chat template: `transduce generate --chat`, `Generator.chat` and the server apply it."
         return (note,)
     if kind != "encoder":
         return ()
@@ -213,12 +214,31 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _has_chat_template(folder: Path) -> bool:
-    """Return whether a Hugging Face folder has a template that turns the messages of a chat into a prompt."""
-    files = ("chat_template.jinja", "chat_template.json")
-    return any((folder / name).is_file() for name in files) or bool(
-        read_optional_json(folder, "tokenizer_config.json").get("chat_template")
-    )
+_SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+def read_chat_template(files: TokenizerFiles) -> ChatTemplate | UnsetType:
+    """Return the chat template of a Hugging Face folder with its special tokens; UNSET if there is none.
+
+    It is in chat_template.jinja, or else in tokenizer_config.json or chat_template.json. In a list of named templates
+    it is the one named `default`.
+
+    Raises:
+        TransduceError: a file cannot be read.
+    """
+    settings = files.json("tokenizer_config.json")
+    if (content := files.read(_CHAT_TEMPLATE)) is not None:
+        source: Any = content.decode("utf-8", "replace")
+    else:
+        source = settings.get("chat_template") or files.json("chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default")
+    if not source or not isinstance(source, str):
+        return UNSET
+    tokens = settings if "added_tokens_decoder" in settings else settings | files.json("special_tokens_map.json")
+    texts = {name: text for name in _SPECIAL_TOKENS if (text := text_of(tokens.get(name))) is not None}
+    return ChatTemplate(source=source, special_tokens=texts)
 
 
 def unused_head(folder: Path) -> str | None:
@@ -323,7 +343,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
-    if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
+    if IMPORT_FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
         # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
         ends = tuple(id for id in _ends(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
@@ -331,8 +351,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
-        other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
+        eos_id=ends[0] if ends and not IMPORT_FAMILIES[model_type].end_is_separator else None,
+        other_ends=ends[1:] if IMPORT_FAMILIES[model_type].kind == "decoder" else (),
         start_id=start_id(generation, config),
         forced_id=ConfigReader(generation or config, "").optional_id("forced_bos_token_id"),
     )

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.argument_checks import as_path
-from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names, shown_value
+from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, shown_names, shown_value
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -20,13 +20,28 @@ from transduce.interop.hugging_face.imported_tokenizer import (
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes, prepare_device
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.config import ModelConfig
+from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.cards import TaskCard, read_task_card
-from transduce.model_folder.hugging_face import is_hugging_face_folder
-from transduce.model_folder.read import ModelFolder, check_tokenizer, outline_imported
+from transduce.model_folder.hugging_face import (
+    hugging_face_context,
+    hugging_face_search_settings,
+    is_hugging_face_folder,
+)
+from transduce.model_folder.read import (
+    SETTINGS_FILE,
+    ModelFolder,
+    check_tokenizer,
+    outline_imported,
+    read_run_setting,
+    read_series_model,
+)
+from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
+from transduce.search.settings import EARLIER_DEFAULTS, SearchSettings, without_idle_penalties
+from transduce.text.filters import FilterSettings
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
 
@@ -35,16 +50,6 @@ from transduce.text.tokenizer import Tokenizer
 
 
 _Model = TypeVar("_Model", bound=Model)
-
-
-def check_precision(precision: str) -> None:
-    """Raise an error if a precision is not one of those that a model can be loaded at.
-
-    Raises:
-        TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
-    """
-    if precision not in ("auto", "int8", *DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
 
 
 def precision_of(model: Model) -> str:
@@ -176,33 +181,56 @@ class ReadFolder(Protocol[_Model]):
     def __call__(self, folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[_Model]: ...
 
 
-def load_model_at(
+def load_model_at(read: ReadFolder[_Model], folder: Path, **options: Unpack[LoadOptions]) -> ModelFolder[_Model]:
+    """Read one model folder as `load_models_at` reads several, and return its content."""
+    return load_models_at(read, [folder], **options)[0]
+
+
+def load_models_at(
     read: ReadFolder[_Model],
-    folder: Path,
+    folders: Sequence[Path],
     *,
     precision: Precision | str = "auto",
     device: str = "auto",
     threads: int | None = None,
-) -> ModelFolder[_Model]:
-    """Read a model folder by a function of `read.py`, move the model to a device, and set the process's thread count.
+) -> list[ModelFolder[_Model]]:
+    """Read model folders by a function of `read.py`, move the models to a device, and set the process's thread count.
 
     Args:
         read: a reader, such as `read_decoder_folder`.
-        folder: the model folder.
-        precision: "fp32", "bf16", "int8" or "auto".
+        folders: the model folders.
+        precision: "fp32", "bf16", "int8" or "auto"; the choice of "auto" is the same for several folders.
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Returns:
-        The folder's content: the model with its tokenizer and manifest.
+        A list with each folder's content: the model with its tokenizer and manifest.
 
     Raises:
-        TransduceError: the folder cannot be read, or an option is invalid.
+        TransduceError: a folder cannot be read, or an option is invalid.
     """
-    check_precision(precision)
+    if precision not in ("auto", "int8", *DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    return read_at_precision(read, folder, precision, machine)
+    if precision == "auto" and len(folders) > 1:
+        precision = machine.precision
+    return [read_at_precision(read, folder, precision, machine) for folder in folders]
+
+
+def load_series_model(
+    folder: Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> SeriesTransformer:
+    """Read a folder's model of time series as `load_models_at` reads other models, and return the model.
+
+    "auto" is fp32, and 8-bit weights are not supported.
+    """
+    if precision not in ("auto", *DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    prepare_device(machine.device)
+    return read_series_model(folder).to(device=machine.device, dtype=DTYPES.get(precision, torch.float32))
 
 
 def load_task_model(
@@ -489,3 +517,85 @@ def summary(name: str, model: AnyModel, *parts: str) -> str:
     noun = "layer" if layers == 1 else "layers"
     first, *others = parts
     return f"{name}({', '.join([first, config.kind, f'{layers} {noun} × {config.d_model}', *others])})"
+
+
+# --- defaults that a folder stores ---
+
+# Maximum source length in tokens for models whose training settings do not specify one.
+DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
+_MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
+
+
+def read_search_settings(folder: Path) -> SearchSettings:
+    """Return the default search settings of a model folder.
+
+    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
+    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
+    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
+
+    Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
+
+    Raises:
+        TransduceError: a file cannot be read.
+    """
+    if is_hugging_face_folder(folder):
+        return hugging_face_search_settings(folder)
+    table, path = read_run_setting(folder, "search", dict[str, Any]), folder / SETTINGS_FILE
+    if table is None:
+        path = folder / "generation_config.json"
+        table = _read_generation_config(path)
+    effective = without_idle_penalties(table)
+    for name, value in table.items():
+        if value != effective[name] and (name, value) not in EARLIER_DEFAULTS:
+            message = (
+                f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
+                "out, or change them."
+            )
+            warn(message, IdleSettingWarning, stacklevel=2)
+    try:
+        return msgspec.convert(effective, SearchSettings)
+    except msgspec.ValidationError as error:
+        raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
+
+
+def read_max_source_tokens(folder: Path) -> int:
+    """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
+
+    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
+
+    Raises:
+        TransduceError: the run's settings cannot be read.
+    """
+    if is_hugging_face_folder(folder):
+        return DEFAULT_MAX_SOURCE
+    filters = read_run_setting(folder, "data.filters", FilterSettings)
+    return DEFAULT_MAX_SOURCE if filters is None else filters.max_tokens
+
+
+def _read_generation_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = read_json(path.parent, path.name, _GenerationConfig)
+    return {"beam_size": content.num_beams, "no_repeated_ngrams": content.no_repeat_ngram_size}
+
+
+class _GenerationConfig(msgspec.Struct, frozen=True):
+    """The keys of a model folder's `generation_config.json` that set defaults of search; others are ignored."""
+
+    num_beams: int = 1
+    no_repeat_ngram_size: int = 0
+
+
+def read_max_context(folder: Path, config: ModelConfig) -> int:
+    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
+
+    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
+    """
+    max_context = config.max_positions if config.positions == "learned" else _MAX_CONTEXT
+    if not (folder / SETTINGS_FILE).is_file():
+        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
+        return max_context if context is None or config.positions == "learned" else context
+    context = read_run_setting(folder, "task.context", int)
+    if context is None or context < 2:
+        return max_context
+    return min(context, max_context) if config.positions == "learned" else context

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.model_folder.safety import file_inside, read_tensor_header
 from transduce.process_environment import release_mapped_pages
 
-DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -34,7 +34,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """PyTorch's data types for the tensors of a model's safetensors file, by the names that the format uses."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 ALIGNMENT = 64
 """The data section of a file starts at a multiple of this many bytes, the size of a vector register."""
 
@@ -121,11 +121,11 @@ class MappedTensors:
     def _view(self, start: int, stop: int, dtype: str, shape: list[int]) -> Tensor:
         """Return a tensor of this dtype and shape over the bytes from `start` to `stop` of the file's data section."""
         if start == stop:
-            return torch.empty(shape, dtype=DTYPES[dtype])
+            return torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype])
         # Each tensor has a storage of its own, so that copying or pickling a tensor does not take the whole file along.
         data = len(self.header.content)
         part = self._bytes[data + start : data + stop]
-        tensor = torch.asarray(part, dtype=torch.uint8).view(DTYPES[dtype]).view(shape)
+        tensor = torch.asarray(part, dtype=torch.uint8).view(SAFETENSORS_DTYPES[dtype]).view(shape)
         # Windows refuses to replace a file that is mapped, and a run replaces its weights while others use them.
         return tensor.clone() if os.name == "nt" else tensor
 

@@ -12,7 +12,7 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, explain_wrong_types, shell_word
 from transduce.interop.hugging_face.import_weights import all_finite
 from transduce.machine import detect_machine
 from transduce.model_folder.hugging_face import is_hugging_face_folder
@@ -49,6 +49,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
+@explain_wrong_types
 def verify(folder: str | Path) -> VerifyReport:
     """Read every byte of the files that a model folder's manifest lists, and compare them with its SHA-256 digests.
 
@@ -127,6 +128,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
         return f"{self.file}: {self.megabytes:,.1f} MB, which `--precision int8` maps on this kind of processor"
 
 
+@explain_wrong_types
 def quantize_folder(folder: str | Path) -> QuantizeReport:
     """Store a model's weights in 8 bits, so that it opens with `precision="int8"` in a fraction of a second.
 

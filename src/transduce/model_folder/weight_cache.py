@@ -24,10 +24,9 @@ from torch import Tensor
 
 from transduce.acceleration import PackedLayers
 from transduce.atomic_io import create_partial, exclusive_lock, file_sha256, replace_file, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
-from transduce.text.files import count_noun
 
 CACHE_FOLDER = ".transduce"
 """The name of the folder inside a model folder that caches digests of verified files and prepacked weights."""

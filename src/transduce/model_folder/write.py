@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, shown_names, shown_value, writing_remedy
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value, writing_remedy
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -51,7 +51,10 @@ _VOCABULARIES = (
     *("tokenizer.json", "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model"),
 )
-_TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
+_TABLES = (
+    *("special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 
 
 def has_original_tokenizer(folder: Path) -> bool:
@@ -72,6 +75,14 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
     settings, config = (read_optional_json(folder, name) for name in (_TOKENIZER_SETTINGS, "config.json"))
+    if named := sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        # The same templates are a list in tokenizer_config.json, so that no further folder is needed.
+        contents = {path.stem: read_bounded(path.parent, path.name, MAX_VOCABULARY_BYTES) for path in named}
+        if (default := files.pop("chat_template.jinja", None)) is not None:
+            contents["default"] = default
+        settings["chat_template"] = [
+            {"name": name, "template": content.decode("utf-8", "replace")} for name, content in contents.items()
+        ]
     # Earlier versions of transformers name the class in config.json, which is not kept.
     settings |= {name: config[name] for name in ("tokenizer_class",) if config.get(name) and not settings.get(name)}
     if settings:
@@ -212,7 +223,7 @@ def write_model_folder(
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
     search: SearchSettings | None = None,
-    longest: int | None = None,
+    max_positions: int | None = None,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -224,22 +235,22 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         search: the model's search settings, for `generate` of transformers; None: unknown.
-        longest: the maximum number of tokens that config.json states for transformers, and the number of rows of tables
-            of sinusoids; None: 1,024. Learned positions have their own limit.
+        max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
+            tables of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
         TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
             example because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
-    longest = MAXIMUM_POSITIONS if longest is None else min(longest, _LONGEST_TABLE)
+    max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
         partial_file = folder / f".partial-{WEIGHTS}"
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
-            digest = _write_weights(partial_file, weights, config, longest)
-            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), longest))
+            digest = _write_weights(partial_file, weights, config, max_positions)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
             if tokenizer is not None:
                 _write_tokenizer(folder, tokenizer, config, languages, search)
             for name, text in documents.items():
@@ -276,14 +287,14 @@ def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 # No model has more positions; it bounds tables of sinusoids, which are written.
-_LONGEST_TABLE = 1 << 20
+_MAX_TABLE_ROWS = 1 << 20
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, longest: int) -> str:
+def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int) -> str:
     """Write the content of a folder's model.safetensors to `path`, and return its SHA-256 (hexadecimal).
 
     Weights are taken from the mapping one after the other, so that only one must be in memory. Tables of sinusoids have
-    `longest` rows.
+    `max_positions` rows.
 
     Raises:
         TransduceError: a weight is not finite, or the file cannot be written, for example because the disk is full.
@@ -305,8 +316,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
     try:
         return write_tensors(
             path,
-            dict(stored_tensors(shapes, config, longest)),
-            stored_tensors(in_order, config, longest),
+            dict(stored_tensors(shapes, config, max_positions)),
+            stored_tensors(in_order, config, max_positions),
             {"format": "pt"},
         )
     except OSError as error:
@@ -357,6 +368,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
 # --- transduce.save ---
 
 
+@explain_wrong_types
 def save(
     model: Transformer | Recurrent | Decoder,
     folder: str | Path,
@@ -380,8 +392,9 @@ def save(
         languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: the model is of another kind, is in int8, or differs from what its configuration describes; the
-            tokenizer does not match; a weight is not finite; or the folder holds something else.
+        TransduceError: the model is of another kind, is in int8 or on the meta device, or differs from what its
+            configuration describes; the tokenizer does not match; a weight is not finite; or the folder holds something
+            else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -414,6 +427,12 @@ def _check_kind(model: object) -> None:
         raise TransduceError(
             "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
             '`precision="fp32"`, and save that.'
+        )
+    without_values = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
+    if without_values is not None:
+        raise TransduceError(
+            f"The weight `{without_values}` is on PyTorch's meta device, which holds no values: fill the model by "
+            '`model.to_empty(device="cpu")` and `load_state_dict` before `save`.'
         )
 
 

@@ -108,7 +108,7 @@ class Coverage:
 
 _ROUNDING = 1e-3  # nats
 
-History = tuple[list[int], list[float]]
+ScoredTokens = tuple[list[int], list[float]]
 """The history of a hypothesis, a pair: the list of its token ids, and the list of their log-probabilities in nats."""
 
 
@@ -201,7 +201,7 @@ class BeamSearch:
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
         # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
-        divisors = [[self._divisor(row, longest)] for row, longest in enumerate(self.max_lengths)]
+        divisors = [[self._divisor(row, max_length)] for row, max_length in enumerate(self.max_lengths)]
         self.max_penalty = torch.tensor(divisors, device=device)
         self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
         # The best finished hypotheses of each sentence's groups, at most `group_size` of each.
@@ -355,7 +355,7 @@ class BeamSearch:
         """
         return self.beam.group_size
 
-    def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
+    def _finish(self, row: int, hypothesis: int, group: int, history: ScoredTokens, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its beam group, of which only the `group_size` best are kept."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]

@@ -40,7 +40,7 @@ class WordContinuations(NamedTuple):
     """Ids of tokens that end within a word, or at its end, so that the next token may continue the word."""
 
 
-class Progress(NamedTuple):
+class PhraseProgress(NamedTuple):
     """A hypothesis's progress through its sentence's required phrases: those it lacks, and how far one is begun."""
 
     unmet: frozenset[int]
@@ -59,28 +59,31 @@ class PhraseMatcher:
     def __init__(self, phrases: Sequence[Phrase], continuations: WordContinuations | None = None) -> None:
         self.phrases = list(dict.fromkeys(phrases))
         self.continuations = continuations or WordContinuations()
-        self.start = Progress(frozenset(range(len(self.phrases))), ())
-        self._next: dict[tuple[Progress, int], Progress] = {}
-        self._missing: dict[Progress, int] = {}
+        self.start = PhraseProgress(frozenset(range(len(self.phrases))), ())
+        self._next: dict[tuple[PhraseProgress, int], PhraseProgress] = {}
+        self._missing: dict[PhraseProgress, int] = {}
+        # Each state once: a tail may be long, and many steps lead to it.
+        self._known: dict[PhraseProgress, PhraseProgress] = {}
+        self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
 
-    def next(self, progress: Progress, token: int) -> Progress:
-        """Return the `Progress` through the required phrases of a hypothesis that is extended by `token`."""
+    def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
+        """Return the `PhraseProgress` through the required phrases of a hypothesis that is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
-            cached = self._next[progress, token] = self._follow(progress, token)
+            after = self._follow(progress, token)
+            cached = self._next[progress, token] = self._known.setdefault(after, after)
         return cached
 
-    def _follow(self, progress: Progress, token: int) -> Progress:
+    def _follow(self, progress: PhraseProgress, token: int) -> PhraseProgress:
         read = (*progress.tail, token)
         before = progress.unmet | (progress.closing if token in self.continuations.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
         unmet, closing = before - met, frozenset(met if token in self.continuations.within else ())
-        candidates = [spelling for _, spelling in self._spellings(unmet | closing)]
-        tails = (read[start:] for start in range(len(read) + 1))
-        tail = next(tail for tail in tails if not tail or any(_is_proper_prefix(s, tail) for s in candidates))
-        return Progress(unmet, tail, closing)
+        candidates = {spelling for _, spelling in self._spellings(unmet | closing)}
+        begun = max((_begun(spelling, self._borders[spelling], read) for spelling in candidates), default=0)
+        return PhraseProgress(unmet, read[len(read) - begun :], closing)
 
-    def missing(self, progress: Progress) -> int:
+    def missing(self, progress: PhraseProgress) -> int:
         """Return how many more tokens a hypothesis with this progress needs at least to contain all phrases.
 
         Each phrase counts with its shortest alternative, and overlaps between phrases are ignored.
@@ -96,7 +99,7 @@ class PhraseMatcher:
             cached = self._missing[progress] = sum(shortest.values()) - max([0, *saved])
         return cached
 
-    def next_tokens(self, progress: Progress) -> set[int]:
+    def next_tokens(self, progress: PhraseProgress) -> set[int]:
         """Return the set of token ids that start a phrase which a hypothesis lacks, or continue one that it began.
 
         Search tries these tokens besides the most probable ones.
@@ -107,6 +110,34 @@ class PhraseMatcher:
 
     def _spellings(self, numbers: frozenset[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         return ((number, spelling) for number in sorted(numbers) for spelling in self.phrases[number])
+
+
+def _borders(spelling: tuple[int, ...]) -> list[int]:
+    """Return, for each token of a spelling, the length of the longest border of the spelling up to that token.
+
+    A border of a sequence is both a proper prefix and a suffix of it. The search of Knuth, Morris and Pratt (1977)
+    needs these lengths.
+    """
+    borders = [0] * len(spelling)
+    length = 0
+    for index in range(1, len(spelling)):
+        while length and spelling[index] != spelling[length]:
+            length = borders[length - 1]
+        length += spelling[index] == spelling[length]
+        borders[index] = length
+    return borders
+
+
+def _begun(spelling: tuple[int, ...], borders: list[int], read: tuple[int, ...]) -> int:
+    """Return how many of the last tokens in `read` begin a spelling without completing it, in linear time."""
+    length = 0
+    for token in read:
+        if length == len(spelling):
+            length = borders[length - 1]
+        while length and token != spelling[length]:
+            length = borders[length - 1]
+        length += token == spelling[length]
+    return borders[length - 1] if length == len(spelling) else length
 
 
 def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
@@ -121,7 +152,7 @@ class _Option(NamedTuple):
     total: float
     """Log-probability in nats of the hypothesis including the candidate token."""
     ends: bool
-    progress: Progress
+    progress: PhraseProgress
 
 
 class ConstrainedSelection(Selection):

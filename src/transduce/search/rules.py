@@ -3,7 +3,7 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -112,6 +112,7 @@ class RepetitionPenalty(Rule):
         repetition: float = 1.0,
         frequency: float = 0.0,
         presence: float = 0.0,
+        normalizer: Callable[[], Tensor | None] | None = None,
     ) -> None:
         """Create the rule from the tokens before the output and the strengths of its three penalties.
 
@@ -121,16 +122,15 @@ class RepetitionPenalty(Rule):
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
+            normalizer: None: the scores that `apply` gets are penalized as they are. Otherwise `apply` gets
+                log-probabilities, but the penalty is for logits: this function returns the log-sum-exp, (B, 1 or W, 1),
+                that recovers them. It may return None, which changes nothing.
         """
         self.before = [list(each) for each in before]
         self.repetition = repetition
         self.frequency = frequency
         self.presence = presence
-        self.normalizer: Callable[[], Tensor | None] | None = None
-        """None: the scores that `apply` gets are penalized as they are. Otherwise `apply` gets log-probabilities, but
-        the penalty is for logits: this function returns the log-sum-exp, (B, 1 or W, 1), that recovers them. It may
-        return None, which changes nothing.
-        """
+        self.normalizer = normalizer
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Multiply or divide the scores of tokens that occurred by `repetition`, then subtract the other penalties.
@@ -141,11 +141,11 @@ class RepetitionPenalty(Rule):
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
             before = [self.before[row] for row in rows.tolist()]
-            longest = max(map(len, before), default=0)
+            max_length = max(map(len, before), default=0)
             # A short row repeats its first token, which the assignment below changes only once.
-            padded = [[*ids, *(ids[:1] or [0]) * (longest - len(ids))] for ids in before]
-            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, longest)
-            seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, longest + t)
+            padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
+            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, max_length)
+            seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
             logits.scatter_(-1, seen, penalized)
@@ -216,6 +216,24 @@ class ForcedContext(Rule):
         for rule in self.rules:
             logits = rule.apply(logits, tokens, rows)
         return logits
+
+
+def rules_for_log_probabilities(rules: Iterable[Rule], normalizer: Callable[[], Tensor | None]) -> list[Rule]:
+    """Return rules in which a `RepetitionPenalty` of logits has the `normalizer` that recovers them.
+
+    A penalty that another rule wraps is replaced, too; all other rules are the same objects.
+    """
+    replaced: list[Rule] = []
+    for rule in rules:
+        if isinstance(rule, ForcedPrefix):
+            rule = ForcedPrefix(rule.prefixes, rules_for_log_probabilities(rule.rules, normalizer))
+        elif isinstance(rule, ForcedContext):
+            rule = ForcedContext(rule.contexts, rules_for_log_probabilities(rule.rules, normalizer))
+        elif isinstance(rule, RepetitionPenalty):
+            strengths = {"repetition": rule.repetition, "frequency": rule.frequency, "presence": rule.presence}
+            rule = RepetitionPenalty(rule.before, **strengths, normalizer=normalizer)
+        replaced.append(rule)
+    return replaced
 
 
 # --- rules of Hugging Face's `generation_config.json` ---

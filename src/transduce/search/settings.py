@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.errors import IdleSettingWarning, TransduceError, shown_value
+from transduce.errors import IdleSettingWarning, TransduceError, explain_wrong_types, shown_value
 from transduce.search.rules import GenerateSettings
 
 _MAX_LENGTH_FACTOR = 1_000
@@ -129,6 +129,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     seed: int = 1
     """The random seed; the same seed and input give the same translations."""
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         _check_numbers(self)
         if not _MIN_TEMPERATURE <= self.temperature <= _MAX_TEMPERATURE:
@@ -199,6 +200,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     in the paper.
     """
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         _check_numbers(self)
         if self.beam_size < 1:

@@ -251,14 +251,14 @@ class Batcher:
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens = self.batch_tokens // job.search.num_hypotheses
         max_sentences = self._sentences_per_worker(1 + len(candidates))
-        chosen, running, longest = [head], self._running | {job}, head.tokens
+        chosen, running, max_length = [head], self._running | {job}, head.tokens
         for sentence in candidates:
-            if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.tokens) > max_tokens:
+            if len(chosen) == max_sentences or (len(chosen) + 1) * max(max_length, sentence.tokens) > max_tokens:
                 break
             if sentence.job in running or len(running) < self.max_running:
                 chosen.append(sentence)
                 running.add(sentence.job)
-                longest = max(longest, sentence.tokens)
+                max_length = max(max_length, sentence.tokens)
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
@@ -339,12 +339,12 @@ class Batcher:
             others: the sentences that the batch has already, which count toward the maximum of tokens in a batch.
             free_texts: the number of hypotheses by which the batch may grow.
         """
-        width, longest = job.search.num_hypotheses, max((sentence.tokens for sentence in others), default=0)
+        width, max_length = job.search.num_hypotheses, max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []
         for number in job.waiting:
             sentence = JobSentence(job, number)
-            longest, count = max(longest, sentence.tokens), len(others) + len(fitting) + 1
-            if (len(fitting) + 1) * width > free_texts or count * longest * width > self.batch_tokens:
+            max_length, count = max(max_length, sentence.tokens), len(others) + len(fitting) + 1
+            if (len(fitting) + 1) * width > free_texts or count * max_length * width > self.batch_tokens:
                 break
             fitting.append(sentence)
         return fitting

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.inference.generator import Continuation, ContinuousGeneration, batch_settings
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, Model
-from transduce.serving.messages import Progress, RequestError, invalid_request
+from transduce.serving.messages import LineProgress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
 from transduce.serving.responses import EventFormatter, json_response, stream_response, watching_disconnect
 from transduce.serving.service import (
@@ -99,7 +99,7 @@ class Completion(NamedTuple):
         return sum(choice.num_tokens for choice in self.choices)
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[LineProgress], None]
 
 
 class Completions:
@@ -268,7 +268,7 @@ class Completions:
 
 def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: str) -> None:
     with contextlib.suppress(RuntimeError):  # the event loop has been closed
-        loop.call_soon_threadsafe(report, Progress(index=0, line=0, text=text, draft=text))
+        loop.call_soon_threadsafe(report, LineProgress(index=0, line=0, text=text, draft=text))
 
 
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
@@ -441,8 +441,8 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     position = _find_stop(text, stops)
     if position is not None:
         return position
-    longest = max(map(len, stops), default=1) - 1
-    starts = range(max(0, len(text) - longest), len(text))
+    max_length = max(map(len, stops), default=1) - 1
+    starts = range(max(0, len(text) - max_length), len(text))
     return next((start for start in starts if any(stop.startswith(text[start:]) for stop in stops)), len(text))
 
 
@@ -464,7 +464,7 @@ class TextFormatter(EventFormatter):
         """Return the bytes of the events after the last text: the reason why it ended, and numbers of tokens."""
 
     @override
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, progress: LineProgress) -> bytes:
         # Progress of later lines of the text than the first is not sent before the end.
         return b"" if progress.line else self._new_text(progress.text)
 
@@ -497,12 +497,12 @@ class _StoppingReport:
         self._request = request
         self._count_tokens = count_tokens
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: LineProgress) -> None:
         """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut off."""
         text = progress.text[: _safe_length(progress.text, self._request.stop)]
         # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
         if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:
-            self._report(Progress(index=progress.index, line=progress.line, text=text, draft=text))
+            self._report(LineProgress(index=progress.index, line=progress.line, text=text, draft=text))
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:

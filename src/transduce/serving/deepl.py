@@ -17,7 +17,14 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, language_name
-from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, refuse_fields
+from transduce.serving.messages import (
+    LIMITED_TEXT,
+    Operation,
+    RequestError,
+    UploadedFile,
+    invalid_request,
+    refuse_fields,
+)
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response, watching_disconnect
 from transduce.serving.service import (
@@ -40,7 +47,7 @@ Tags = Annotated[str | list[str], Meta(description="Names of tags, as a list or 
 class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v2/translate`: texts to translate, their languages, and options."""
 
-    text: Annotated[str | list[str], Meta(description="A text, or several.")]
+    text: Annotated[str | list[str], LIMITED_TEXT, Meta(description="A text, or several.")]
     target_lang: str
     source_lang: Annotated[str | None, Meta(description="Detected if it is not set.")] = None
     split_sentences: Annotated[
@@ -232,7 +239,13 @@ class DeepLHandlers:
     # --- texts ---
 
     @Operation(
-        "post", "/v2/translate", "Translate texts, for DeepL's clients.", DeepLResponse, DeepLRequest, needs_key=True
+        "post",
+        "/v2/translate",
+        "Translate texts, for DeepL's clients.",
+        DeepLResponse,
+        DeepLRequest,
+        needs_key=True,
+        decodes=True,
     )
     async def translate(self, request: Request) -> Response:
         """Answer `POST /v2/translate` with the translation of each text.

@@ -79,7 +79,15 @@ class InspectionHandlers:
             for each, handler in operations_of(self)
         ]
 
-    @Operation("post", "/inspect", "Show how a sentence is translated.", msgspec.Struct, InspectRequest, needs_key=True)
+    @Operation(
+        "post",
+        "/inspect",
+        "Show how a sentence is translated.",
+        msgspec.Struct,
+        InspectRequest,
+        needs_key=True,
+        decodes=True,
+    )
     async def inspect(self, request: Request) -> Response:
         """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it.
 
@@ -104,6 +112,7 @@ class InspectionHandlers:
         msgspec.Struct,
         InterveneRequest,
         needs_key=True,
+        decodes=True,
     )
     async def intervene(self, request: Request) -> Response:
         """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads.

@@ -115,7 +115,7 @@ class Model(QueuedModel, Protocol):
         """Return the characters of a source sentence that the vocabulary lacks, joined in order; "" without any."""
 
 
-Progress = Callable[[int, Sequence[int], int], None]
+HypothesisCallback = Callable[[int, Sequence[int], int], None]
 """The type of a callback for a sentence's progress. It takes the sentence's index in the job, the token ids of the best
 hypothesis so far, and the number of these ids that are final."""
 
@@ -185,7 +185,7 @@ class Job:
         search: SearchSettings,
         *,
         seconds: float,
-        progress: Progress | None = None,
+        progress: HypothesisCallback | None = None,
         glossary: Glossary | None = None,
         text_settings: TextSettings | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,

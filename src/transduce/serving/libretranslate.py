@@ -66,7 +66,14 @@ class LibreTranslateHandlers:
         self.documents = documents
 
     @Operation(
-        "post", "/translate", "Translate texts.", TranslateResponse, TranslateRequest, needs_key=True, streams=True
+        "post",
+        "/translate",
+        "Translate texts.",
+        TranslateResponse,
+        TranslateRequest,
+        needs_key=True,
+        decodes=True,
+        streams=True,
     )
     async def translate(self, request: Request) -> Response:
         """Answer `POST /translate` with translations, or with a stream of events if the client asks for one.

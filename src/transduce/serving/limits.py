@@ -20,20 +20,6 @@ from transduce.serving.messages import RequestError
 # many requests as the queue has free slots. The others are tried again in the next iteration.
 
 
-# Paths of the requests that need a decoding thread. Documents wait for one by themselves.
-_DECODING_PATHS = (
-    "/translate",
-    "/v2/translate",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/api/chat",
-    "/api/generate",
-    "/inspect",
-    "/intervene",
-)
-_DECODING_START = re.compile(rb"POST (?P<path>" + "|".join(_DECODING_PATHS).encode() + rb")[ ?]")
-
-
 class AdmissionCounter:
     """A counter of the requests that a server starts to read in one iteration of the event loop.
 
@@ -41,13 +27,23 @@ class AdmissionCounter:
     requests that it must refuse.
     """
 
-    def __init__(self, free_slots: Callable[[], int], make_refusal: Callable[[str], RequestError]) -> None:
+    def __init__(
+        self,
+        paths: Iterable[str],
+        free_slots: Callable[[], int],
+        make_refusal: Callable[[str], RequestError],
+        root_path: str = "",
+    ) -> None:
         """Create a counter.
 
         Args:
+            paths: the paths of the requests that need a decoding thread, such as `/translate`.
             free_slots: function that returns the number of further requests that the queue would accept.
             make_refusal: function that takes the path of a request that the queue cannot take, and returns the error.
+            root_path: path under which a proxy offers the server, which may precede the request's path.
         """
+        path, root = b"|".join(re.escape(path).encode() for path in paths), re.escape(root_path).encode()
+        self._start = re.compile(rb"POST (?:" + root + rb")?(?P<path>" + path + rb")[ ?]")
         self.free_slots = free_slots
         self.make_refusal = make_refusal
         self._admitted = 0
@@ -71,19 +67,14 @@ class AdmissionCounter:
     def _reset(self) -> None:
         self._admitted = 0
 
+    def decoding_path(self, data: bytes) -> str | None:
+        """Return the path of a request that needs a decoding thread, without the root path; None for other requests.
 
-def decoding_path(data: bytes, root_path: str = "") -> str | None:
-    """Return the path of a request that needs a decoding thread, such as `/translate`; None for any other request.
-
-    Args:
-        data: the first bytes of the request as received, with its request line.
-        root_path: path under which a proxy offers the server, which may precede the request's path.
-    """
-    prefix = f"POST {root_path}/".encode()
-    if root_path and data.startswith(prefix):
-        data = b"POST /" + data[len(prefix) :]
-    match = _DECODING_START.match(data)
-    return None if match is None else match["path"].decode()
+        Args:
+            data: the first bytes of the request as received, with its request line.
+        """
+        match = self._start.match(data)
+        return None if match is None else match["path"].decode()
 
 
 # --- exclusive use of a model ---

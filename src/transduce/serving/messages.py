@@ -20,6 +20,9 @@ from starlette.responses import Response
 from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.settings import ServingSettings
 
+_LIMITED = "x-limited"
+LIMITED_TEXT = Meta(extra_json_schema={_LIMITED: True})
+"""The annotation of a request's fields that hold text to translate, whose limits the OpenAPI document states."""
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
 Token = Annotated[str, Meta(max_length=200)]
@@ -39,7 +42,9 @@ class UploadedFile(msgspec.Struct, frozen=True):
 class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
     """The body of `POST /translate`: texts to translate, their languages, and options."""
 
-    q: Annotated[str | list[str], Meta(description="A text, or several; lines are translated one by one.")]
+    q: Annotated[
+        str | list[str], LIMITED_TEXT, Meta(description="A text, or several; lines are translated one by one.")
+    ]
     source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
     target: Annotated[str, Meta(description="A language code.")]
     format: Annotated[
@@ -93,7 +98,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Warnings about texts that seem not to be in the language that the request names; unset if there are none."""
 
 
-class Progress(msgspec.Struct, kw_only=True, frozen=True):
+class LineProgress(msgspec.Struct, kw_only=True, frozen=True):
     """The data of a `progress` event of a streamed translation: how far one line of a text is translated."""
 
     index: int
@@ -109,7 +114,7 @@ class Progress(msgspec.Struct, kw_only=True, frozen=True):
 class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
     """The body of `POST /detect`: the text whose language is to be detected."""
 
-    q: str
+    q: Annotated[str, LIMITED_TEXT]
     api_key: str | None = None
 
 
@@ -145,7 +150,7 @@ class TranslateFileResponse(msgspec.Struct, kw_only=True, frozen=True, rename="c
 class SuggestRequest(msgspec.Struct, kw_only=True, frozen=True):
     """The body of `POST /suggest`: a better translation of a text."""
 
-    q: Annotated[str, Meta(description="The source text.")]
+    q: Annotated[str, LIMITED_TEXT, Meta(description="The source text.")]
     s: Annotated[str, Meta(description="The suggested translation.")]
     source: str
     target: str
@@ -195,7 +200,7 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
 class SentenceRequest(msgspec.Struct, kw_only=True, frozen=True):
     """A sentence whose translation is to be inspected, with its languages and options."""
 
-    q: Annotated[str, Meta(description="One sentence, without line breaks.")]
+    q: Annotated[str, LIMITED_TEXT, Meta(description="One sentence, without line breaks.")]
     source: Annotated[str, Meta(description="The language of the sentence.")]
     target: Annotated[str, Meta(description="The language of the translation.")]
     alternatives: Alternatives | None = 0
@@ -232,7 +237,9 @@ class InterveneRequest(SentenceRequest, kw_only=True, frozen=True):
         None
     ) = None
     forbid: Annotated[list[Token], Meta(max_length=100, description="Tokens to forbid at this position.")] = []
-    changed: Annotated[str, Meta(description="Another source sentence to translate instead of `q`.")] | None = None
+    changed: (
+        Annotated[str, LIMITED_TEXT, Meta(description="Another source sentence to translate instead of `q`.")] | None
+    ) = None
 
 
 class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
@@ -282,6 +289,11 @@ class OpenAIError(msgspec.Struct, kw_only=True, frozen=True):
     """The response to a request under `/v1` that failed."""
 
     error: OpenAIFault
+
+
+def error_type(path: str) -> type[ErrorMessage | OpenAIError]:
+    """Return the type of the response to a request that failed, by the request's path."""
+    return OpenAIError if path.startswith("/v1/") else ErrorMessage
 
 
 # --- request error ---
@@ -349,23 +361,6 @@ def check_characters(characters: int, limit: int, name: str = "request") -> None
 _JSON = "application/json"
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _TEMPLATE = "#/components/schemas/{name}"
-# Fields that hold text to translate, by the name of their message.
-_TEXTS = (
-    ("TranslateRequest", "q"),
-    ("DetectRequest", "q"),
-    ("DeepLRequest", "text"),
-    ("SuggestRequest", "q"),
-    ("ChatMessage", "content"),
-    ("ChatPart", "text"),
-    ("CompletionsRequest", "prompt"),
-    ("OllamaMessage", "content"),
-    ("OllamaGenerateRequest", "prompt"),
-    ("InspectRequest", "q"),
-    ("InterveneRequest", "q"),
-    ("InterveneRequest", "changed"),
-)
-
-
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -395,10 +390,15 @@ class Operation(msgspec.Struct, frozen=True):
     """Content type of a stream."""
     status: int = 200
     """Status of a successful response."""
-    error: type = ErrorMessage
-    """Type of an error response."""
+    decodes: bool = False
+    """True if requests need a decoding thread, so that a full queue refuses them before they are read."""
     old_keys: Mapping[str, str] = {}
     """Former names of fields of the response, by present name, which the response has as well."""
+
+    @property
+    def error(self) -> type:
+        """The type of an error response."""
+        return error_type(self.path)
 
     def __call__(self, handler: _Method) -> _Method:
         """Let a method of an API's class of handlers answer the requests of this operation."""
@@ -486,14 +486,15 @@ def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None
         components: the schema of each message by its name; changed in place.
         settings: the limits on texts, characters and alternatives.
     """
-    for name, field in _TEXTS:
-        schema = components.get(name, {}).get("properties", {}).get(field, {})
-        for variant in schema.get("anyOf", [schema]):
-            if variant.get("type") == "array":
-                variant["maxItems"] = settings.max_texts
-            elif variant.get("type") == "string":
-                variant["maxLength"] = settings.max_characters
     for component in components.values():
+        for schema in component.get("properties", {}).values():
+            is_limited = schema.pop(_LIMITED, False)
+            for variant in schema.get("anyOf", [schema]):
+                variant_is_limited = variant.pop(_LIMITED, is_limited)
+                if variant_is_limited and variant.get("type") == "array":
+                    variant["maxItems"] = settings.max_texts
+                elif variant_is_limited and variant.get("type") == "string":
+                    variant["maxLength"] = settings.max_characters
         for field, maximum in (("alternatives", settings.max_alternatives), ("n", settings.max_alternatives + 1)):
             for variant in component.get("properties", {}).get(field, {}).get("anyOf", []):
                 if variant.get("type") == "integer":

@@ -59,7 +59,7 @@ class ServedModel(Model):
         self.search = search or translator.search
         self.profiles = profiles
         self.samples = tuple(samples)
-        self.context_before = 0 if translator.context is None else translator.context.before
+        self.context_before = 0 if translator.document_context is None else translator.document_context.before
         self.glossary: Glossary | None = None
         self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""
@@ -76,7 +76,7 @@ class ServedModel(Model):
     @property
     @override
     def max_source_tokens(self) -> int:
-        return self.translator.longest_source
+        return self.translator.max_sentence_tokens
 
     def use(self, glossary: Glossary | None) -> None:
         """Set the glossary for requests that have none of their own; None removes it.

@@ -13,12 +13,13 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason, TextFormatter
-from transduce.serving.messages import Operation, RequestError, invalid_request, refuse_fields
+from transduce.serving.messages import LIMITED_TEXT, Operation, RequestError, invalid_request, refuse_fields
 from transduce.serving.openai import (
     ChatMessage,
     Ignored,
     Refused,
     Stop,
+    has_chat_template,
     read_conversation,
 )
 from transduce.serving.request_bodies import as_list
@@ -56,7 +57,7 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
     stream: bool | None = True
     options: OllamaOptions | None = None
     format: Refused = None
-    think: Annotated[Any, Meta(description="Refused unless false.")] = None
+    think: Annotated[Any, Meta(description="Refused unless false, which is `enable_thinking` of templates.")] = None
     logprobs: Refused = None
     top_logprobs: Refused = None
     keep_alive: Ignored = None
@@ -66,19 +67,22 @@ class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /api/chat`: the model, the messages of a conversation, and options."""
 
     messages: list[OllamaMessage]
+    continue_final_message: Annotated[bool, Meta(description="Continue the last message (chat templates only).")] | (
+        None
+    ) = False
     tools: Refused = None
 
 
 class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /api/generate`: the model, a text to translate or continue, and options."""
 
-    prompt: str = ""
+    prompt: Annotated[str, LIMITED_TEXT] = ""
     suffix: Refused = None
     images: Refused = None
-    system: Annotated[Any, Meta(description="Accepted; translation models follow no instructions.")] = None
+    system: Annotated[str | None, Meta(description="Accepted; only models with a chat template follow it.")] = None
     template: Refused = None
     context: Ignored = None
-    raw: Ignored = None
+    raw: Annotated[bool | None, Meta(description="Do not apply the model's chat template.")] = None
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True, frozen=True):
@@ -186,19 +190,28 @@ class OllamaHandlers:
         OllamaResponse,
         OllamaChatRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )
     async def chat(self, request: Request) -> Response:
         """Answer `POST /api/chat` with the next message of a conversation.
 
-        A translation model translates the user's last message; a language model continues the conversation.
+        A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, OllamaChatRequest)
         self.checks.check_key(request)
         for each in message.messages:
             refuse_fields(each, ["images"])
-        prompt, before = read_conversation(self.completions, message.model, message.messages)
+        if not has_chat_template(self.completions, message.model):
+            refuse_fields(message, ["continue_final_message"])
+        prompt, before = read_conversation(
+            self.completions,
+            message.model,
+            message.messages,
+            continue_final_message=bool(message.continue_final_message),
+            template_variables=_template_variables(message),
+        )
         return await self._answer(request, message, prompt, before, is_chat=True)
 
     @Operation(
@@ -208,14 +221,24 @@ class OllamaHandlers:
         OllamaResponse,
         OllamaGenerateRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )
     async def generate(self, request: Request) -> Response:
-        """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it."""
+        """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it.
+
+        A model with a chat template answers the text as a user's message.
+        """
         message = await self.checks.read(request, OllamaGenerateRequest)
         self.checks.check_key(request)
-        return await self._answer(request, message, message.prompt, [], is_chat=False)
+        prompt = message.prompt
+        if has_chat_template(self.completions, message.model) and not message.raw:
+            texts = {"system": message.system, "user": message.prompt}
+            messages = [ChatMessage(role=role, content=text) for role, text in texts.items() if text or role == "user"]
+            variables = _template_variables(message)
+            prompt, _ = read_conversation(self.completions, message.model, messages, template_variables=variables)
+        return await self._answer(request, message, prompt, [], is_chat=False)
 
     async def _answer(
         self,
@@ -279,6 +302,11 @@ class OllamaHandlers:
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/version` with the version of transduce."""
         return json_response(OllamaVersion(version=version("transduce")))
+
+
+def _template_variables(message: _SharedFields) -> dict[str, bool]:
+    """Return the variables that a request sets for a chat template: `enable_thinking`, if the request has `think`."""
+    return {} if message.think is None else {"enable_thinking": bool(message.think)}
 
 
 def _now() -> str:

@@ -2,12 +2,12 @@
 
 A translation model translates the last message of the role `user`. One that was trained with document context reads
 earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
-language model continues the text of all messages.
+language model with a chat template answers the conversation; one without continues the text of all messages.
 """
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
+from transduce.errors import TransduceError
 from transduce.serving.completions import (
     MAX_STOPS,
     Choice,
@@ -28,9 +29,10 @@ from transduce.serving.completions import (
     token_offsets,
 )
 from transduce.serving.messages import (
-    OpenAIError,
+    LIMITED_TEXT,
     Operation,
     RequestError,
+    check_characters,
     invalid_request,
     unsupported_field,
 )
@@ -51,14 +53,14 @@ class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
     """A part of a chat message, whose content can be a list of parts; only parts of text are accepted."""
 
     type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
-    text: str = ""
+    text: Annotated[str, LIMITED_TEXT] = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     """A message of a conversation in the body of `POST /v1/chat/completions`: its role and its text."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
-    content: str | list[ChatPart] | None = None
+    content: Annotated[str | list[ChatPart] | None, LIMITED_TEXT] = None
 
     @property
     def text(self) -> str:
@@ -110,6 +112,10 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
     """
 
     messages: list[ChatMessage]
+    continue_final_message: Annotated[bool, Meta(description="Continue the last message (chat templates only).")] | (
+        None
+    ) = False
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, Meta(description="Return the log-probability of each token.")] | None = False
     top_logprobs: Annotated[int, Meta(description="Refused unless 0: other tokens are not known.")] | None = None
@@ -138,7 +144,7 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
 class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /v1/completions`: the model, one or several texts to translate or continue, and options."""
 
-    prompt: Annotated[str | list[str], Meta(description="A text, or several.")]
+    prompt: Annotated[str | list[str], LIMITED_TEXT, Meta(description="A text, or several.")]
     logprobs: Annotated[int, Meta(ge=0, description="0: return each token's log-probability; refused above.")] | (
         None
     ) = None
@@ -290,17 +296,26 @@ class OpenAIHandlers:
         ChatCompletion,
         ChatRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
-        error=OpenAIError,
     )
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions` with completions of a conversation.
 
-        A translation model translates the user's last message; a language model continues the conversation.
+        A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, ChatRequest)
         self.checks.check_key(request)
-        prompt, before = read_conversation(self.completions, message.model, message.messages)
+        for field in ("continue_final_message", "chat_template_kwargs"):
+            if getattr(message, field) and not has_chat_template(self.completions, message.model):
+                raise unsupported_field(field)
+        prompt, before = read_conversation(
+            self.completions,
+            message.model,
+            message.messages,
+            continue_final_message=bool(message.continue_final_message),
+            template_variables=message.chat_template_kwargs or {},
+        )
         order = self._completion_request(
             message,
             [prompt],
@@ -316,8 +331,8 @@ class OpenAIHandlers:
         TextCompletion,
         CompletionsRequest,
         needs_key=True,
+        decodes=True,
         streams=True,
-        error=OpenAIError,
     )
     async def text(self, request: Request) -> Response:
         """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
@@ -385,12 +400,12 @@ class OpenAIHandlers:
         rendered = partial(render, name, created, message.model, with_tokens=order.with_tokens)
         return await self.completions.respond(request, order, rendered, formatter)
 
-    @Operation("get", "/v1/models", "List the models.", OpenAIModels, error=OpenAIError)
+    @Operation("get", "/v1/models", "List the models.", OpenAIModels)
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models` with all models of the server."""
         return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
-    @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel, error=OpenAIError)
+    @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel)
     async def model(self, request: Request) -> Response:
         """Answer `GET /v1/models/{id}` with a description of the model; status 404 if there is no such model."""
         return json_response(self._describe(self.completions.find(request.path_params["id"])))
@@ -407,26 +422,71 @@ class _Render(Protocol):
     ) -> msgspec.Struct: ...
 
 
+def has_chat_template(completions: Completions, model: str) -> bool:
+    """Return whether the model with the name `model` is a language model with a chat template.
+
+    Raises:
+        RequestError: there is no such model.
+    """
+    served = completions.service.generators.get(completions.find(model))
+    return served is not None and served.generator.has_chat_template
+
+
 def read_conversation(
-    completions: Completions, model: str, messages: Sequence[ChatMessage]
+    completions: Completions,
+    model: str,
+    messages: Sequence[ChatMessage],
+    *,
+    continue_final_message: bool = False,
+    template_variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what a model reads of a conversation: a prompt, and a list of earlier turns (user's text, answer).
 
     For a translation model, the prompt is the last user message, and the turns are its context. A language model reads
-    the whole conversation as prompt, and no turns.
+    the whole conversation as prompt, written by its chat template if it has one, and no turns.
 
     Args:
         completions: the models.
         model: the name of the model, as the client spells it.
         messages: the conversation.
+        continue_final_message: let a model with a chat template continue the last message, instead of answering it.
+        template_variables: further variables of the chat template.
 
     Raises:
-        RequestError: there is no such model, no text to translate, or a message has a part that is not text.
+        RequestError: there is no such model, no text to translate, a message has a part that is not text, the texts
+            are too long, or the chat template refuses the messages.
     """
     name = completions.find(model)
+    if has_chat_template(completions, name):
+        generator = completions.service.generators[name].generator
+        chat = [_template_message(message) for message in messages]
+        check_characters(sum(len(message["content"]) for message in chat), completions.service.settings.max_characters)
+        try:
+            prompt = generator.chat_prompt(
+                chat,
+                continue_final_message=continue_final_message,
+                template_variables=template_variables,
+            )
+        except TransduceError as error:
+            raise invalid_request(str(error)) from None
+        return prompt, []
     if name in completions.service.generators:
         return conversation_text(messages), []
     return last_user_message(messages), earlier_turns(messages, completions.context_before(name))
+
+
+_TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def _template_message(message: ChatMessage) -> dict[str, str]:
+    """Return a message as a chat template reads it; `developer` is OpenAI's newer name of `system`.
+
+    Raises:
+        RequestError: the message is of another role, or has a part that is not text.
+    """
+    if message.role not in _TEMPLATE_ROLES:
+        raise invalid_request(f"a message's role must be {', '.join(_TEMPLATE_ROLES)}, but one is `{message.role}`")
+    return {"role": _TEMPLATE_ROLES[message.role], "content": message.text}
 
 
 def last_user_message(messages: Sequence[ChatMessage]) -> str:
@@ -441,8 +501,8 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     return message.text
 
 
-def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str, str]]:
-    """Return a list of up to `most` user messages before the last one, each paired with the assistant's answer.
+def earlier_turns(messages: Sequence[ChatMessage], max_turns: int) -> list[tuple[str, str]]:
+    """Return a list of up to `max_turns` user messages before the last one, each paired with the assistant's answer.
 
     The answer is "" if there is none. Messages without text are left out.
 
@@ -456,7 +516,7 @@ def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str,
         elif message.role == "assistant" and turns:
             turns[-1] = (turns[-1][0], message)
     last = max(0, len(turns) - 1)
-    read = turns[max(0, last - most) : last]
+    read = turns[max(0, last - max_turns) : last]
     return [(user.text, "" if answer is None else answer.text) for user, answer in read if user.text]
 
 

@@ -161,7 +161,7 @@ def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] 
     return fields
 
 
-class _Part(NamedTuple):
+class _FormPart(NamedTuple):
     """A part of a multipart form as bytes: its name, the file name that the client sent (empty: none), its content."""
 
     name: bytes
@@ -181,7 +181,7 @@ class _Parts:
     """A collector of the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_FormPart] = []
         self.has_ended = False
         self._options: Mapping[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
@@ -215,7 +215,7 @@ class _Parts:
             raise invalid_request("every part of the multipart form must have a name.")
         if len(self.parts) == _MAX_FIELDS:
             raise invalid_request(f"the multipart form has more than {_MAX_FIELDS} parts.")
-        self.parts.append(_Part(name, self._options.get(b"filename", b""), bytearray()))
+        self.parts.append(_FormPart(name, self._options.get(b"filename", b""), bytearray()))
         self._options = {}
 
     def _add_to_content(self, data: bytes, start: int, end: int) -> None:

@@ -17,7 +17,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.serving.batching import ClientGoneError
-from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, Progress, RequestError, invalid_request
+from transduce.serving.messages import (
+    ErrorMessage,
+    LineProgress,
+    OpenAIError,
+    OpenAIFault,
+    RequestError,
+    error_type,
+    invalid_request,
+)
 from transduce.serving.metrics import Metrics
 
 # --- JSON bodies, and errors in the format that each API's clients expect ---
@@ -58,10 +66,9 @@ def error_response(error: RequestError, path: str) -> Response:
 def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
     """Return the body of an error response in the format of the API that the request's path belongs to.
 
-    Paths under `/v1/` are OpenAI's; errors under DeepL's `/v2/` also have a field `message`; other APIs, the field
-    `error` alone.
+    Errors under DeepL's `/v2/` also have a field `message`.
     """
-    if path.startswith("/v1/"):
+    if error_type(path) is OpenAIError:
         return openai_error(error)
     return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
 
@@ -232,10 +239,10 @@ class ProgressBuffer:
     """
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[int, int], Progress] = {}
+        self._latest: dict[tuple[int, int], LineProgress] = {}
         self._arrived = asyncio.Event()
 
-    def put(self, progress: Progress) -> None:
+    def put(self, progress: LineProgress) -> None:
         """Store the progress of a line of a translation, which replaces earlier progress of this line."""
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
@@ -246,7 +253,7 @@ class ProgressBuffer:
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
 
-    def take(self) -> list[Progress]:
+    def take(self) -> list[LineProgress]:
         """Return and remove a list of the progress stored since the last call, at most one entry per line."""
         self._arrived.clear()
         progress = list(self._latest.values())
@@ -277,7 +284,7 @@ class EventStream(Response):
 class EventFormatter:
     """A formatter of a streamed translation as server-sent events: `progress` of lines, then `result` or `error`."""
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, progress: LineProgress) -> bytes:
         """Return the bytes of the server-sent event that reports the progress of a line's translation."""
         return server_event("progress", progress)
 
@@ -292,7 +299,7 @@ class EventFormatter:
 
 async def stream_response(
     request: Request,
-    compute: Callable[[asyncio.Future[None], Callable[[Progress], None]], Awaitable[Any]],
+    compute: Callable[[asyncio.Future[None], Callable[[LineProgress], None]], Awaitable[Any]],
     formatter: EventFormatter | None = None,
 ) -> EventStream:
     """Return a response that streams the progress of an answer while it is computed, and then the answer.

@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 from transduce.errors import TransduceError
 from transduce.serving.app import Application
 from transduce.serving.batching import busy_error
-from transduce.serving.limits import AdmissionCounter, decoding_path
+from transduce.serving.limits import AdmissionCounter
 from transduce.serving.messages import RequestError
 from transduce.serving.responses import error_content
 from transduce.serving.service import Catalog
@@ -61,8 +61,6 @@ class LimitedConnection(H11Protocol):
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: AdmissionCounter
     """The counter that decides which requests are read, shared by all connections."""
-    root_path = ""
-    """Path under which a proxy offers the server."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class LimitedConnection(H11Protocol):
         Args:
             data: the first bytes of the request.
         """
-        path = decoding_path(data, self.root_path)
+        path = self.admission.decoding_path(data)
         if path is None:
             return True
         if not self.admission.free_slots():
@@ -201,7 +199,6 @@ def connection_class(
         max_refused = limits.max_refused
         head_seconds = settings.read_seconds
         admission = shared_admission
-        root_path = settings.root_path
 
     return Connection
 
@@ -418,7 +415,12 @@ class Server(uvicorn.Server):
         Raises:
             TransduceError: the certificate cannot be used.
         """
-        admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
+        admission = AdmissionCounter(
+            [operation.path for operation, _ in application.operations if operation.decodes],
+            application.service.engine.batcher.free_slots,
+            self._refusal,
+            settings.root_path,
+        )
         limits = connection_limits(settings.max_connections)
         config = uvicorn.Config(
             application,

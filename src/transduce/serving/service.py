@@ -30,7 +30,7 @@ from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, check_characters, invalid_request
+from transduce.serving.messages import DetectedLanguage, LineProgress, PageSettings, check_characters, invalid_request
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
@@ -146,7 +146,7 @@ class PlannedText(NamedTuple):
     """The detected source language with its confidence; None if the request named the language."""
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[LineProgress], None]
 
 
 class Catalog(NamedTuple):
@@ -529,7 +529,9 @@ class _Reporter:
         index, line = self._positions[number]
         if number not in self._silent:
             with contextlib.suppress(RuntimeError):  # the event loop has been closed
-                self._loop.call_soon_threadsafe(self._report, Progress(index=index, line=line, text=text, draft=draft))
+                self._loop.call_soon_threadsafe(
+                    self._report, LineProgress(index=index, line=line, text=text, draft=draft)
+                )
 
 
 def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:

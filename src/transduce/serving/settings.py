@@ -9,6 +9,8 @@ from transduce.errors import TransduceError
 
 _MAX_WORKERS = 256  # more than useful on any machine; some ten thousand threads could not be started
 
+_MAY_BE_ZERO = ("port", "requests_per_minute", "max_waiting", "gather_milliseconds", "max_alternatives")
+"""The names of the numbers that may be 0; all others are greater."""
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
@@ -93,18 +95,15 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise TransduceError(f"`port` must be between 0 and 65535, but is {self.port}.")
-        if self.requests_per_minute is not None and self.requests_per_minute < 0:
-            raise TransduceError(f"`requests_per_minute` must not be negative, but is {self.requests_per_minute}.")
-        for name, value in self._positive().items():
-            if not value > 0:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if name not in _MAY_BE_ZERO and not value > 0:
                 raise TransduceError(f"`{name}` must be greater than 0, but is {value}.")
+            if not value >= 0:
+                raise TransduceError(f"`{name}` must not be negative, but is {value}.")
         if self.workers > _MAX_WORKERS:
             raise TransduceError(f"`workers` must be at most {_MAX_WORKERS}, but is {self.workers:,}.")
-        for name, value in {"max_waiting": self.max_waiting, "max_alternatives": self.max_alternatives}.items():
-            if value < 0:
-                raise TransduceError(f"`{name}` must not be negative, but is {value}.")
-        if self.gather_milliseconds < 0:
-            raise TransduceError(f"`gather_milliseconds` must not be negative, but is {self.gather_milliseconds}.")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise TransduceError("`tls_certificate` and `tls_key` belong together: set both, or neither.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
@@ -114,30 +113,6 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             )
         if any(not key.strip() for key in self.api_keys):
             raise TransduceError("`api_keys` must not hold an empty key: remove it.")
-
-    def _positive(self) -> dict[str, float]:
-        return {
-            "max_running": self.max_running,
-            "workers": self.workers,
-            "batch_tokens": self.batch_tokens,
-            "queue_seconds": self.queue_seconds,
-            "deadline_seconds": self.deadline_seconds,
-            "read_seconds": self.read_seconds,
-            "upload_seconds": self.upload_seconds,
-            "shutdown_seconds": self.shutdown_seconds,
-            "max_connections": self.max_connections,
-            "max_body_bytes": self.max_body_bytes,
-            "max_texts": self.max_texts,
-            "max_characters": self.max_characters,
-            "max_inspection_tokens": self.max_inspection_tokens,
-            "max_new_tokens": self.max_new_tokens,
-            "max_upload_bytes": self.max_upload_bytes,
-            "max_expanded_bytes": self.max_expanded_bytes,
-            "max_document_characters": self.max_document_characters,
-            "max_documents": self.max_documents,
-            "document_seconds": self.document_seconds,
-            "file_seconds": self.file_seconds,
-        }
 
     @property
     def client_rate(self) -> int:

@@ -19,7 +19,14 @@ import msgspec
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
+from transduce.documents.translate import (
+    UNIT_MARKUP,
+    ContextTexts,
+    describe_kept_units,
+    describe_other_language,
+    describe_text_formulas,
+    translate_content,
+)
 from transduce.documents.units import DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import without_protected
@@ -150,8 +157,8 @@ class DocumentTranslation:
         )
         names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
-        if (note := describe_kept_units(document)) is not None:
-            self.warnings.append(note)
+        notes = (describe_other_language(document), describe_kept_units(document), describe_text_formulas(document))
+        self.warnings += [note for note in notes if note is not None]
         result = translate_content(document, _QueuedTexts(self, self._context_before()))
         self.characters = sum(_count_characters(unit) for unit in document.units)
         self._service.metrics.characters.inc(max(0, self.characters - self._sent_characters))

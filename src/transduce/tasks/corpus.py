@@ -23,7 +23,7 @@ from transduce.data.prepared import (
     RepeatedCorpus,
     prepare,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.bulk_files import ReportClock
 from transduce.inference.quality_estimation import without_protected
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_noun, is_composed, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, is_composed, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import location_of

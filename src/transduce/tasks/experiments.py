@@ -20,10 +20,10 @@ import msgspec
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError, common_words, decode_utf8, toml_error
 from transduce.evaluation.scores import choose_tokenizer
-from transduce.inference.decoding import read_search_settings
 from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
+from transduce.model_folder.load import read_search_settings
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command

@@ -12,11 +12,11 @@ import msgspec
 from transduce.argument_checks import Files, as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
-from transduce.data.parts import Part, PartRequest
+from transduce.data.parts import CorpusPart, PartRequest
 from transduce.data.prepared import PreparedCorpus, write_corpus
 from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun, explain_wrong_types
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
 from transduce.tasks.kinds import KINDS, kind_of
@@ -35,7 +35,7 @@ from transduce.tasks.settings.reading import make_settings, put_arguments
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import LineNotes, count_noun
+from transduce.text.files import LineNotes
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.display import ProgressDisplay
@@ -125,6 +125,7 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
+@explain_wrong_types
 def prepare(  # noqa: PLR0913  (the command's own options)
     *,
     out: str | Path,
@@ -289,7 +290,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
             folders = write_parts(
                 part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
-        pairs = sum(Part(folder).kept for folder in folders)
+        pairs = sum(CorpusPart(folder).kept for folder in folders)
     number, count = shard
     return ShardReport(
         folder=str(request.out),
@@ -299,6 +300,7 @@ def prepare_shard(request: PrepareRequest, shard: tuple[int, int]) -> ShardRepor
     )
 
 
+@explain_wrong_types
 def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationReport:
     """Merge all shards of a corpus into one folder, with the same files as preparing the whole corpus at once.
 
@@ -315,10 +317,12 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
     """
     started_at, display = time.monotonic(), ProgressDisplay()
     shards, out = as_paths(shards, "A shard's folder"), as_path(out, "`out`")
+    if not shards:
+        raise TransduceError("`shards` is empty: name the folders of all shards.")
     for shard in shards:
         if shards.count(shard) > 1:
             raise TransduceError(f"Each shard is merged once, but {shard} is named {shards.count(shard)} times.")
-    parts = [Part(folder) for shard in shards for folder in _parts_of(shard)]
+    parts = [CorpusPart(folder) for shard in shards for folder in _parts_of(shard)]
     check_parts(parts)
     for part in parts:
         part.verify()

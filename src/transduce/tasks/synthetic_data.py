@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import file_sha256, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, portion_size, portions, skip_lines
 from transduce.inference.load import open_translator
@@ -23,7 +23,7 @@ from transduce.tasks.settings.presets import setting_value
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.training.choices import ChoiceLog
 from transduce.training.display import ProgressDisplay, format_duration
@@ -127,7 +127,11 @@ def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) ->
 
 def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
     # Translations of earlier lines are no context: a resumed run would have to read them again.
-    context = 0 if translator.context is None or translator.context.on_target else translator.context.before
+    context = (
+        0
+        if translator.document_context is None or translator.document_context.on_target
+        else translator.document_context.before
+    )
     remaining = portions(
         read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)), context=context
     )

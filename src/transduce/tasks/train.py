@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.argument_checks import Files, as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
-from transduce.errors import TransduceError, shown_value
+from transduce.errors import TransduceError, explain_wrong_types, shown_value
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
@@ -181,6 +181,7 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
 
 
 @renamed_arguments(start_from="init_from", teacher="distill_from")
+@explain_wrong_types
 def train(  # noqa: PLR0913  (the command's own options)
     settings_file: str | Path | None = None,
     *,

@@ -10,13 +10,13 @@ import msgspec
 
 from transduce.data.prepared import write_sample
 from transduce.data.text_noise import TextNoiseSettings, noise_pair
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.tasks.prepared_folder import check_vocabulary, tokenizer_settings_of
 from transduce.tasks.settings.presets import has_preset_vocabulary_size
 from transduce.tasks.settings.structs import Settings, VocabularySettings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
-from transduce.text.files import count_noun, is_decodable, read_lines
+from transduce.text.files import is_decodable, read_lines
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer

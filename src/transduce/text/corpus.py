@@ -10,12 +10,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, shell_word, shown_names
+from transduce.errors import TransduceError, count_noun, shell_word, shown_names
 from transduce.text.files import (
     LineBlocks,
     LineNotes,
     count_lone_carriage_returns,
-    count_noun,
     is_decodable,
     is_spreadsheet,
     missing_file,

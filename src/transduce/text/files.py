@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from transduce.errors import TransduceError, import_extra, not_utf8, wide_encoding
+from transduce.errors import TransduceError, count_noun, import_extra, not_utf8, wide_encoding
 
 # --- spreadsheets ---
 
@@ -37,11 +37,6 @@ def spreadsheet_error(path: str | Path) -> TransduceError:
 
 
 _DOCTOR_SHOWS = "`transduce doctor` shows them and looks for swapped and misaligned pairs."
-
-
-def count_noun(count: int, noun: str) -> str:
-    """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 # --- canonical form ---

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.text.corpus import HEADER, MALFORMED
-from transduce.text.files import compose, count_noun, is_decodable
+from transduce.text.files import compose, is_decodable
 from transduce.text.languages import (
     FREQUENT_WORDS,
     detect_other_language,

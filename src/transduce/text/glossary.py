@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError, shown_value
-from transduce.text.files import compose, count_noun, read_lines
+from transduce.errors import TransduceError, count_noun, explain_wrong_types, shown_value
+from transduce.text.files import compose, read_lines
 from transduce.text.languages import is_word_character, short_code, unspaced_characters
 
 # --- phrases in a text ---
@@ -150,6 +150,7 @@ def _other_capitals(term: Term) -> Iterator[str]:
             yield from (capitalize(target, "tr"), capitalize(target, "nl"))
 
 
+@explain_wrong_types
 class Glossary:
     """An immutable collection of terms with required translations, which finds its terms in source texts."""
 
@@ -258,6 +259,7 @@ class Glossary:
 _OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001\uff1a]|: |->|→")
 
 
+@explain_wrong_types
 def read_glossary(path: Path) -> Glossary:
     """Read a glossary from a file whose lines have a source term, a tab and its translation.
 

@@ -276,15 +276,27 @@ def _numbers(text: str) -> list[_Number]:
             values |= _discounts(values)
         if (era := _ERAS.get(plain[max(0, start - 3) : start].strip()[-2:])) is not None:
             values |= {value + era for value in values}
-        former = numbers[-1] if numbers and end == start and numbers[-1].is_scaled else None
-        if former is not None:  # 3万5千 is one number
-            numbers.pop()
+        former = numbers[-1] if numbers and numbers[-1].is_scaled else None
+        if former is not None and (end == start or _is_rest(former, plain[end:start], values)):
+            numbers.pop()  # 3万5千 is one number, as is 3만 5천
             values = {former.value + value for value in values}
-            start -= len(former.text)
+            start = end - len(former.text)
         before, after = text[max(0, start - 6) : start], text[stop : stop + 16]
         numbers.append(_Number(text[start:stop], match[0], kind, frozenset(values), before, after))
         end = stop
     return numbers
+
+
+def _is_rest(former: _Number, between: str, values: set[Decimal]) -> bool:
+    """Return whether a number is the rest of the Korean number before it, as in 2만 5천 and 2만 5000.
+
+    Args:
+        former: the number before.
+        between: the text between both.
+        values: the values that the second number may have.
+    """
+    power = {"만": 4, "억": 8, "조": 12}.get(former.text[-1])
+    return between == " " and power is not None and bool(values) and 100 <= min(values) < 10**power
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:

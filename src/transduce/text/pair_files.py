@@ -13,7 +13,15 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from transduce.errors import TransduceError, import_extra, near_name, not_utf8, shown_names, with_half_width_hint
+from transduce.errors import (
+    TransduceError,
+    count_noun,
+    import_extra,
+    near_name,
+    not_utf8,
+    shown_names,
+    with_half_width_hint,
+)
 from transduce.text.corpus import (
     USUAL_COLUMNS,
     Format,
@@ -25,14 +33,7 @@ from transduce.text.corpus import (
     parse_weight,
     read_record,
 )
-from transduce.text.files import (
-    count_noun,
-    is_decodable,
-    missing_file,
-    open_uncompressed,
-    read_lines,
-    uncompressed_name,
-)
+from transduce.text.files import is_decodable, missing_file, open_uncompressed, read_lines, uncompressed_name
 from transduce.text.languages import is_same_language, short_code
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]

@@ -84,8 +84,8 @@ _EXTENSIONS = (
 _UNITS = (
     "km mm cm nm µm μm m ft mi yd kg mg µg μg g t lb lbs oz l ml cl dl kB KB MB GB TB PB kb Mb Gb KiB MiB GiB TiB bit "
     "Hz kHz MHz GHz THz W kW MW GW Wh kWh MWh mAh Ah V kV mV mA Ω kΩ Pa hPa kPa MPa bar psi kN kJ MJ cal kcal "
-    "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² % ‰"
-)
+    "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² % %% ‰"
+)  # `%%` is a percent sign in a format of C or Python
 _CURRENCY = "[$¢£¤¥֏฿₠-⃀]"
 _EMOJI = (
     r"(?:[\U0001f1e6-\U0001f1ff]{2}"  # flags of two letters

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from sentencepiece import SentencePieceTrainer
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.text.files import is_composed
 from transduce.text.languages import is_in_large_script
 
@@ -306,6 +306,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     unchanged.
     """
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         if self.vocabulary_size < 4:
             raise TransduceError(

@@ -119,7 +119,9 @@ _MIN_ENDS, _MAX_LARGE = 0.05, 0.75
 # A line shorter than this share of the width was not wrapped: a heading, a verse.
 _SHORT_SHARE = 0.6
 # Ends of sentences: the mark with the closing quotes and brackets after it.
-_END = re.compile(rf"(?P<spaced>[{STOPS}{CALLS}]+[”’\"'»)\]]*(?=\s))|{UNSPACED}+[」』”’）»)\]]*(?:[\"'](?=\s))?")
+_END = re.compile(
+    rf"(?P<spaced>(?<![{STOPS}{CALLS}])[{STOPS}{CALLS}]++[”’\"'»)\]]*+(?=\s))|{UNSPACED}+[」』”’）»)\]]*(?:[\"'](?=\s))?"
+)
 # After a sentence end the next word does not start in lower case, even within quotes or brackets.
 _LOWER_CASE = re.compile(r"\s+[\"“‘'«(\[—–-]*[a-zà-öø-ÿ]")
 _ABBREVIATION = re.compile(
@@ -276,7 +278,7 @@ def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
     for match in _END.finditer(text):
         stop = match.end()
         after = "" if before_small else text[stop : stop + 8]
-        if match["spaced"] is None or _ends_sentence(text[start:stop], after):
+        if match["spaced"] is None or _ends_sentence(text[max(start, stop - _REACH) : stop], after):
             yield stop
             start = stop
 
@@ -285,9 +287,7 @@ def _ends_sentence(text: str, after: str) -> bool:
     if _LOWER_CASE.match(after):
         return False
     last = _LAST_WORD.search(text)
-    if last is None:
-        return True
-    word = last[1]
+    word = "" if last is None else last[1]
     is_initial = len(word) == 1 and word.isupper() and word != "I"
     return not is_initial and not _ABBREVIATION.fullmatch(word)
 
@@ -354,7 +354,7 @@ _OF_LANGUAGE = {
     "lt": _words("pvz"),
     "lv": _words("piem"),
     "sv": _words("dvs jfr resp"),
-    "vi": _words("tp ths ts pgs gs bs"),
+    "vi": _words("tp ths ts pgs gs bs pgs.ts gs.ts"),
     "id": _words("jl bpk"),
     **dict.fromkeys(
         ("cs", "sk"), _words("ul sv doc tř nábř např napr tzv resp popř příp príp ún mudr judr phdr rndr mvdr")
@@ -579,7 +579,7 @@ class _SentenceFinder:
         self.has_roman = code in _ROMAN_LANGUAGES
         self.own_abbreviations = _OF_LANGUAGE.get(code, frozenset())
         self.own_starters = _STARTERS_OF_LANGUAGE.get(code, frozenset())
-        self.is_capital = text.isupper()
+        self.is_capital = text.isupper() or code == "vi"  # Vietnamese writes abbreviations in capitals: TP., PGS.TS.
         is_greek = ";" in text and (code in GREEK or (not code and main_script(text) == "Greek"))
         self.candidates = _GREEK_CANDIDATE if is_greek else _CANDIDATE
         self._dotted = dict(_dotted_abbreviations(text))
@@ -781,7 +781,7 @@ def _min_sentences(text: str, language: str | None) -> int:
     for span in _find_spans(_SentenceFinder(text, language, sure=True)):
         sentence = text[start : span.end]
         following = text[span.end : span.end + _REACH].lstrip().lstrip(_OPENING)
-        is_sure = not _is_small(following) and _DOUBTFUL_END.search(sentence) is None
+        is_sure = not _is_small(following) and _DOUBTFUL_END.search(sentence[-_REACH:]) is None
         if not following or is_sure:
             count += _is_long(sentence)
             start = span.end

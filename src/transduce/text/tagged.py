@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, shown_names
-from transduce.text.files import count_noun, read_lines, uncompressed_name
+from transduce.errors import TransduceError, count_noun, shown_names
+from transduce.text.files import read_lines, uncompressed_name
 
 # --- sentences ---
 
@@ -268,7 +268,7 @@ _SPAN_TAG = re.compile(r"[BIESLU]-.+")
 _OUTSIDE, _SMALL_OUTSIDE = "O", "o"
 
 
-class Span(NamedTuple):
+class TaggedSpan(NamedTuple):
     """A phrase that the tags of a sentence mark, such as a name: its kind and its range of consecutive words."""
 
     kind: str
@@ -285,19 +285,19 @@ def describe_spans(tags: Iterable[str]) -> bool:
     return bool(others) and all(map(_SPAN_TAG.fullmatch, others))
 
 
-def spans_of(tags: Sequence[str]) -> list[Span]:
-    """Return the phrases that a sentence's tags mark, a list of `Span` in order, as the CoNLL-2000 evaluation does.
+def spans_of(tags: Sequence[str]) -> list[TaggedSpan]:
+    """Return the phrases that a sentence's tags mark, as a list of `TaggedSpan`s, as the CoNLL-2000 evaluation does.
 
     Tags need not be consistent: an I begins a span if it does not continue one of its kind. IOB1, BIO, BIOES and BILOU
     tags are all read by the same rules.
     """
-    spans, start = list[Span](), 0
+    spans, start = list[TaggedSpan](), 0
     previous, previous_kind = _OUTSIDE, ""
     for index, tag in enumerate([*tags, _OUTSIDE]):
         mark, _, kind = tag.partition("-")
         mark = {"L": "E", "U": "S"}.get(mark, mark)
         if previous != _OUTSIDE and (previous in ("E", "S") or mark in ("B", "S", _OUTSIDE) or kind != previous_kind):
-            spans.append(Span(previous_kind, start, index))
+            spans.append(TaggedSpan(previous_kind, start, index))
         if mark != _OUTSIDE and (mark in ("B", "S") or previous in ("E", "S", _OUTSIDE) or kind != previous_kind):
             start = index
         previous, previous_kind = mark, kind

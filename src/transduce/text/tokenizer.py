@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import json_bytes, write_file, write_json
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.text.corpus import Pair
 from transduce.text.files import compose, is_decodable
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -48,6 +48,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     nfc: bool
 
 
+@explain_wrong_types
 class Tokenizer:
     """A translation model's tokenizer: a source and a target vocabulary, one object if the vocabulary is joint."""
 

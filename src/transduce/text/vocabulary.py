@@ -14,7 +14,7 @@ import msgspec
 from sentencepiece import SentencePieceProcessor
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names
 from transduce.text.files import compose, is_composed
 from transduce.text.sentencepiece_model import is_by_character, replaces_characters
 
@@ -145,6 +145,7 @@ def tag_token(tag: str) -> str:
     return f"<tag:{compose(tag)}>"
 
 
+@explain_wrong_types
 class Vocabulary:
     """The vocabulary of the source or the target side, a sentencepiece model that tokenizes texts.
 
@@ -287,9 +288,15 @@ class Vocabulary:
         """Return the text that token ids stand for, without padding and end symbols.
 
         Line feeds become spaces, unless `line_feeds` is set or the vocabulary has a token for them.
+
+        Raises:
+            TransduceError: an id is not one of the vocabulary's.
         """
         visible = [int(id) for id in ids if int(id) not in self._special]
-        text: str = self._processor.decode(visible)
+        try:
+            text: str = self._processor.decode(visible)
+        except IndexError:
+            raise self._unknown_id(next(id for id in visible if not 0 <= id < self.size)) from None
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -300,14 +307,19 @@ class Vocabulary:
         """Return the token with this id as the sentencepiece model writes it, with ▁ for a space.
 
         Raises:
-            TransduceError: the model's file is damaged, and the token is not UTF-8.
+            TransduceError: the id is not one of the vocabulary's, or the model's file is damaged.
         """
         try:
             token: str = self._processor.id_to_piece(int(id))
+        except IndexError:
+            raise self._unknown_id(id) from None
         except UnicodeDecodeError:
             name = self._name
             raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
         return token
+
+    def _unknown_id(self, id: int) -> TransduceError:
+        return TransduceError(f"Token ids are 0 to {self.size - 1:,} in {self._name}, but one is {id}.")
 
     pieces = renamed_attribute("pieces", "tokens")
     piece = renamed_attribute("piece", "token")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transduce.errors import TransduceError, import_extra
+from transduce.errors import TransduceError, explain_wrong_types, import_extra
 from transduce.training.events import TrainEvent, ValidationEvent, event_numbers
 from transduce.ui_language import localized
 
@@ -92,6 +92,7 @@ def is_true(result: object) -> bool:
 # --- trackers ---
 
 
+@explain_wrong_types
 class Tracker(Callback):
     """A base class of callbacks that log numbers to an experiment tracker.
 
@@ -246,6 +247,7 @@ class MlflowTracker(Tracker):
         self._module.end_run("KILLED" if event.reason.startswith("SIG") else "FINISHED")
 
 
+@explain_wrong_types
 class TensorBoardTracker(Tracker):
     """A tracker that links the TensorBoard files of runs into a common folder, so that TensorBoard shows all runs.
 

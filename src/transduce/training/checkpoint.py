@@ -49,7 +49,7 @@ class Sliceable(Protocol):
         """Return a range of the complete tensor's rows, (rows, …), read from disk if the tensor is in a file."""
 
 
-class _Part(NamedTuple):
+class _RowFile(NamedTuple):
     path: Path
     start: int
     stop: int
@@ -61,7 +61,7 @@ class StoredTensor:
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
         self.shape = shape
-        self.parts: list[_Part] = []
+        self.parts: list[_RowFile] = []
 
     def __getitem__(self, rows: slice, /) -> Tensor:
         """Return a range of the complete tensor's rows, read from the files that hold them."""
@@ -88,7 +88,7 @@ def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
                 rows = msgspec.json.decode(encoded, type=RowRange)
                 length = file.get_slice(name).get_shape()[0]
                 tensor = tensors.setdefault(name, StoredTensor(name, rows.whole))
-                tensor.parts.append(_Part(path, rows.start, rows.start + length))
+                tensor.parts.append(_RowFile(path, rows.start, rows.start + length))
     for tensor in tensors.values():
         tensor.parts.sort(key=lambda part: part.start)
     return tensors
@@ -117,7 +117,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def differences(before: Environment, now: Environment) -> Iterator[str]:
-    """Yield the differences between the environments of two stretches of a run, each as "NAME OLD then, NEW now".
+    """Yield the differences between the environments of two parts of a run, each as "NAME OLD then, NEW now".
 
     A property that the older checkpoint did not store is left out.
     """

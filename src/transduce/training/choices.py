@@ -11,9 +11,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from transduce.acceleration import why_no_kernels, why_no_triton
+from transduce.errors import count_noun
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
-from transduce.text.files import count_noun
+from transduce.training import PRESET_SIZES
 from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 from transduce.ui_language import localized
@@ -57,46 +58,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     norm_order: str = "pre"
 
 
-_BASE = Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=512, d_ff=2048, num_heads=8, dropout=0.1)
-_BIG = Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
-
-PRESETS = {
-    "tiny": Preset(num_encoder_layers=4, num_decoder_layers=4, d_model=128, d_ff=256, num_heads=4, dropout=0.3),
-    "small": Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=256, d_ff=1024, num_heads=4, dropout=0.2),
-    "base": _BASE,
-    "big": _BIG,
-    "paper-base": msgspec.structs.replace(_BASE, norm_order="post"),
-    "paper-big": msgspec.structs.replace(_BIG, norm_order="post"),
-    "bert-base": Preset(
-        num_encoder_layers=12,
-        num_decoder_layers=0,
-        d_model=768,
-        d_ff=3072,
-        num_heads=12,
-        dropout=0.1,
-        norm_order="post",
-    ),
-    "bert-large": Preset(
-        num_encoder_layers=24,
-        num_decoder_layers=0,
-        d_model=1024,
-        d_ff=4096,
-        num_heads=16,
-        dropout=0.1,
-        norm_order="post",
-    ),
-    "gpt2": Preset(num_encoder_layers=0, num_decoder_layers=12, d_model=768, d_ff=3072, num_heads=12, dropout=0.1),
-    "t5-small": _BASE,
-    "bart-base": Preset(
-        num_encoder_layers=6,
-        num_decoder_layers=6,
-        d_model=768,
-        d_ff=3072,
-        num_heads=12,
-        dropout=0.1,
-        norm_order="post",
-    ),
-}
+PRESETS = {name: Preset(**sizes) for name, sizes in PRESET_SIZES.items()}
 
 
 def choose_preset(pairs: int, noun: str = "pair") -> Choice[str]:

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.machine import Machine, available_memory, format_bytes, peak_memory
 from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
-from transduce.text.files import count_noun
 from transduce.training.display import format_duration
 from transduce.training.events import Durations, ValidationEvent
 from transduce.training.schedule import default_interval

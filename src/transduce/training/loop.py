@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batches import Plan
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.machine import DTYPES
-from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart, is_true
 from transduce.training.checkpoint import (
     Best,
@@ -538,7 +537,7 @@ class Trainer:
         return loss, MicroBatch(position, batch, float(mean))
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
-        torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
+        _set_seed(_seed(self.settings.seed, position, self.processes.rank), next(self.model.parameters()).device)
         loss = self.loss(batch)
         # A process without rows must take part in the gradient, with the row of another process.
         return loss.uncounted() if getattr(batch, "is_stand_in", False) else loss
@@ -729,3 +728,14 @@ class Trainer:
 def _seed(seed: int, position: int, rank: int) -> int:
     """Return the random seed of one process's micro-batch, distinct for every (seed, position, rank)."""
     return (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + rank * 0x8CB92BA72F3D8DD7 + 1) % 2**63
+
+
+def _set_seed(seed: int, device: torch.device) -> None:
+    """Set the seed of a device's random numbers and of the CPU's.
+
+    For each kind of device that PyTorch has not opened, `torch.manual_seed` records a traceback, which takes 0.7 ms.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.model.known_classes import register_parametrization
 from transduce.training.choices import Choice
 from transduce.training.settings import PROJECTIONS, ResolvedTraining, check_projections
@@ -41,6 +41,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     seed: int = 1
     """The random seed of the initial values of the narrow matrices."""
 
+    @explain_wrong_types
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise TransduceError(f"`training.lora_rank` must be at least 1 to adapt a model, but is {self.rank}.")
@@ -90,6 +91,7 @@ class LowRankUpdate(nn.Module):
 register_parametrization(LowRankUpdate)
 
 
+@explain_wrong_types
 def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...] = ()) -> list[nn.Parameter]:
     """Freeze a model and add trainable low-rank updates (LoRA) to its layers' projections.
 
@@ -140,6 +142,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)
 
 
+@explain_wrong_types
 def merge(model: nn.Module) -> None:
     """Add the low-rank updates to the weights permanently; the model is then an ordinary one, all of it trainable."""
     for module in list(model.modules()):

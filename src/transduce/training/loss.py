@@ -12,14 +12,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from transduce.model.backend import Projection, add_product, add_to, backend_in_use, sum_of_gradients
+from transduce.kernel_interfaces import Projection, TrainingKernels
+from transduce.model.backend import add_product, add_to, backend_in_use, sum_of_gradients
 from transduce.training.distributed import Processes
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
 _CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
 _BLOCK_ROWS = 4096  # of the weight gradient on a CPU: each block stays in the cache until it is added in float32
-_TINY = torch.finfo(torch.float32).tiny  # lower limit of probabilities: 87 nats
+_TINY = torch.finfo(torch.float32).tiny  # a probability below it, e^-87, is too inexact
 
 
 class Loss(NamedTuple):
@@ -384,7 +385,7 @@ class _LibraryProjection:
 
 
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection:
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     return (kernels and kernels.project(hidden, weight, bias)) or _LibraryProjection(weight, bias)
 
 
@@ -393,7 +394,7 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
     A backend's kernels do it if they support the rows.
     """
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
     else:
@@ -403,14 +404,19 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
 
-    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived.
+    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived,
+    or from the largest logit if a label's probability is too small.
     """
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
     probabilities = logits.softmax(dim=-1)
-    log_probability = probabilities.gather(1, labels).to(at_label.dtype).clamp_min(_TINY).log()
-    return probabilities, at_label - log_probability
+    at_probability = probabilities.gather(1, labels)
+    underflow = at_probability < _TINY
+    if logits.device.type != "cpu" or bool(underflow.any()):  # a GPU would wait for this test
+        labels = torch.where(underflow, logits.argmax(dim=-1, keepdim=True), labels)
+        at_label, at_probability = logits.gather(1, labels).to(at_label.dtype), probabilities.gather(1, labels)
+    return probabilities, at_label - at_probability.to(at_label.dtype).log()
 
 
 def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -419,7 +425,7 @@ def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
         return torch.mm(factors[None].to(x.dtype), x, out_dtype=torch.float32)[0]
     if factors is not None:
         return factors.to(_sum_dtype(x)) @ x.to(_sum_dtype(x))
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)
     return x.sum(dim=0, dtype=_sum_dtype(x))

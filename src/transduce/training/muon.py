@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.kernel_interfaces import Polynomials, TrainingKernels
 from transduce.machine import DTYPES
-from transduce.model.backend import Polynomials, TrainingKernels, backend_in_use
+from transduce.model.backend import backend_in_use
 from transduce.training.distributed import Processes
 from transduce.training.settings import ResolvedTraining
 
@@ -61,7 +62,8 @@ def _orthogonalize_in_place(matrices: Sequence[Tensor], scale: float, dtype: tor
 
     The computation uses `dtype`. A backend's kernels compute those matrices that they support.
     """
-    kernels, (rows, columns) = backend_in_use(), matrices[0].shape
+    kernels: TrainingKernels | None = backend_in_use()
+    rows, columns = matrices[0].shape
     by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
     if kernels is not None and matrices[0].dtype == dtype and kernels.supports_orthogonalization(matrices):
         done = kernels.orthogonalize_in_place(matrices, _POLYNOMIALS, scale, by_gram_matrix=by_gram_matrix)

@@ -16,14 +16,8 @@ from torch.optim.adam import adam
 from typing_extensions import override
 
 from transduce.errors import TransduceError, shown_names
-from transduce.model.backend import (
-    AdamScalars,
-    TrainingKernels,
-    UpdatedVectors,
-    add_gradients_to,
-    add_to,
-    backend_in_use,
-)
+from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
+from transduce.model.backend import add_gradients_to, add_to, backend_in_use
 from transduce.model.initialization import layer_matrices
 from transduce.model.norms import BatchNorm
 from transduce.process_environment import release_freed_memory
@@ -253,7 +247,7 @@ class FlatUpdate:
         updates = self.updates + 1
         # Decay of the average; smaller at the start, so that the average covers only the steps taken so far.
         decay = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
-        kernels = backend_in_use()
+        kernels: TrainingKernels | None = backend_in_use()
         if kernels is not None and kernels.supports_update(self._vectors):
             self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), decay, updates)
             return

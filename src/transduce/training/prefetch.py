@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.data.batches import Batch, Plan
-from transduce.model.backend import LossRecorder, PackedAttention, backend_in_use
+from transduce.kernel_interfaces import LossRecorder, PackedAttention, TrainingKernels
+from transduce.model.backend import backend_in_use
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
@@ -153,8 +154,8 @@ def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
     """
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
-        Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
-        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.max_lengths, strict=True)
+        Packing(starts.to(torch.int32), counts.to(torch.int32), positions, max_length)
+        for (positions, starts, counts), max_length in zip((rest[:3], rest[3:6]), size.max_lengths, strict=True)
     ]
     present = torch.arange(size.target, device=numbers.device) < rest[6] if size.counted else None
     return PackedBatch(source[None], packings[0], target[None], packings[1], labels[None], present)
@@ -255,9 +256,9 @@ def recording_disabled() -> Iterator[None]:
 class PackedLoss:
     """A loss function for packed batches: the teacher-forced cross-entropy of a Transformer, summed over tokens."""
 
-    def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
-        """Create the loss function of a model; `record`: record training steps as CUDA graphs and replay them."""
-        self._model, self._label_smoothing, self._records = model, label_smoothing, record
+    def __init__(self, model: Transformer, label_smoothing: float, *, cuda_graphs: bool = False) -> None:
+        """Create the loss function of a model; `cuda_graphs`: record training steps as CUDA graphs and replay them."""
+        self._model, self._label_smoothing, self._records = model, label_smoothing, cuda_graphs
         self._recorder: LossRecorder | None = None
         self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
 
@@ -349,7 +350,7 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
 
     The result is None if there is no backend, or its kernels do not support the model or the longest sentence.
     """
-    kernels = backend_in_use()
+    kernels: TrainingKernels | None = backend_in_use()
     packed = None if kernels is None else kernels.packed
     max_length = max(batch.source.shape[1], batch.target.shape[1])
     return packed if packed is not None and packed.supports(model, max_length) else None

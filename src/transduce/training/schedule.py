@@ -298,7 +298,7 @@ def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, wa
     Random initial weights then shrink to a quarter by the end of the run, whatever its length. In runs of few steps the
     decay is smaller, because no step may decay by more than `MAX_DECAY`.
     """
-    stride = -(-steps // _MAX_ADDED)  # long runs are sampled at the middle of each stretch
+    stride = -(-steps // _MAX_ADDED)  # long runs are sampled at the middle of every `stride` steps
     rates = [
         learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
         for step in range(1 + stride // 2, steps + 1, stride)

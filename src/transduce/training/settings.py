@@ -38,9 +38,12 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     says.
     """
     batch_tokens: int | None = None
-    """The size of one step over all micro-batches and processes, in target tokens without padding. Some tasks count
-    others: classification counts texts, tagging sentences, time series the numbers to predict, and masked language
-    models all tokens that are read.
+    """The size of one step over all micro-batches and processes, in target tokens without padding; masked language
+    models count all tokens that are read. Tasks with `batch_size` count in its unit here, too.
+    """
+    batch_size: int | None = None
+    """The size of one step over all micro-batches and processes for classification (in texts), tagging (in sentences)
+    and time series (in numbers to predict). It is stored as `batch_tokens`; set only one of the two.
     """
     accumulate: int | None = None
     """Number of micro-batches per step, whose gradients are added."""
@@ -77,7 +80,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     at the start.
     """
     kernels: Kernels | None = None
-    """`native`: our own fused kernels for this processor or GPU; `torch`: PyTorch's operations."""
+    """`native`: our own fused kernels, compiled or (on a GPU) in Triton; `torch`: the reference, plain PyTorch."""
     cuda_graphs: bool | None = None
     """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
     record separately and exchange gradients after each replay.
@@ -149,6 +152,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "steps": self.steps,
             "minutes": self.minutes,
             "batch_tokens": self.batch_tokens,
+            "batch_size": self.batch_size,
             "accumulate": self.accumulate,
             "learning_rate": self.learning_rate,
             "report_every": self.report_every,
@@ -162,6 +166,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name, value in positive.items():
             if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
+        if self.batch_tokens is not None and self.batch_size is not None:
+            raise TransduceError(
+                f"`training.batch_size` ({self.batch_size:,}) and `training.batch_tokens` ({self.batch_tokens:,}) set "
+                "the same: set one of them."
+            )
         for name in (
             "seed",
             "warmup_steps",

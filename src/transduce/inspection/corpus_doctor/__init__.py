@@ -3,7 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, Stretch, align, side_features
+from transduce.errors import count_noun
+from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, LineRange, align, side_features
 from transduce.inspection.corpus_doctor.findings import (
     character_findings,
     chinese_finding,
@@ -21,7 +22,6 @@ from transduce.inspection.corpus_doctor.report import (
     read_corpus,
     severity_of,
 )
-from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ def examine_corpus(
     started_at = time.monotonic()
     text = read_corpus(source, target, languages, columns)
     test = read_corpus(test_source, test_target, languages, columns) if test_source else None
-    stretches, alignment = _alignment_findings(text)
+    ranges, alignment = _alignment_findings(text)
     findings = (
         _line_counts(text),
         *_malformed_lines(text),
@@ -78,7 +78,7 @@ def examine_corpus(
         target=tuple(target or source),
         source_lines=len(text.source.lines),
         target_lines=len(text.target.lines),
-        stretches=stretches,
+        line_ranges=ranges,
         findings=findings,
         elapsed_seconds=round(time.monotonic() - started_at, 2),
     )
@@ -112,31 +112,29 @@ def _malformed_lines(text: CorpusText) -> list[Finding]:
     ][:count]
 
 
-def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Finding]]:
+def _alignment_findings(text: CorpusText) -> tuple[tuple[LineRange, ...], list[Finding]]:
     if text.pairs < MIN_LINES:
         message = f"fewer than {MIN_LINES} lines, too few to tell whether they correspond"
         return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
     alignment = align(side_features(text.source.lines), side_features(text.target.lines))
     if alignment.is_unrelated:
         return (), [_unrelated_files(len(text.source.lines))]
-    return alignment.stretches, [_misaligned_lines(text, alignment), _unlikely_pairs(text, alignment)]
+    return alignment.ranges, [_misaligned_lines(text, alignment), _unlikely_pairs(text, alignment)]
 
 
 def _misaligned_lines(text: CorpusText, alignment: Alignment) -> Finding:
-    misaligned = [stretch for stretch in alignment.stretches if stretch.lag != 0]
-    count = sum(stretch.last_line - stretch.first_line + 1 for stretch in misaligned)
-    descriptions = [
-        _describe(stretch, _lag_before(stretch, alignment.stretches)) for stretch in misaligned[:_MAX_SHOWN]
-    ]
+    misaligned = [each for each in alignment.ranges if each.lag != 0]
+    count = sum(each.last_line - each.first_line + 1 for each in misaligned)
+    descriptions = [_describe(each, _lag_before(each, alignment.ranges)) for each in misaligned[:_MAX_SHOWN]]
     if len(misaligned) > _MAX_SHOWN:
-        descriptions.append(f"and {len(misaligned) - _MAX_SHOWN} more stretches")
+        descriptions.append(f"and {len(misaligned) - _MAX_SHOWN} more ranges")
     return Finding(
         name="alignment",
         severity="problem" if misaligned else "fine",
         count=count,
         share=count / len(text.source.lines),
         message="; ".join(descriptions) if misaligned else "the files are aligned from the first line to the last",
-        examples=first_examples((text.source, stretch.first_line - 1) for stretch in misaligned),
+        examples=first_examples((text.source, each.first_line - 1) for each in misaligned),
     )
 
 
@@ -151,27 +149,26 @@ def _unrelated_files(lines: int) -> Finding:
     )
 
 
-def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
-    """Return the shift of line numbers of the last stretch before `stretch` that has one; 0 if none has.
+def _lag_before(lines: LineRange, ranges: Sequence[LineRange]) -> int:
+    """Return the shift of line numbers of the last range of lines before `lines` that has one; 0 if none has.
 
-    A stretch is a range of source lines whose translations are shifted equally, so that a report tells how shifts
-    change.
+    The translations of a range of lines are shifted equally, so that a report tells how shifts change.
     """
-    lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
+    lags = [earlier.lag for earlier in ranges if earlier.first_line < lines.first_line and earlier.lag is not None]
     return lags[-1] if lags else 0
 
 
-def _describe(stretch: Stretch, lag_before: int) -> str:
-    lines = f"source lines {stretch.first_line:,} to {stretch.last_line:,}"
-    if stretch.lag is None:
+def _describe(shifted: LineRange, lag_before: int) -> str:
+    lines = f"source lines {shifted.first_line:,} to {shifted.last_line:,}"
+    if shifted.lag is None:
         return f"{lines} have no translations nearby"
-    lines_off = f"{abs(stretch.lag):,} line{'s' * (abs(stretch.lag) > 1)}"
-    where = f"{lines_off} {'later' if stretch.lag > 0 else 'earlier'} in the target"
-    if stretch.lag == lag_before:
+    lines_off = f"{abs(shifted.lag):,} line{'s' * (abs(shifted.lag) > 1)}"
+    where = f"{lines_off} {'later' if shifted.lag > 0 else 'earlier'} in the target"
+    if shifted.lag == lag_before:
         return f"{lines} have their translations {where}"
     wrong = (
         "just before, the target has extra lines or the source lacks some"
-        if stretch.lag > lag_before
+        if shifted.lag > lag_before
         else ("just before, the source has extra lines or the target lacks some")
     )
     return f"{lines} have their translations {where} ({wrong})"

@@ -304,7 +304,7 @@ NO_LAG = 1 << 30
 _MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class LineRange(msgspec.Struct, frozen=True):
     """A range of source lines, from 1 and inclusive, whose translations are all shifted by the same number of lines."""
 
     first_line: int
@@ -316,9 +316,9 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """The result of aligning the lines of two files: stretches with equal shifts, and lines that look unrelated."""
+    """The result of aligning the lines of two files: ranges with equal shifts, and lines that look unrelated."""
 
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[LineRange, ...]
     unlikely_lines: tuple[int, ...]
     """Source line numbers, from 1, of aligned lines that do not look like translations, worst first; at most 20."""
     unlikely_count: int
@@ -329,7 +329,7 @@ class Alignment(msgspec.Struct, frozen=True):
     @property
     def is_unrelated(self) -> bool:
         """True if the two files seem not to be translations of each other, by the mean evidence of their lines."""
-        few = self.stretches[-1].last_line < _FEW_LINES
+        few = self.ranges[-1].last_line < _FEW_LINES
         return self.mean_nats < (_MIN_MEAN_NATS_OF_FEW if few else _MIN_MEAN_NATS)
 
 
@@ -357,7 +357,7 @@ def align(source: SideFeatures, target: SideFeatures) -> Alignment:
     unlikely = np.flatnonzero(corresponding & (path.nats < min(_BAD_PAIR_NATS, evidence.nats_of_unrelated)))
     worst = unlikely[np.argsort(path.nats[unlikely], kind="stable")][:20]
     return Alignment(
-        stretches=_stretches(path.lags),
+        ranges=_line_ranges(path.lags),
         unlikely_lines=tuple(int(line) + 1 for line in worst),
         unlikely_count=len(unlikely),
         mean_nats=float(path.nats[corresponding].mean()) if corresponding.any() else 0.0,
@@ -455,9 +455,9 @@ def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int)
     return _Path(np.array([*lags, NO_LAG])[chosen], nats[np.arange(size), chosen])
 
 
-def _stretches(lags: Indices) -> tuple[Stretch, ...]:
+def _line_ranges(lags: Indices) -> tuple[LineRange, ...]:
     changes = [0, *(int(index) + 1 for index in np.flatnonzero(np.diff(lags))), len(lags)]
     return tuple(
-        Stretch(first_line=first + 1, last_line=stop, lag=None if lags[first] == NO_LAG else int(lags[first]))
+        LineRange(first_line=first + 1, last_line=stop, lag=None if lags[first] == NO_LAG else int(lags[first]))
         for first, stop in pairwise(changes)
     )

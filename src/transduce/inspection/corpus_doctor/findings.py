@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from transduce.errors import count_noun
 from transduce.inspection.corpus_doctor.report import (
     CorpusText,
     Finding,
@@ -17,7 +18,7 @@ from transduce.inspection.corpus_doctor.report import (
     severity_of,
 )
 from transduce.text.corpus import Pair
-from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, count_noun, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import is_word_character, main_script, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings

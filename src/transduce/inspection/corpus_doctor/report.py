@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from transduce.errors import TransduceError
-from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.errors import TransduceError, count_noun
+from transduce.inspection.corpus_doctor.alignment import LineRange
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.text_files import STANDARD_INPUT, format_to_convert, store_standard_input
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
-from transduce.text.files import LineNotes, count_noun, read_lines
+from transduce.text.files import LineNotes, read_lines
 from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import column, localized, noted, ui_language
 
@@ -66,7 +66,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, ...]
     source_lines: int
     target_lines: int
-    stretches: tuple[Stretch, ...]
+    line_ranges: tuple[LineRange, ...]
     """Ranges of source lines whose translations are shifted equally; empty if files are too short or unrelated."""
     findings: tuple[Finding, ...]
     elapsed_seconds: float

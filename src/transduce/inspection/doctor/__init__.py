@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 import torch
 
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names
 from transduce.inspection.doctor.checks import (
     DECODING_CHECKS,
     DEPENDENCE_CHECKS,
@@ -136,6 +136,7 @@ _FOLLOWERS = {
 """Dict: name of a check → names of the checks that fail because it fails; the most basic check is first."""
 
 
+@explain_wrong_types
 def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     """Run checks on a model in evaluation mode, without changing its weights, and return a report.
 

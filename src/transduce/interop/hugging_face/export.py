@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -64,7 +65,7 @@ def automatic_class_for(config: ModelConfig) -> str | None:
 
 
 def config_json(
-    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), longest: int = MAXIMUM_POSITIONS
+    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), max_positions: int = MAXIMUM_POSITIONS
 ) -> dict[str, Any]:
     """Return the content of `config.json`, a dict, for a model's configuration.
 
@@ -76,7 +77,7 @@ def config_json(
         labels: the names of the model's classes; if empty, the classes are named LABEL_0, LABEL_1, …
         names: the names of the model's parameters and buffers. If the Hugging Face class lacks one of them, the content
             names no class.
-        longest: the maximum number of tokens, for a model whose positions set no limit.
+        max_positions: the maximum number of tokens, for a model whose positions set no limit.
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
@@ -94,7 +95,7 @@ def config_json(
     header = {"architectures": [family.architecture], "model_type": family.model_type}
     content = family.content(config)
     if config.positions != "learned" and "max_position_embeddings" in content:
-        content["max_position_embeddings"] = longest
+        content["max_position_embeddings"] = max_positions
     return header | encoder_decoder | content | label_names | ids | ours
 
 
@@ -137,7 +138,7 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
 
 
 def stored_tensors(
-    weights: Mapping[str, Tensor], config: ModelConfig, longest: int = MAXIMUM_POSITIONS
+    weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int = MAXIMUM_POSITIONS
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
@@ -147,7 +148,7 @@ def stored_tensors(
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
         config: the model's configuration.
-        longest: the number of rows of a table of sinusoids.
+        max_positions: the number of rows of a table of sinusoids.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
@@ -158,7 +159,7 @@ def stored_tensors(
         yield from _stored_parameter(name, config, family).store(weights[name], _sizes(name, config)).items()
     if family.stores_sinusoids:
         for stack in ("encoder", "decoder"):
-            yield f"model.{stack}.embed_positions.weight", sinusoids(longest, config.d_model)
+            yield f"model.{stack}.embed_positions.weight", sinusoids(max_positions, config.d_model)
     if family.stores_output_bias and not config.output_bias:
         zeros = torch.zeros(config.target_vocabulary_size)
         yield from _output_bias_place(_stored_names(family, config)).store(zeros, ()).items()
@@ -557,7 +558,8 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
         flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
         id = record.ids[symbol.text]
         added[id] = {"id": id, "content": symbol.text, **flags, "normalized": symbol.normalized, "special": False}
-    vocabulary = tokenizer.source
+    vocabulary, chat = tokenizer.source, tokenizer.record.chat_template
+    chat_settings = {} if chat is UNSET else chat.special_tokens | {"chat_template": chat.source}
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -567,7 +569,8 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
             **record.algorithm.content,
             "post_processor": _post_processor((), (names[record.eos_id],), vocabulary),
         },
-        "tokenizer_config.json": tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
+        "tokenizer_config.json": chat_settings
+        | tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
         | {"model_input_names": ["input_ids", "attention_mask"]},
         "special_tokens_map.json": special_tokens_map(vocabulary),
     }
@@ -577,8 +580,8 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
-    longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-    return tokenizer_config(vocabulary, longest) | {"model_input_names": list(inputs)}
+    max_positions = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+    return tokenizer_config(vocabulary, max_positions) | {"model_input_names": list(inputs)}
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:

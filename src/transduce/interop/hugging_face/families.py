@@ -225,7 +225,7 @@ HUGGING_FACE = table(
 
 def family_for(config: ModelConfig) -> Family | None:
     """Return the first Hugging Face class, as `Family`, that computes a model with this configuration, or None."""
-    return next((family for family in FAMILIES if not differences(config, family)), None)
+    return next((family for family in EXPORT_FAMILIES if not differences(config, family)), None)
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
@@ -262,7 +262,7 @@ def _nearest(config: ModelConfig) -> Family | None:
         differing = differences(config, family)
         return len(differing) + 2 * ("positions" in differing)
 
-    return min((family for family in FAMILIES if family.kind == config.kind), key=distance, default=None)
+    return min((family for family in EXPORT_FAMILIES if family.kind == config.kind), key=distance, default=None)
 
 
 def _required(config: ModelConfig, family: Family) -> dict[str, object]:
@@ -540,7 +540,7 @@ def _lacks_labels(config: ModelConfig) -> list[str]:
     return ["num_labels"] if config.num_labels == 0 else []
 
 
-FAMILIES = (
+EXPORT_FAMILIES = (
     _bart_family("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
     _bart_family("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
     _bart_family("MarianMTModel", "marian", _SEPARATE_EMBEDDINGS, stores_sinusoids=True),

@@ -466,7 +466,7 @@ _ROBERTA = ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gel
 _M2M100 = ImportFamily(
     "transformer", m2m100, names.SINUSOIDAL, begins_with_end=True, tagged=True, fairseq=True, numbers_by_padding=True
 )
-FAMILIES: Mapping[str, ImportFamily] = {
+IMPORT_FAMILIES: Mapping[str, ImportFamily] = {
     "bart": ImportFamily("transformer", bart, names.BART, begins_with_end=True, begins_text=True),
     "mbart": ImportFamily("transformer", mbart, names.BART, begins_with_end=True, tagged=True, fairseq=True),
     "marian": ImportFamily("transformer", marian, names.SINUSOIDAL),
@@ -509,10 +509,11 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
             f"{location} asks for code of its own to be run (`auto_map`), which is never done: remove it."
         )
     model_type = content.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    family = IMPORT_FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise TransduceError(
-            f"{location}: `model_type` must be one of {', '.join(FAMILIES)} to be imported, but is {model_type!r}."
+            f"{location}: `model_type` must be one of {', '.join(IMPORT_FAMILIES)} to be imported, but is "
+            f"{model_type!r}."
         )
     architectures = content.get("architectures")
     for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
@@ -534,7 +535,7 @@ def names_of(model_type: str, present: Collection[str]) -> names.StoredNames:
         model_type: the family's name in config.json.
         present: names of the stored tensors, which select among variants, such as T5 with gated layers.
     """
-    return names.variant(FAMILIES[model_type].names, present)
+    return names.variant(IMPORT_FAMILIES[model_type].names, present)
 
 
 # --- import generation ---
@@ -726,7 +727,7 @@ def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[
     If the files state none, the id is the family's default, the end symbol or padding; if the files lack that id too,
     the set is empty.
     """
-    family = FAMILIES.get(str(config.get("model_type")))
+    family = IMPORT_FAMILIES.get(str(config.get("model_type")))
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)
     return {id for id in (default if start is None else start,) if isinstance(id, int)}

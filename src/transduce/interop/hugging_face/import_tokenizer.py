@@ -3,12 +3,12 @@
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.import_settings import FAMILIES, ImportFamily
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ImportFamily
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizerRecord,
     ImportedVocabularyRecord,
@@ -146,7 +146,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     settings = files.json("tokenizer_config.json")
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
         return _m2m100_ids(files)
-    if FAMILIES[model_type].fairseq:
+    if IMPORT_FAMILIES[model_type].fairseq:
         ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
         tags = [text for text in files.extra_tokens() if LANGUAGE_TAG.fullmatch(text)]
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
@@ -161,7 +161,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
         leading = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
-    if FAMILIES[model_type].spaced:
+    if IMPORT_FAMILIES[model_type].spaced:
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.location} must hold a tokenizer.json for a model of the type {model_type}.")
 
@@ -237,7 +237,7 @@ class ModelIds(msgspec.Struct, frozen=True):
     @property
     def family(self) -> ImportFamily:
         """The properties of the model's Hugging Face family (`ImportFamily`) that the import needs."""
-        return FAMILIES[self.model_type]
+        return IMPORT_FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
@@ -291,7 +291,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         after=after,
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
-        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
+        special_tokens=_special_tokens(files, parts, special["eos_id"])
+        if model.family.kind == "encoder"
+        else SPECIAL_TOKENS,
     )
     end = (special["eos_id"],)
     # A text that is generated ends with the end symbol, whatever the tokenizer puts after a source.
@@ -366,7 +368,7 @@ def _padding(
     return own
 
 
-def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
+def _special_tokens(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """Return a tuple of the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
     Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
@@ -442,25 +444,21 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
         if class_name in _BERT_CLASSES and content.get("post_processor") is not None:
             parts = _between_bert_tokens(files, parts)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
-        if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
+        if model is None or not merges_characters(content) or IMPORT_FAMILIES[model_type].spaced:
             return parts
         return parts._replace(algorithm=SentencePieceRecord(model))
     if model is not None:
         settings = files.json("tokenizer_config.json")
         is_llama = model_type == "llama" and _class_name(files, model_type) == "LlamaTokenizer"
-        if is_llama and settings.get("add_prefix_space") is False:
-            raise TransduceError(
-                f"{files.location}/tokenizer_config.json: `add_prefix_space` = false cannot be imported from a "
-                "sentencepiece model: load the tokenizer with transformers and save it, which writes tokenizer.json."
-            )
+        spaces = _space_scheme(settings) if is_llama else "kept" if known.family.kind == "decoder" else "model"
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
-        parts = _with_added(files, SentencePieceRecord(model), ids)
-        adds_start = FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
+        parts = _with_added(files, SentencePieceRecord(model, spaces), ids)
+        adds_start = IMPORT_FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _read_bert_files(files)
     if files.read("merges.txt") is not None:
-        return _read_byte_level_files(files, adds_start=FAMILIES[model_type].begins_text)
+        return _read_byte_level_files(files, adds_start=IMPORT_FAMILIES[model_type].begins_text)
     named_class = files.json("tokenizer_config.json").get("tokenizer_class")
     if named_class in _UNSUPPORTED_CLASSES:
         raise TransduceError(
@@ -511,6 +509,14 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
     return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")
 
 
+def _space_scheme(settings: Mapping[str, Any]) -> Literal["always", "first", "never"]:
+    """Return before which stretches of a text a LlamaTokenizer with these settings puts a space."""
+    adds_space = settings.get("add_prefix_space")
+    if adds_space is not None and not adds_space:
+        return "never"
+    return "always" if settings.get("legacy", False) else "first"
+
+
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
 
@@ -520,15 +526,13 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         content: the content of tokenizer.json.
         settings: the content of tokenizer_config.json.
     """
-    adds_space = settings.get("add_prefix_space")
-    adds_space = adds_space is None or bool(adds_space)
-    scheme = ("always" if settings.get("legacy", False) else "first") if adds_space else "never"
+    scheme = _space_scheme(settings)
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if adds_space:
+    if scheme != "never":
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         **content,

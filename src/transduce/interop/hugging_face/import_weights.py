@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, names_of
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader, check_config, names_of
 from transduce.interop.hugging_face.stored_names import (
     StoredNames,
     StoredParameter,
@@ -284,7 +284,7 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
         stored: the folder's tensors.
     """
     model_type = config["model_type"]
-    if FAMILIES[model_type].kind != "encoder":
+    if IMPORT_FAMILIES[model_type].kind != "encoder":
         return {}
     table = names_of(model_type, stored.names).names
 

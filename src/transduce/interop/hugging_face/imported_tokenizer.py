@@ -6,16 +6,19 @@ consists of leading special tokens (a language tag, a start symbol), the tokens 
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from transduce.atomic_io import write_file
 from transduce.deprecation import decode_stored, warn_renamed
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, shown_names, shown_value
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, TokenizerJson, WordListRecord
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
@@ -27,6 +30,9 @@ from transduce.text.vocabulary import (
     plain_readings,
     replace_lone_surrogates,
 )
+
+if TYPE_CHECKING:
+    import jinja2
 
 IMPORTED_TOKENIZER_FILE = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
@@ -63,7 +69,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     """Ids other than the end symbol at which a language model may end a text."""
     keeps_line_feeds: bool = False
     """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
-    marks: tuple[str, str, str] = SPECIAL_TOKENS
+    special_tokens: tuple[str, str, str] = SPECIAL_TOKENS
     """An encoder's special tokens, as a tuple: for the start of a text, the end of a text, and a masked token."""
 
     def __post_init__(self) -> None:
@@ -97,7 +103,7 @@ class ImportedVocabulary(Vocabulary):
         self.forced = record.forced
         self.ends = (record.eos_id, *record.other_ends)
         self.keeps_line_feeds = record.keeps_line_feeds
-        self.special_token_names = record.marks
+        self.special_token_names = record.special_tokens
         # Without a sentencepiece model, other parts of the package cannot inspect how words are split.
         self.model_bytes = b""
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
@@ -218,6 +224,129 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.tags[self.code(language)]
 
 
+# --- chat templates ---
+
+# Marks where the final message ends in a rendered conversation; a template that trims messages removes the space.
+_END_OF_MESSAGE = "<END OF THE FINAL MESSAGE> "
+_TEMPLATE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A template that turns the messages of a conversation into a prompt, in the language of Jinja2."""
+
+    source: str
+    """The text of the template."""
+    special_tokens: dict[str, str] = {}
+    """Values of `bos_token`, `eos_token` and others in the template."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the prompt for the answer to a conversation, as `apply_chat_template` of transformers renders it.
+
+        The template runs in Jinja2's sandbox, which lets it neither read files nor call Python code.
+
+        Args:
+            messages: the conversation; each message is a dict with a `role` and mostly a `content`.
+            variables: further variables of the template, such as `enable_thinking`; None: none.
+            continue_final_message: end the prompt within the final message, which the model continues.
+
+        Raises:
+            TransduceError: a message is malformed, the template is not valid, or it refuses the messages.
+        """
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        chat = _checked_messages(messages)
+        if continue_final_message:
+            if not isinstance(content := chat[-1].get("content"), str):
+                raise TransduceError("Only a final message whose `content` is a text can be continued: set that text.")
+            chat[-1]["content"] = content + _END_OF_MESSAGE
+        values = {"tools": None, "documents": None} | self.special_tokens | dict(variables or {})
+        values |= {"messages": chat, "add_generation_prompt": not continue_final_message}
+        try:
+            prompt = _compiled_template(self.source).render(values)
+        except TemplateSyntaxError as error:
+            raise TransduceError(
+                f"The model's chat template is not valid (line {error.lineno}: {error.message}): correct it in the "
+                "Hugging Face folder, and import that again."
+            ) from error
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
+            raise TransduceError(
+                f"The model's chat template refuses the messages ({error}): change the messages, or write a prompt "
+                "with the template's markers yourself."
+            ) from error
+        if not continue_final_message:
+            return prompt
+        start, mark, rest = prompt.rpartition(_END_OF_MESSAGE.rstrip())
+        if not mark:
+            raise TransduceError(
+                "The model's chat template leaves out the final message, so that it cannot be continued: ask for an "
+                "answer instead."
+            )
+        return start if rest.startswith(" ") else start.rstrip()
+
+
+def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return copies of the messages of a conversation as dicts of plain values, without keys that are None.
+
+    Raises:
+        TransduceError: there is no message, or one is not a dict with the text of a role.
+    """
+    chat = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
+    if not chat or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in chat):
+        raise TransduceError(
+            "A conversation must be a list of messages, such as {'role': 'user', 'content': 'Hello'}, but is "
+            f"{shown_value(messages)}."
+        )
+    try:
+        plain = [msgspec.to_builtins(dict(message)) for message in chat]
+    except (TypeError, ValueError) as error:
+        raise TransduceError(f"Messages must hold texts, numbers, lists and dicts only: {error}.") from error
+    return [{name: value for name, value in message.items() if value is not None} for message in plain]
+
+
+@lru_cache(maxsize=8)
+def _compiled_template(source: str) -> "jinja2.Template":
+    """Return a compiled chat template, whose environment has the extensions that transformers gives templates.
+
+    Raises:
+        TemplateSyntaxError: the source is not valid.
+    """
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlock(Extension):
+        """The block `{% generation %}` around the assistant's text, which marks it in training and changes nothing."""
+
+        tags: set[str] = {"generation"}  # noqa: RUF012 - Jinja2 defines it so
+
+        def parse(self, parser: "jinja2.parser.Parser") -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: object) -> NoReturn:
+        raise jinja2.TemplateError(str(message))
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return environment.from_string(source)
+
+
 class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A serializable description of an imported tokenizer: both vocabularies and the languages."""
 
@@ -226,6 +355,8 @@ class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields
     target: ImportedVocabularyRecord | None = None
     """The target vocabulary; None if source and target share one vocabulary."""
     languages: Languages | None = None
+    chat_template: ChatTemplate | UnsetType = UNSET
+    """The template of conversations; unset if the model has none."""
 
 
 class ImportedTokenizer(Tokenizer):
@@ -239,7 +370,8 @@ class ImportedTokenizer(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """The SHA-256 (hexadecimal) of everything that determines the token ids, by which tokenizers are compared."""
-        record = msgspec.to_builtins(self.record, order="deterministic")
+        without_chat = msgspec.structs.replace(self.record, chat_template=UNSET)
+        record = msgspec.to_builtins(without_chat, order="deterministic")
         for side in ("source", "target"):
             if record[side] is not None:
                 # The digest has the key of version 0.1, so that corpora that it prepared remain valid.
@@ -288,8 +420,10 @@ class ImportedTokenizer(Tokenizer):
             return msgspec.structs.replace(vocabulary, keeps_line_feeds=False, other_ends=())
 
         target = None if self.record.target is None else without_line_feeds(self.record.target)
+        source = without_line_feeds(self.record.source)
+        # A chat template writes line feeds, which such a model never sees.
         return ImportedTokenizer(
-            msgspec.structs.replace(self.record, source=without_line_feeds(self.record.source), target=target)
+            msgspec.structs.replace(self.record, source=source, target=target, chat_template=UNSET)
         )
 
     def for_languages(self, source: str | None, target: str | None) -> "ImportedTokenizer":

@@ -73,8 +73,13 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     model: bytes
     """The content of the sentencepiece model's file."""
-    spaces: Literal["model", "all"] = "model"
-    """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization."""
+    spaces: Literal["model", "all", "kept", "always", "first", "never"] = "model"
+    """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization.
+
+    In language models, white space at the end of a text is kept when tokens are joined. `kept`: otherwise as the model
+    does; `always`, `first`, `never`: a space is put before every stretch of text between added tokens, before a stretch
+    at the start alone, or before none, and before none that begins with a space.
+    """
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
         """Build the `TokenSplitter` that splits texts by this sentencepiece model and joins its tokens.
@@ -576,6 +581,10 @@ _BYTES = _byte_alphabet()
 # --- sentencepiece ---
 
 
+# A second `normalizer_spec`, merged with the model's: no `add_dummy_prefix`, and no `remove_extra_whitespaces`.
+_WITHOUT_SPACE = bytes([0x1A, 4, 0x18, 0, 0x20, 0])
+
+
 class _SentencePieceSplitter(TokenSplitter):
     """A `TokenSplitter` with the algorithm of a sentencepiece model."""
 
@@ -589,29 +598,37 @@ class _SentencePieceSplitter(TokenSplitter):
         Raises:
             TransduceError: the bytes are no sentencepiece model.
         """
-        self._collapses = settings.spaces == "all"
+        self._spaces = settings.spaces
         self._finder = SymbolSplitter(symbols, str)
         try:
             # SentencePieceProcessor accepts an empty model, to be loaded later.
             self._processor = SentencePieceProcessor(model_proto=settings.model or b"empty")
+            self._bare = SentencePieceProcessor(model_proto=(settings.model or b"empty") + _WITHOUT_SPACE)
         except RuntimeError:
             raise TransduceError("The tokenizer's sentencepiece model cannot be read: copy its file again.") from None
 
     @override
     def split(self, text: str) -> list[str]:
         tokens: list[str] = []
-        for part, is_symbol in self._finder.parts(text):
-            tokens += [part] if is_symbol else self._split_plain(part)
+        for number, (part, is_symbol) in enumerate(self._finder.parts(text)):
+            tokens += [part] if is_symbol else self._split_plain(part, is_first=number == 0)
         return tokens
 
-    def _split_plain(self, text: str) -> list[str]:
-        tokens: list[str] = self._processor.encode(" ".join(text.split()) if self._collapses else text, out_type=str)
+    def _split_plain(self, text: str, *, is_first: bool) -> list[str]:
+        tokens: list[str]
+        if self._spaces in ("always", "first", "never"):
+            gets_space = self._spaces == "always" or (self._spaces == "first" and is_first)
+            text = f" {text}" if gets_space and not text.startswith((" ", _SPACE)) else text
+            tokens = self._bare.encode(text, out_type=str)
+        else:
+            tokens = self._processor.encode(" ".join(text.split()) if self._spaces == "all" else text, out_type=str)
         return tokens
 
     @override
     def join(self, tokens: Sequence[str]) -> str:
-        text: str = self._processor.decode_pieces(list(tokens))
-        return text.replace(_SPACE, " ").strip()
+        processor = self._bare if self._spaces == "never" else self._processor
+        text: str = processor.decode_pieces(list(tokens)).replace(_SPACE, " ")
+        return text.strip() if self._spaces in ("model", "all") else text
 
     @override
     def bytes_of(self, token: str) -> bytes | None:

@@ -202,7 +202,7 @@ def write_onnx(model: Model, folder: Path) -> None:
     check_components(ONNX, model)
     config = model.config
     metadata = {"pad_id": str(config.pad_id), "eos_id": str(config.eos_id), "start_id": str(config.start_id)}
-    metadata |= {"max_positions": str(longest_sequence(config)), "kind": config.kind}
+    metadata |= {"max_positions": str(max_sequence_length(config)), "kind": config.kind}
     for name, graph in _graphs(model).items():
         graph.save(folder / name, metadata)
 
@@ -219,7 +219,7 @@ def _graphs(model: Model) -> dict[str, Graph]:
             return {ENCODER: build_encoder(model), DECODER: build_decoder(model)}
 
 
-def longest_sequence(config: ModelConfig) -> int:
+def max_sequence_length(config: ModelConfig) -> int:
     """Return the maximum number of tokens of a source or target in the exported model.
 
     The result is the number of learned positions, or 1,024 for other kinds of positions.

@@ -226,9 +226,9 @@ class AmxHead(HeadAddresses):
 
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
-    def remaining_queries(self, first: Value, most: int) -> Value:
-        """Return (an IR value) the number of queries from index `first` on, at most `most`."""
-        return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
+    def remaining_queries(self, first: Value, max_queries: int) -> Value:
+        """Return (an IR value) the number of queries from index `first` on, at most `max_queries`."""
+        return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(max_queries))
 
     def limit_of(self, first: Value) -> Value:
         """Return (an IR value) the number of leading keys that any of the 16 queries from `first` on may attend to."""

@@ -143,7 +143,7 @@ class RuleArguments(NamedTuple):
     """The token that a hypothesis gets, with probability 1, at its greatest length; -1: none."""
     indices: Any
     """Address of each sentence's index in the input batch, int64 (B,), by which arguments such as `forced` are read."""
-    longest: Any
+    max_lengths: Any
     """Address of the greatest number of tokens that each sentence may get, int64 (B,)."""
     tokens: Any
     """Address of the hypotheses' tokens so far, int32 (B × W, `capacity`)."""
@@ -158,7 +158,7 @@ class RuleArguments(NamedTuple):
     """
 
 
-class NativeReductions:
+class CompiledReductions:
     """Top-k, log-sum-exp and beam selection over a vocabulary with compiled CPU kernels.
 
     The class implements `selection.Reductions`.
@@ -433,7 +433,7 @@ class Rules:
         forced_last, first = fields.get("forced_last"), k.load_variable(token, position)
         is_last = k.build.and_(
             k.build.icmp_signed(">=", forced_last, k.int64(0)),
-            k.build.icmp_signed("==", k.add(position, 1), fields.element("longest", self.sentence, I64)),
+            k.build.icmp_signed("==", k.add(position, 1), fields.element("max_lengths", self.sentence, I64)),
         )
         is_early = k.build.icmp_signed("<", self.length, fields.get("certain_count"))
         return k.build.select(is_last, forced_last, first), k.build.or_(is_last, is_early)

@@ -60,13 +60,13 @@ class SequenceArguments(NamedTuple):
 _TYPES = (*[POINTER] * 3, I64, POINTER, POINTER, I64, POINTER, I64, POINTER, POINTER, *[I64] * 3)
 
 
-def sequence_scratch_size(width: int, longest: int) -> int:
+def sequence_scratch_size(width: int, max_length: int) -> int:
     """Return the number of float32 numbers of scratch space that a thread needs to compute one head of one sentence.
 
-    The head has K = `width` elements, and sentences have at most `longest` tokens.
+    The head has K = `width` elements, and sentences have at most `max_length` tokens.
     """
     block = 2 * MAX_LANES
-    return (2 * width + _ROWS) * -(-longest // block) * block + _ROWS * width
+    return (2 * width + _ROWS) * -(-max_length // block) * block + _ROWS * width
 
 
 class _Head(NamedTuple):
@@ -115,9 +115,9 @@ class _SequenceAttention:
         self.k, self.heads, self.is_biased = k, heads, is_biased
         self.block = 2 * k.lanes
         # As many columns of the output at once as leave registers for the sums of all rows.
-        most = 4 * k.lanes if k.lanes == 16 else 2 * k.lanes
+        width = 4 * k.lanes if k.lanes == 16 else 2 * k.lanes
         self.columns = [
-            list(range(first, min(first + most, heads.width), k.lanes)) for first in range(0, heads.width, most)
+            list(range(first, min(first + width, heads.width), k.lanes)) for first in range(0, heads.width, width)
         ]
 
     def write(self, name: str) -> None:

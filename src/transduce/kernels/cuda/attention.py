@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.kernels.cuda.graphs import power_of_2, shared_bytes
+from transduce.kernels.cuda import power_of_2, shared_bytes
 from transduce.kernels.cuda.triton import attention as triton_kernels
 from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedMask, Packing
@@ -26,20 +26,20 @@ MIN_WIDTH, MAX_WIDTH = 16, 128
 class PackedHeads:
     """The base class of `_PackedBatches`: attention on training batches without padding, by Triton kernels."""
 
-    def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+    def supports_heads(self, config: ModelConfig, max_length: int, weight: Tensor) -> bool:
         """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
 
         Args:
             config: the model's settings.
-            longest: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in shared
-                memory.
+            max_length: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in
+                shared memory.
             weight: a tensor in the dtype and on the device of the model.
         """
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
-        if not plain or longest > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
+        if not plain or max_length > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
             return False
-        rows = max(16, power_of_2(longest))
+        rows = max(16, power_of_2(max_length))
         # The backward pass multiplies four matrices of rows × width, and two of rows × rows.
         return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce.kernels.cuda import attention, rows
+from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
+from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
@@ -27,18 +27,12 @@ from transduce.kernels.training_executor import (
     sublayers_of,
     sum_or_zeros,
 )
-from transduce.model.backend import (
-    AdamScalars,
-    Rows,
-    TrainingKernels,
-    UpdatedVectors,
-    add_product,
-)
+from transduce.model.backend import Rows, add_product
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.positions import Rotation
+from transduce.model.positions import RotaryPositions, Rotation, SinusoidalPositions
 from transduce.model.transformer import Transformer
 
 # --- recorded losses ---
@@ -107,7 +101,9 @@ class LossRecorder:
                 return
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            loss.record(self._pool, list(self._model.buffers()))
+            kinds = SinusoidalPositions | RotaryPositions
+            tables = [each.table for each in self._model.modules() if isinstance(each, kinds)]
+            loss.record(self._pool, [*self._model.buffers(), *tables])
         except RuntimeError as error:  # includes running out of memory
             self._give_up(str(error).strip().partition("\n")[0])
 
@@ -537,15 +533,15 @@ class _PackedBatches(attention.PackedHeads):
 
     record_losses = staticmethod(LossRecorder)
 
-    def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens.
+    def supports(self, model: nn.Module, max_length: int) -> bool:
+        """Return whether the kernels can train a model on packed batches with sentences of at most `max_length` tokens.
 
         Packed batches have no padding. The layer graph must know every component of the model.
         """
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.supports_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, max_length, model.source_weight)
             and is_known(model)
         )
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.kernels.cuda import recording
 from transduce.kernels.cuda.attention import AttendedPositions, attend_cached
-from transduce.kernels.cuda.graphs import recording
 from transduce.kernels.cuda.rows import add_and_norm, embed_step
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.kernels.cuda.graphs import ceil_div, power_of_2
+from transduce.kernels.cuda import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.model.backend import sum_of_gradients
 from transduce.model.embedding import Embedding

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, SearchRules
+from transduce.kernels.cuda import ceil_div, power_of_2
 from transduce.kernels.cuda.attention import AttendedPositions
 from transduce.kernels.cuda.decode_graph import (
     GpuState,
@@ -28,9 +30,7 @@ from transduce.kernels.cuda.decode_graph import (
     round_up_size,
     round_up_source,
 )
-from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as triton_kernels
-from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -180,7 +180,7 @@ def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch
 
 
 class GpuSearch:
-    """A beam or greedy search for a batch on a GPU, which implements `model.batch_search.BatchSearch`."""
+    """A beam or greedy search for a batch on a GPU, which implements `kernel_interfaces.BatchSearch`."""
 
     def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
         """Create a search from a decoding state that has encoded its sentences and has run no step."""
@@ -210,9 +210,9 @@ class GpuSearch:
         step.records.zero_()
         step.counts.zero_()
         step.finished.fill_(float("-inf"))
-        longest = torch.tensor(options.max_lengths)
-        step.limits[:count] = longest.to(step.limits)
-        step.reaches[:count] = options.penalties[longest].to(step.reaches)
+        max_lengths = torch.tensor(options.max_lengths)
+        step.limits[:count] = max_lengths.to(step.limits)
+        step.reaches[:count] = options.penalties[max_lengths].to(step.reaches)
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
@@ -232,9 +232,9 @@ class GpuSearch:
 
         Finished sentences leave the batch, and the others move to smaller buffers if that is worthwhile.
         """
-        longest = max((self.options.max_lengths[index] for index in self._indices), default=0)
+        max_length = max((self.options.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
-        for _ in range(min(steps, longest - self.length)):
+        for _ in range(min(steps, max_length - self.length)):
             self._ensure_capacity()
             if not self._indices:
                 break

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError, common_options, shell_word, shown_names
+from transduce.errors import TransduceError, common_options, count_noun, shell_word, shown_names
 from transduce.evaluation.label_scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -48,7 +48,6 @@ from transduce.tasks.kinds.kind import (
 from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
-from transduce.text.files import count_noun
 from transduce.text.filters import PairFilter
 from transduce.text.pair_files import location_of
 from transduce.text.tokenizer import Tokenizer
@@ -212,7 +211,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_tokens` counts texts here."""
+        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_size` counts texts."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002

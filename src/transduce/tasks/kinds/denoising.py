@@ -38,7 +38,7 @@ class NoiseGenerator:
     def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
         self._noise, self._seed = noise, seed
         self._source, self._target = tokenizer.source, tokenizer.target
-        self._marks = [tokenizer.source.id(mark) for mark in noise_tokens(noise)]
+        self._sentinels = [tokenizer.source.id(token) for token in noise_tokens(noise)]
 
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch with the corrupted texts as sources and, as targets, the text that the model must write.
@@ -56,7 +56,7 @@ class NoiseGenerator:
         row_ids, prefix, suffix = row[row != self._target.pad_id], self._target.before, self._target.after
         ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
         key = np.random.SeedSequence((self._seed, RandomPurpose.DENOISING, epoch, int(number)))
-        source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
+        source, target = add_noise(ids, self._noise, self._sentinels, np.random.Generator(np.random.Philox(key)))
         return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
 
 
@@ -109,7 +109,7 @@ class DenoisingKind(TextOnlyKind):
         """
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.cuda_graphs)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)

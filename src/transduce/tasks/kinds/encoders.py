@@ -14,13 +14,13 @@ from typing_extensions import override
 from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
 from transduce.data.masked_language_model import SentenceStore
 from transduce.data.prepared import PreparedCorpus
+from transduce.errors import count_noun
 from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder
 from transduce.model_folder.read import read_run_setting
 from transduce.tasks.kinds.kind import DEV_SCORES, RankAndCount, base_task, refuse_unused
 from transduce.tasks.settings.structs import ResolvedSettings, Settings, TaskSettings
-from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
 from transduce.training.loss import Objective
@@ -230,7 +230,7 @@ class LabelChoices(EncoderChoices):
         """Return the training texts with their labels (one for each text, or one for each word), to make batches of."""
 
     def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
-        """Return the plan of a process's training batches; `training.batch_tokens` is a number of texts here.
+        """Return the plan of a process's training batches; `training.batch_size` is a number of texts.
 
         `rank_and_count` are the process's rank and the number of processes.
         """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.significance import standard_error
 from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, formats_for, opening_sentence
 from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
@@ -39,7 +39,6 @@ from transduce.tasks.corpus import (
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.tasks.text_files import write_pairs
-from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -52,6 +51,8 @@ from transduce.training.choices import (
     choose_batch_tokens,
     choose_best_by,
     choose_fine_tuning_rate,
+    choose_language_model_batch_tokens,
+    choose_language_model_preset,
     choose_learning_rate,
     choose_optimizer,
     choose_preset,
@@ -299,6 +300,8 @@ class TaskKind(ABC, Generic[C]):
     """The noun for what the loss and the speed of training count, in the plural, such as "tokens"."""
     batch_note: ClassVar[str] = ""
     """What `training.batch_tokens` counts in this task, as a note in the choice log; empty: target tokens."""
+    learns_from_all_tokens: ClassVar[bool] = False
+    """True if presets and batches are chosen as for language models, by the number of tokens in the training text."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps may be recorded as CUDA graphs and replayed (`training.cuda_graphs`)."""
     label_smoothing: ClassVar[float] = 0.1
@@ -458,9 +461,11 @@ class TaskKind(ABC, Generic[C]):
         """Return a default for `model.positions` by other model settings, with a reason; None: the general default."""
         return None
 
-    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
         """Return the default preset by the number of training pairs or, in some tasks, of target tokens (`tokens`)."""
-        return choose_preset(pairs, self.example)
+        return (
+            choose_language_model_preset(tokens) if self.learns_from_all_tokens else choose_preset(pairs, self.example)
+        )
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
         """Return the number of tokens in an epoch, in the unit in which `training.batch_tokens` counts them."""
@@ -475,7 +480,8 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
         """Return a default for `training.batch_tokens`, a number of target tokens unless the task counts others."""
-        return choose_batch_tokens(epoch_tokens, device)
+        choose = choose_language_model_batch_tokens if self.learns_from_all_tokens else choose_batch_tokens
+        return choose(epoch_tokens, device)
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
         """Return the default learning-rate schedule with a reason (`Choice`); `norm_order` is the model's, as "pre"."""

@@ -14,8 +14,9 @@ import torch
 from typing_extensions import override
 
 from transduce.data.batches import Batch
-from transduce.errors import TransduceError, common_options, shell_word
-from transduce.inference.generator import decode_with_line_feeds, load_generator
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.inference.generator import load_generator
+from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
@@ -43,13 +44,10 @@ from transduce.tasks.kinds.texts import (
     text_only,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
-from transduce.text.files import count_noun
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
     Preset,
-    choose_language_model_batch_tokens,
-    choose_language_model_preset,
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
@@ -126,6 +124,7 @@ class LanguageModelKind(TextOnlyKind):
 
     scales_rate_with_batch = False
     name = "language-model"
+    learns_from_all_tokens = True
     model_noun = "language model"
     model_kinds = ("decoder",)
     label_smoothing = 0.0
@@ -173,17 +172,6 @@ class LanguageModelKind(TextOnlyKind):
             "scale_embeddings": False,
         }
 
-    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Return the default model preset, by the number of tokens in the training text, with a reason (`Choice`)."""
-        return choose_language_model_preset(tokens)
-
-    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Return the default number of tokens in a batch, with a reason (`Choice`).
-
-        On a CPU it is twice that of translation, unless the corpus is small.
-        """
-        return choose_language_model_batch_tokens(epoch_tokens, device)
-
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Return the default number of steps for 1 to 40 epochs, by the size of the text, but at least 300 steps."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
@@ -221,7 +209,7 @@ class LanguageModelKind(TextOnlyKind):
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of a process's training batches of windows, stretches of the text as long as the context.
+        """Return the plan of a process's training batches of windows, spans of the text as long as the context.
 
         A batch has at least one window. `rank_and_count` are the process's rank and the number of processes.
         """

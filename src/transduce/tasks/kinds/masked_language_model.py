@@ -66,8 +66,6 @@ from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of, text_to
 from transduce.training.choices import (
     Choice,
     ChoiceLog,
-    choose_language_model_batch_tokens,
-    choose_language_model_preset,
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
@@ -243,6 +241,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     """
 
     name = "masked-language-model"
+    learns_from_all_tokens = True
     model_noun = "masked language model"
     batch_note = "this task counts all tokens that are read"
     example = "sentence"
@@ -321,17 +320,6 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
                 f"`task.next_sentence` is {task.next_sentence}, but the base model has {config.num_labels} classes of "
                 "segments, and is kept: leave it out."
             )
-
-    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Return the default model preset, by the number of tokens in the training text, with a reason (`Choice`)."""
-        return choose_language_model_preset(tokens)
-
-    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Return the default number of tokens in a batch, with a reason (`Choice`).
-
-        On a CPU it is twice that of translation, unless the corpus is small.
-        """
-        return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Return the default number of steps, twice that of a language model of this text, thus at least 600.

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
-from transduce.errors import TransduceError, common_options, shell_word, shown_names
+from transduce.errors import TransduceError, common_options, count_noun, shell_word, shown_names
 from transduce.evaluation.label_scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -56,7 +56,6 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
@@ -397,7 +396,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
         """Return the default batch size, 32, with a reason (`Choice`).
 
-        `training.batch_tokens` counts sentences in this task.
+        `training.batch_size` counts sentences.
         """
         return Choice(_ROWS, "sentences, with a tag for each word")
 

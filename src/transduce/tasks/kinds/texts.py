@@ -256,7 +256,7 @@ def read_stream(corpus: PreparedCorpus) -> Ids:
 
 
 class WindowPlan:
-    """A plan of batches of windows (stretches of T consecutive tokens of a text) by epoch and position.
+    """A plan of batches of windows (spans of T consecutive tokens of a text) by epoch and position.
 
     An epoch has almost every token of the text once, with windows in random order.
     """

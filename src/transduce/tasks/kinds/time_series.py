@@ -100,7 +100,7 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
     scale: SeriesScale
     """Statistics of the training part by which values are normalized for the model."""
     learned: tuple[LearnedPoints, ...]
-    """Records of each stretch of the training part, by which an evaluation recognizes points that the model has
+    """Records of each segment of the training part, by which an evaluation recognizes points that the model has
     learned.
     """
     tokenizer: None = None
@@ -155,8 +155,8 @@ def prepare_series(
         dev_starts = [max(0, len(values) - max(horizon, int(len(values) * _DEV_SHARE))) for values in read]
         dev = [values[max(0, first - past) :] for values, first in zip(read, dev_starts, strict=True)]
         training = [values[:first] for values, first in zip(read, dev_starts, strict=True)]
-    for files, stretches, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
-        _check_lengths(files, stretches, past + horizon, what, held_out=not data.dev_source)
+    for files, segments, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
+        _check_lengths(files, segments, past + horizon, what, held_out=not data.dev_source)
     points = np.concatenate(training)
     season = find_season(*training) if settings.season is None else settings.season
     known = min(len(values) - horizon for values in dev) if data.dev_source else min(dev_starts)
@@ -226,14 +226,14 @@ def _read(
 
 
 def _check_lengths(
-    files: Sequence[str], stretches: Sequence[Numbers], window: int, what: str, *, held_out: bool
+    files: Sequence[str], segments: Sequence[Numbers], window: int, what: str, *, held_out: bool
 ) -> None:
-    for path, stretch in zip(files, stretches, strict=True):
-        if len(stretch) < window:
+    for path, segment in zip(files, segments, strict=True):
+        if len(segment) < window:
             end = ", without the end that is held out for the dev set" if held_out and what == "training" else ""
             raise TransduceError(
                 f"{path}: a window is {window} points (`task.series.past` and `task.series.horizon`), but the {what} "
-                f"part{end} has {len(stretch)}: use more points, or make the window smaller."
+                f"part{end} has {len(segment)}: use more points, or make the window smaller."
             )
 
 

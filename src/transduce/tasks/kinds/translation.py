@@ -28,10 +28,10 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, count_noun, shell_word
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
+from transduce.inference.batching import DocumentContext, Documents
 from transduce.inference.evaluate import decoding_record
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -39,6 +39,7 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.model_folder.load import DEFAULT_MAX_SOURCE
 from transduce.model_folder.read import CONTEXT, DIRECTIONS, ContextRecord, context_text, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
@@ -56,7 +57,6 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
@@ -107,16 +107,18 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
 class TranslationObjective(Objective[EncoderDecoder]):
     """The training objective of an encoder-decoder model: cross-entropy of each target token, given those before it."""
 
-    def __init__(self, model: EncoderDecoder, *, label_smoothing: float = 0.0, record: bool = False) -> None:
+    def __init__(self, model: EncoderDecoder, *, label_smoothing: float = 0.0, cuda_graphs: bool = False) -> None:
         """Create the training objective of an encoder-decoder model.
 
         Args:
             model: an encoder-decoder model.
             label_smoothing: ε of section 5.4.
-            record: record training steps on packed batches as CUDA graphs, and replay these (`training/prefetch.py`).
+            cuda_graphs: record training steps on packed batches as CUDA graphs to replay (`training/prefetch.py`).
         """
         super().__init__(model, label_smoothing=label_smoothing)
-        self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
+        self._packed = (
+            PackedLoss(model, label_smoothing, cuda_graphs=cuda_graphs) if isinstance(model, Transformer) else None
+        )
 
     def prefetch(self, batch: Batch) -> None:
         """Prepare the next batch while the current step runs (`training/prefetch.py`); no-op for recurrent models."""
@@ -208,7 +210,7 @@ class DevSet(Validation):
         batches: Sequence[Batch],
         dtype: torch.dtype,
         device: str,
-        longest_source: int = DEFAULT_MAX_SOURCE,
+        max_source: int = DEFAULT_MAX_SOURCE,
         context: DocumentContext | None = None,
     ) -> None:
         with torch.device(device):
@@ -219,13 +221,13 @@ class DevSet(Validation):
         self.directions = [
             (
                 each,
-                Translator(self.model, each.tokenizer, search=search, max_source_tokens=longest_source, text=unsplit),
+                Translator(self.model, each.tokenizer, search=search, max_source_tokens=max_source, text=unsplit),
             )
             for each in directions
             if each.sources
         ]
         for _, translator in self.directions:
-            translator.context = context
+            translator.document_context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of
@@ -323,7 +325,7 @@ class SequenceToSequenceKind(TextKind):
         """Return the training objective, a function from a batch to its `Loss`: teacher-forced cross-entropy."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.cuda_graphs)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return the time of the final beam search of the whole dev set, as a multiple of that of one validation.
@@ -434,7 +436,7 @@ class TranslationKind(SequenceToSequenceKind):
             sentence_samplers(sides, bpe_dropout=training.bpe_dropout, unigram_alpha=training.unigram_alpha),
             seed=training.seed,
             growth_rate=_growth_rate(resolved),
-            longest=_longest_sentence(resolved.model),
+            max_tokens=_max_sentence_tokens(resolved.model),
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
@@ -451,8 +453,8 @@ class TranslationKind(SequenceToSequenceKind):
         largest = [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
         if not _samples_tokens(resolved):
             return largest
-        rate, longest = _growth_rate(resolved), _longest_sentence(resolved.model)
-        return [grown_batch(batch, pad_ids, rate, longest) for batch in largest]
+        rate, max_tokens = _growth_rate(resolved), _max_sentence_tokens(resolved.model)
+        return [grown_batch(batch, pad_ids, rate, max_tokens) for batch in largest]
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
         """Log that training sentences are tokenized at random, anew in each epoch, if the settings ask for that.
@@ -480,7 +482,7 @@ class TranslationKind(SequenceToSequenceKind):
             batches=dev_batches(corpus.dev),
             dtype=model_dtype(resolved),
             device=placement.device,
-            longest_source=resolved.data.filters.max_tokens,
+            max_source=resolved.data.filters.max_tokens,
             context=document_context(resolved.data),
         )
         dev.best_by = resolved.training.best_by
@@ -619,7 +621,7 @@ def _growth_rate(resolved: ResolvedSettings) -> float:
     return resolved.training.bpe_dropout or _UNIGRAM_GROWTH
 
 
-def _longest_sentence(config: ModelConfig) -> int | None:
+def _max_sentence_tokens(config: ModelConfig) -> int | None:
     """Return the largest number of tokens that a Transformer with learned positions reads; None for other models."""
     return config.max_positions if config.kind == "transformer" and config.positions == "learned" else None
 
@@ -643,8 +645,8 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     lines = _decoded(
         prepared.read_ranges(ranges if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
     )
-    longest = prepared.statistics.source_percentiles[2]
-    files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
+    max_tokens = prepared.statistics.source_percentiles[2]
+    files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=max_tokens).content()}
     texts: dict[str, list[str]] = {}
     for (source, target), start, stop in _ranges_of_directions(corpus):
         sides = prepared.read(start, min(stop, start + _PROFILE_PAIRS))

@@ -16,7 +16,6 @@ from torch import Tensor
 from transduce.atomic_io import file_sha256, replace_file, write_json
 from transduce.deprecation import with_current_keys
 from transduce.errors import TransduceError, shown_names
-from transduce.inference.decoding import read_search_settings
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
 from transduce.interop.word_vectors import Coverage, MatchedVectors, copy_vectors, match_vectors, vector_width
@@ -25,6 +24,7 @@ from transduce.model.config import ModelConfig, convert_config
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
+from transduce.model_folder.load import read_search_settings
 from transduce.model_folder.read import ModelFolder, read_any_model_folder, read_directions
 from transduce.search.settings import BEAM_SETTINGS, BY_SOURCE, SearchSettings, override_search
 from transduce.tasks.corpus import languages_of

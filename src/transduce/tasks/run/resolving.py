@@ -26,12 +26,14 @@ from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (
+    TASKS_WITH_BATCH_SIZE,
     DataSettings,
     ModelSettings,
     ResolvedSettings,
     Settings,
     TaskSettings,
     VocabularySettings,
+    batch_setting,
 )
 from transduce.text.languages import TWO_LETTER_CODES, base_code
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -453,7 +455,7 @@ def resolve_training(
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
-        "training.batch_tokens",
+        batch_setting(settings.task.kind),
         training.batch_tokens,
         kind.choose_batch_tokens(epoch_tokens, machine.device),
         note=kind.batch_note,
@@ -637,6 +639,11 @@ def preflight(
         TransduceError: settings are invalid, whatever the text.
     """
     kind.check(settings)
+    if settings.training.batch_size is not None:  # which the other tasks' settings store as `batch_tokens`
+        raise TransduceError(
+            f"`training.batch_size` is for {', '.join(TASKS_WITH_BATCH_SIZE)}, but `task.kind` is `{kind.name}`, which "
+            "counts tokens: set `training.batch_tokens`."
+        )
     _refuse_idle_search(kind, settings)
     _log_unused(kind, settings, choice_log)
     check_adaptation(settings)

@@ -22,7 +22,7 @@ from torch import Tensor
 from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -82,7 +82,6 @@ from transduce.tasks.settings.presets import preset_settings, with_preset
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
-from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state, refuse_missing_run
 from transduce.training.choices import ChoiceLog
@@ -756,7 +755,7 @@ def _write_model(
         languages=corpus.languages,
         search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
-        longest=None if stated is None else hugging_face_context(stated),
+        max_positions=None if stated is None else hugging_face_context(stated),
     )
 
 

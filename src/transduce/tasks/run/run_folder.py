@@ -27,7 +27,7 @@ from transduce.search.settings import EARLIER_DEFAULTS, without_idle_penalties
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import DEV_SCORES
 from transduce.tasks.settings.reading import check_settings, dotted_settings, make_settings
-from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.tasks.settings.structs import DataSettings, Settings, batch_setting
 from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment, checkpoints
@@ -221,6 +221,8 @@ def apply_changes(
     content = msgspec.json.decode(msgspec.json.encode(stored))
     for name, leaf in dotted_settings(specified):
         value = list(leaf) if isinstance(leaf, tuple) else leaf
+        if name == batch_setting(stored.task.kind):
+            name = "training.batch_tokens"
         table, last = _find(content, name)
         old = table.get(last)
         is_moved = name == "data.prepared" and None not in (old, value)  # the corpus is compared when it is opened

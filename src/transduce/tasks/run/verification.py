@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 import torch
 
-from transduce.errors import TransduceError, common_words
+from transduce.errors import TransduceError, common_words, count_noun
 from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
-from transduce.text.files import count_noun
 from transduce.training.checkpoint import Environment, load_checkpoint
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import read_events

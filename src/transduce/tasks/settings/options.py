@@ -7,22 +7,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from transduce.tasks import TaskName
+from transduce.training import PRESET_SIZES
 
 TASK_KINDS = get_args(TaskName)
-# The names of `training.choices.PRESETS`, which would import PyTorch.
-PRESETS = (
-    "tiny",
-    "small",
-    "base",
-    "big",
-    "paper-base",
-    "paper-big",
-    "bert-base",
-    "bert-large",
-    "gpt2",
-    "t5-small",
-    "bart-base",
-)
 
 Form = Mapping[str, Any]
 """Keyword arguments with which argparse reads an option, without its help."""
@@ -54,7 +41,7 @@ OPTIONS = {
         {"choices": TASK_KINDS, "metavar": "KIND"},
     ),
     "preset": SettingOption(
-        "preset", f"size of the model: {', '.join(PRESETS)} (default: by the number of pairs)", NAME
+        "preset", f"size of the model: {', '.join(PRESET_SIZES)} (default: by the number of pairs)", NAME
     ),
     "init_from": SettingOption("init_from", "start from the weights and the tokenizer of this model", FOLDER),
     "steps": SettingOption("training.steps", "total parameter updates, including those before a resume", COUNT),

@@ -43,6 +43,8 @@ _MAX_REPEATS = 100
 _MAX_CONTEXT = 20
 _TAG = re.compile(r"[\w.-]+")
 _MAX_CLASS_WEIGHT = 1e6
+TASKS_WITH_BATCH_SIZE: tuple[TaskName, ...] = ("classification", "tagging", "time-series")
+"""The names of the tasks in which the size of a step is `training.batch_size`, because it does not count tokens."""
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,7 +65,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Masked language model: which tokens are hidden, and how; None: as in BERT."""
 
     next_sentence: bool | None = None
-    """Masked language model: also learn whether one stretch of text follows another; None: true."""
+    """Masked language model: also learn whether one segment of text follows another; None: true."""
 
     tags: bool | None = None
     """Parsing: also write the part-of-speech tag of each word; None: true."""
@@ -628,6 +630,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     search: SearchSettings = SearchSettings()
 
     def __post_init__(self) -> None:
+        size = self.training.batch_size
+        if size is not None and self.task.kind in TASKS_WITH_BATCH_SIZE:
+            counted = msgspec.structs.replace(self.training, batch_tokens=size, batch_size=None)
+            msgspec.structs.force_setattr(self, "training", counted)
         shares = Mixture(tuple(corpus.schedule for corpus in self.data.corpora), ())
         if shares.changes and self.training.minutes is not None:
             raise TransduceError(
@@ -636,6 +642,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         if self.preset is not None and self.preset not in PRESETS:
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
+
+
+def batch_setting(kind: TaskName) -> str:
+    """Return the dotted name of the setting of a step's size in a task, by what the task counts."""
+    return "training.batch_size" if kind in TASKS_WITH_BATCH_SIZE else "training.batch_tokens"
 
 
 def convert_settings(content: Mapping[str, Any]) -> Settings:

@@ -24,7 +24,7 @@ from transduce.kernels.cpu.decode_rows import (
     emit_sequence_embedding,
 )
 from transduce.kernels.cpu.decoding.writer import ModelEmitter, StepArguments, Weights
-from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
+from transduce.kernels.cpu.gemm.decode import CompiledLinear, CompiledVocabulary
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
@@ -96,8 +96,8 @@ class TextLayout(NamedTuple):
         lengths = torch.tensor(counts)
         chunk_starts = torch.tensor([chunk.first_row for chunk in chunks for _ in range(chunk.texts)])
         starts = lengths.cumsum(0) - lengths - chunk_starts
-        most = max(chunk.rows for chunk in chunks)
-        return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), most)
+        chunk_rows = max(chunk.rows for chunk in chunks)
+        return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), chunk_rows)
 
     def addresses(self) -> dict[str, int]:
         """Return a dict from names of fields of `StepArguments` to the tables' addresses and lengths.
@@ -163,8 +163,8 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
     """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk of texts."""
     assert isinstance(layer, EncoderLayer)
     projection, output = layer.self_attention.projection, layer.self_attention.output
-    assert isinstance(projection, NativeLinear)
-    assert isinstance(output, NativeLinear)
+    assert isinstance(projection, CompiledLinear)
+    assert isinstance(output, CompiledLinear)
 
     def attend(source: Value) -> None:
         heads = w.heads
@@ -221,7 +221,7 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
                 of_chunk.norm_heads(memory.key_norm, entry, 2 * w.heads.keys, w.heads.shared)
 
 
-def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
+def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: CompiledVocabulary) -> None:
     """Emit a decoding step of an encoder-decoder model, from the newest token of each row to its logits.
 
     Rows are hypotheses, all at one position.
@@ -261,7 +261,7 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
     w.scale_output()
 
 
-def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
+def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: CompiledVocabulary) -> None:
     """Emit a decoding step of a decoder-only model, from the newest token of each row to its logits.
 
     Rows are hypotheses, each at its own position.
@@ -355,8 +355,8 @@ _COMPONENTS = {
 COMPILED = table(
     "the compiled decoder",
     class_="PrepackedTransformer PrepackedDecoder",
-    linear_layers="NativeLinear",
-    output_projection="NativeVocabulary",
+    linear_layers="CompiledLinear",
+    output_projection="CompiledVocabulary",
     **_COMPONENTS,
 )
 """The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
@@ -372,7 +372,9 @@ COMPILABLE = table(
 An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
-ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
+ENCODED = table(
+    "the compiled encoder", class_="PrepackedEncoder", linear_layers="CompiledLinear", **_ENCODER_COMPONENTS
+)
 """The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
 """The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
@@ -406,9 +408,9 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
     return next((f"{name}, {size}, is no multiple of {factor}" for name, size, factor in wrong), None)
 
 
-def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
+def output_projection_of(model: PrepackedModel) -> CompiledVocabulary:
     """Return a model's output projection with prepacked weights, which computes logits outside of compiled steps."""
-    assert isinstance(model.prepacked_output, NativeVocabulary)
+    assert isinstance(model.prepacked_output, CompiledVocabulary)
     return model.prepacked_output
 
 

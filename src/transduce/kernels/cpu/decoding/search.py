@@ -10,14 +10,14 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 from transduce.kernels.cpu.decoding.search_kernel import RANKINGS, SearchArguments, search_kernel
-from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
+from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, CompiledPromptState, CompiledState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_timed
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
-from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
@@ -30,26 +30,26 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 
     The vocabulary must be large enough for the candidates, and the buffers must not become too large.
     """
-    sentences, longest, rules = len(options.max_lengths), max(options.max_lengths), options.rules
+    sentences, max_length, rules = len(options.max_lengths), max(options.max_lengths), options.rules
     if options.reserved is not None:
-        sentences, longest = max(sentences, options.reserved.sentences), max(longest, options.reserved.tokens)
+        sentences, max_length = max(sentences, options.reserved.sentences), max(max_length, options.reserved.tokens)
     rows = sentences * options.beam_size
     candidates = 2 * options.beam_size
     if rules != SearchRules():  # so many tokens may be forbidden in one step
-        candidates += longest + len((*rules.forbidden, *options.forbidden_tokens, *rules.more_ends)) + 1
-    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
+        candidates += max_length + len((*rules.forbidden, *options.forbidden_tokens, *rules.more_ends)) + 1
+    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and max_length * rows <= _MAX_TOKENS
 
 
-class NativeSearch:
+class CompiledBatchSearch:
     """A beam search, greedy search or sampling of a batch in machine code, on compiled CPU kernels.
 
-    The class implements `batch_search.BatchSearch`.
+    The class implements `kernel_interfaces.BatchSearch`.
     """
 
-    def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:
+    def __init__(self, state: CompiledState | CompiledPromptState, options: BatchSearchOptions) -> None:
         """Create a search from a decoding state that has read its sources or prompts and has run no step."""
         self.state = state
-        self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
+        self.longest_prompt = state.longest_source if isinstance(state, CompiledPromptState) else 0
         # Prompts have given the logits of the first step already; the second reads the first new token.
         self.first_position = max(0, self.longest_prompt - 1)
         self.options = options
@@ -114,7 +114,7 @@ class NativeSearch:
             "indices": (torch.int64, by_sentence),
             "joined": (torch.int64, by_sentence),
             "starts": (torch.int64, by_sentence),
-            "longest": (torch.int64, by_sentence),
+            "max_lengths": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.options.forbidden_tokens),)),
             "forbidden": (torch.int64, (len(self.options.rules.forbidden),)),
@@ -167,7 +167,7 @@ class NativeSearch:
         """Fill the search kernel's arrays with the values that they have before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.count
         starts, lengths = (
-            self._begin_prompts() if isinstance(self.state, NativePromptState) else self.state.sources.tolist()
+            self._begin_prompts() if isinstance(self.state, CompiledPromptState) else self.state.sources.tolist()
         )
         numbers("sources")[:count] = starts
         numbers("sources")[self.sentences : self.sentences + count] = lengths
@@ -175,7 +175,7 @@ class NativeSearch:
         numbers("row_sources")[self.rows : self.rows + count] = lengths
         numbers("newest")[:] = [self.options.start_id] * self.rows
         numbers("indices")[:count] = range(count)
-        numbers("longest")[:count] = self.options.max_lengths
+        numbers("max_lengths")[:count] = self.options.max_lengths
         starts = torch.tensor(self.options.rules.context_lengths or [0] * count)
         numbers("starts")[:count] = starts.tolist()
         own_lengths = torch.tensor(self.options.max_lengths) - starts
@@ -197,7 +197,7 @@ class NativeSearch:
 
         Return two lists: each prompt's source offset, which is 0, and its number of tokens.
         """
-        assert isinstance(self.state, NativePromptState)
+        assert isinstance(self.state, CompiledPromptState)
         counts: list[int] = self.state.counts.tolist()
         self._zeroed.tensor("lists")[: self.count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
         logits = self.state.logits_after_prompts()
@@ -282,13 +282,13 @@ class NativeSearch:
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
-    def can_absorb(self, other: "NativeSearch") -> bool:
+    def can_absorb(self, other: "CompiledBatchSearch") -> bool:
         """Return whether the sentences of another search may join this search.
 
         The other search must have the same decoder-only model, the same beam size, and sizes that fit this search's
         buffers; this search must have no forced tokens.
         """
-        is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
+        is_kind = isinstance(self.state, CompiledPromptState) and self.state.compiled is other.state.compiled
         return (
             is_kind
             and other.options.beam_size == self.options.beam_size
@@ -298,7 +298,7 @@ class NativeSearch:
             and not self.forced_count
         )
 
-    def absorb(self, other: "NativeSearch", indices: Sequence[int]) -> None:
+    def absorb(self, other: "CompiledBatchSearch", indices: Sequence[int]) -> None:
         """Let the live sentences of another search, which has run its first step, join the batch of this search.
 
         Args:
@@ -311,7 +311,7 @@ class NativeSearch:
         self._copy_entries(other, old * width, count * width)
         numbers = its("indices")[:count]
         slots = torch.tensor(indices, dtype=torch.int64)
-        for name in ("longest", "greatest_penalties"):
+        for name in ("max_lengths", "greatest_penalties"):
             mine(name)[old:new] = its(name)[:count]
         mine("indices")[old:new] = slots
         mine("joined")[old:new] = self.length - other.length
@@ -337,7 +337,7 @@ class NativeSearch:
         self._step["rows"] = self._select["rows"] = new * width
         self._select["beams"] = width
 
-    def _copy_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
+    def _copy_entries(self, other: "CompiledBatchSearch", first_row: int, rows: int) -> None:
         """Copy another search's key/value cache to the end of this search's cache, and its lists of cache entries.
 
         The lists go to `rows` hypotheses from `first_row` on, with the new indices of the entries.
@@ -417,7 +417,7 @@ class NativeSearch:
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
         count, tensor = batch * width, self._zeroed.tensor
-        for name in ("indices", "joined", "longest", "greatest_penalties"):
+        for name in ("indices", "joined", "max_lengths", "greatest_penalties"):
             tensor(name)[:batch] = tensor(name)[sentences]
         tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
         tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
@@ -430,7 +430,7 @@ class NativeSearch:
     def _step_arguments(self) -> dict[str, int]:
         """Return a dict with the initial `StepArguments` of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
-        memory = None if isinstance(state, NativePromptState) else state.memory
+        memory = None if isinstance(state, CompiledPromptState) else state.memory
         return {
             "rows": self.count,
             "weights": state.compiled.weights.data_ptr(),
@@ -532,8 +532,8 @@ class NativeSearch:
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
             "rule_arguments": ctypes.addressof(self._rules.array),
-            "is_read": int(isinstance(self.state, NativePromptState)),
-            "is_ragged": int(isinstance(self.state, NativePromptState)),
+            "is_read": int(isinstance(self.state, CompiledPromptState)),
+            "is_ragged": int(isinstance(self.state, CompiledPromptState)),
             "list_stride": self.list_stride,
             "first_position": self.first_position,
             "draw_arguments": ctypes.addressof(self._draw.array),

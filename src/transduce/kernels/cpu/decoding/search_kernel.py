@@ -111,7 +111,7 @@ class SearchArguments(NamedTuple):
     """Address of the index, in the input batch, of each sentence that is still decoded, int64 (B,)."""
     joined: Any
     """Address of the number of steps before each sentence joined the batch, int64 (B,)."""
-    longest: Any
+    max_lengths: Any
     """Address of the greatest number of tokens that each sentence may get, int64 (B,)."""
     starts: Any
     """Address of how many first tokens of each hypothesis are context, int64 (N,), by index in the input batch."""
@@ -278,7 +278,7 @@ def _write_update(k: KernelBuilder) -> None:
             may_improve = _may_improve(fields, select, sentence, index)
             with k.when(k.build.or_(may_improve, _is_sampling(fields))):
                 new_length = k.add(_length_of(fields, sentence), 1)
-                full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
+                full = k.build.icmp_signed("<=", fields.element("max_lengths", sentence, I64), new_length)
                 with k.build.if_else(k.build.or_(full, k.build.not_(may_improve))) as (then, otherwise):
                     with then:
                         # In `generate`, the hypotheses that end and those that are cut share W slots.
@@ -371,7 +371,9 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
     """
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
-    length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(_length_of(fields, sentence), 1))
+    length = k.build.select(
+        is_never, fields.element("max_lengths", sentence, I64), k.add(_length_of(fields, sentence), 1)
+    )
     bound = k.build.fdiv(k.build.fpext(best, F64), _penalty_of(fields, index, length))
     count, base = fields.element("finished_counts", index, I64), k.mul(index, k.add(beam_size, 1))
     slot = fields.element("order", k.add(base, beam_size, -1), I64)  # of the worst of W finished hypotheses
@@ -388,7 +390,7 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
     So sentences that are done leave no gap.
     """
     k = fields.k
-    for name, kind in (("indices", I64), ("joined", I64), ("longest", I64), ("greatest_penalties", F32)):
+    for name, kind in (("indices", I64), ("joined", I64), ("max_lengths", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
     for part, more in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("is_ragged"))):
         source = fields.element("sources", k.add(part, sentence), I64)

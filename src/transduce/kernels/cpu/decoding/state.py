@@ -130,7 +130,7 @@ def _compaction_kernel() -> CompiledKernel:
 # width, V vocabulary size.
 
 
-class NativeSteps(LogitsState):
+class DecodingSteps(LogitsState):
     """The base class of decoding states on compiled CPU kernels, for encoder-decoder and for decoder-only models.
 
     Attention weights cannot be traced.
@@ -318,7 +318,7 @@ class Scratch:
 # --- encoder-decoder models ---
 
 
-class NativeState(NativeSteps):
+class CompiledState(DecodingSteps):
     """A decoding state of an encoder-decoder model on compiled CPU kernels."""
 
     def __init__(
@@ -403,12 +403,12 @@ def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
     return torch.tensor(firsts + counts).view(2, -1)
 
 
-def _attention_size(compiled: CompiledModel, longest: int) -> int:
+def _attention_size(compiled: CompiledModel, max_length: int) -> int:
     """Return the number of float32 numbers of scratch space for attention of whole texts, for all threads together.
 
-    `longest` is the number of tokens of the longest text.
+    `max_length` is the number of tokens of the longest text.
     """
-    return torch.get_num_threads() * sequence_scratch_size(compiled.heads.width, longest)
+    return torch.get_num_threads() * sequence_scratch_size(compiled.heads.width, max_length)
 
 
 # --- encoder-only models ---
@@ -434,9 +434,9 @@ def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) 
     tokens = ids[present]
     types = torch.zeros_like(tokens)
     _check_ids(tokens, len(model.source_weight))
-    layout, longest = TextLayout.of(counts), max(counts)
-    x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, longest)
-    scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(longest - 1)
+    layout, max_length = TextLayout.of(counts), max(counts)
+    x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, max_length)
+    scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(max_length - 1)
     arguments = dict.fromkeys(StepArguments._fields, 0) | scratch.addresses | layout.addresses() | tables.addresses()
     arguments |= {
         "rows": len(tokens),
@@ -467,7 +467,7 @@ def _check_ids(ids: Tensor, size: int) -> None:
 # width, V vocabulary size.
 
 
-class NativePromptState(NativeSteps):
+class CompiledPromptState(DecodingSteps):
     """A decoding state of a decoder-only model on compiled CPU kernels.
 
     As in `PromptState`, the first step returns the prediction after the prompt and processes no token.

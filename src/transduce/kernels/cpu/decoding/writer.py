@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention, emit_head_norm
-from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
+from transduce.kernels.cpu.gemm.decode import CompiledLinear, CompiledVocabulary, emit_gemm, emit_quantization
 from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.sequence_attention import SequenceArguments, emit_sequence_attention
@@ -276,14 +276,14 @@ class ModelEmitter:
         k.call("norm_heads", x, *sizes, self.weight(norm.weight), k.float32(norm.eps), *self.share)
         k.barrier(self.share[1])
 
-    def quantize(self, x: Value, linear: NativeLinear) -> Value:
+    def quantize(self, x: Value, linear: CompiledLinear) -> Value:
         """Emit the quantization of all rows x to a linear layer's number format; return a pointer to the result.
 
         For layers in float32 the result is `x` itself.
         """
         return self._quantize(linear, x, self.arguments.rows, self.pointers.quantized)
 
-    def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
+    def _quantize(self, linear: CompiledLinear, x: Value, rows: Value, quantized: Value) -> Value:
         """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
 
         Return a pointer to the result. For layers in float32, the result is `x` itself, and nothing is emitted.
@@ -299,7 +299,12 @@ class ModelEmitter:
         return quantized
 
     def gemm(
-        self, epilogue: str, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
+        self,
+        epilogue: str,
+        linear: CompiledLinear,
+        quantized: Value,
+        out: Value,
+        outputs: tuple[int, int] | None = None,
     ) -> None:
         """Emit the product of all quantized rows and a linear layer's weight, plus bias, written to `out`.
 
@@ -310,7 +315,7 @@ class ModelEmitter:
         self._gemm(epilogue, linear, rows, out, outputs)
 
     def gemm_to_cache(
-        self, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
+        self, linear: CompiledLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
         """Emit a GEMM whose results are stored as cached keys and values, in float16 or float32.
 
@@ -321,7 +326,7 @@ class ModelEmitter:
     def _gemm(
         self,
         epilogue: str,
-        linear: NativeLinear,
+        linear: CompiledLinear,
         rows: tuple[Value, ...],
         out: Value,
         outputs: tuple[int, int] | None = None,
@@ -454,8 +459,8 @@ class ModelEmitter:
         The result is added to the residual stream.
         """
         k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
-        assert isinstance(inner, NativeLinear)
-        assert isinstance(outer, NativeLinear)
+        assert isinstance(inner, CompiledLinear)
+        assert isinstance(outer, CompiledLinear)
         width, inner_width = k.int64(inner.width), k.int64(outer.width)
         with k.loop(0, self.arguments.rows, FEED_FORWARD_ROWS) as first:
             remaining = k.build.sub(self.arguments.rows, first)
@@ -467,7 +472,7 @@ class ModelEmitter:
             rows = (quantized, pointers.scales, count, inner_width)
             self._gemm("add", outer, rows, out)
 
-    def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
+    def _activate(self, inner: CompiledLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
         """Emit a feed-forward network's inner linear layer and activation; return a pointer to the result.
 
         `rows` holds the arguments of the GEMM's left operand, and `size` is the number of elements of the result.
@@ -490,7 +495,7 @@ class ModelEmitter:
             k.call("scale", self.pointers.x, *sizes, k.float32(self.config.output_scale), *self.share)
             k.barrier(self.share[1])
 
-    def project(self, output: NativeVocabulary) -> None:
+    def project(self, output: CompiledVocabulary) -> None:
         """Emit the vocabulary projection of the last layer's output to `StepArguments.logits`.
 
         If the projection rounds, the logits of the likeliest tokens are computed again, unrounded.
@@ -505,6 +510,6 @@ class ModelEmitter:
         k.call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])
 
-    def attention_output(self, output: NativeLinear) -> None:
+    def attention_output(self, output: CompiledLinear) -> None:
         """Emit the output projection of self- or cross-attention, whose result is added to the residual stream x."""
         self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

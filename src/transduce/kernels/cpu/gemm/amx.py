@@ -175,7 +175,7 @@ class _Blocks:
 
     def __init__(self, k: KernelBuilder, tile: Tile, epilogue: str, parts: int, pointer: MicroKernelArguments) -> None:
         self.k, self.tile, self.epilogue, self.parts, self.arguments = k, tile, epilogue, parts, pointer
-        self.most = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
+        self.max_rows = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
         self.size = REGISTER_ROWS * tile.lanes  # sums in a tile register
         with k.build.goto_entry_block():
             self.sums = k.build.alloca(ir.ArrayType(I32, 2 * 4 * self.size))  # double buffer
@@ -191,10 +191,10 @@ class _Blocks:
         prefetched for every 64 bytes of inputs that are summed over.
         """
         k, none = self.k, self.k.int64(0)
-        self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
+        self.ahead, self.lines = ahead, k.mul(lines, self.max_rows // REGISTER_ROWS)
         steps = k.build.sdiv(k.mul(self.arguments.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
-        each_step = k.build.sdiv(k.add(steps, self.most - 1), steps)
-        with k.loop(0, rows, self.most) as row:
+        each_step = k.build.sdiv(k.add(steps, self.max_rows - 1), steps)
+        with k.loop(0, rows, self.max_rows) as row:
             for vector in range(0, self.tile.vectors, 2):
                 self._multiply(row, vector, each_step)
                 for number in range(2 * self.parts):
@@ -203,8 +203,8 @@ class _Blocks:
                 k.store(k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)), self.side)
                 k.store(row, self.row_before)
                 k.store(k.int64(vector * self.tile.lanes), self.column_before)
-                k.store(k.minimum(k.build.sub(rows, row), k.int64(self.most)), self.count_before)
-        self._finish(none, k.int64(self.most))
+                k.store(k.minimum(k.build.sub(rows, row), k.int64(self.max_rows)), self.count_before)
+        self._finish(none, k.int64(self.max_rows))
 
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
         """Emit the sums of 2 × 16 outputs from `vector` on, for the rows from `row` on, into tile registers.

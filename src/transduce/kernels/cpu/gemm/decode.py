@@ -156,7 +156,7 @@ def emit_gemm(k: KernelBuilder, tile: Tile, epilogues: Sequence[str] = EPILOGUES
         k: the IR builder.
         tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
             AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
-            weight_scales and bias (O,) are those of `NativeLinear`, and O is a multiple of C.
+            weight_scales and bias (O,) are those of `CompiledLinear`, and O is a multiple of C.
         epilogues: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
             out holds; "half", which clamps to float16's range and writes float16.
     """
@@ -297,7 +297,7 @@ In long sums, more rounding errors cancel out.
 """
 
 
-class NativeLinear(nn.Module):
+class CompiledLinear(nn.Module):
     """A linear layer x Wᵀ + b, (…, D) to (…, O), with weights that are packed for compiled kernels; inference only.
 
     Inputs and outputs are float32; the tile determines the number format (8-bit, bfloat16 or float32) of the product.
@@ -431,7 +431,7 @@ def _check_sums(rounded: Tensor, tile: Tile) -> None:
         )
 
 
-class NativeVocabulary(NativeLinear):
+class CompiledVocabulary(CompiledLinear):
     """A vocabulary projection with packed weights, which computes the logits of the likeliest tokens again in float32.
 
     Decoding needs the greatest logits, whose order rounding would change. With float32 weights nothing is computed
@@ -508,7 +508,7 @@ class BFloat16Vocabulary:
         return logits
 
 
-for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
+for _kind, _more in ((CompiledLinear, ()), (CompiledVocabulary, ("exact_weight",))):
     _tensors = ("weights", "initial_sums", "weight_scales", "bias", *_more)
     register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
@@ -536,7 +536,7 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
     if use != "vocabulary":
         is_enough = use == "layer" and tile.kind == "bytes" and weight.shape[1] >= MIN_INPUTS_FOR_8_BITS
         tile = tile if is_enough else tile.with_12_bits
-    return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+    return (CompiledVocabulary if use == "vocabulary" else CompiledLinear)(weight, bias, tile)
 
 
 def make_float_linear(tile: Tile) -> MakeLinear:
@@ -549,7 +549,7 @@ def make_float_linear(tile: Tile) -> MakeLinear:
 
     def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
         """Return a linear layer of the tile's format, or a vocabulary projection if `use` is "vocabulary"."""
-        return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+        return (CompiledVocabulary if use == "vocabulary" else CompiledLinear)(weight, bias, tile)
 
     return make
 
@@ -563,12 +563,12 @@ def amx_matches_vectors(tile: Tile) -> bool:
     numbers = torch.Generator().manual_seed(1)
     weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
     if tile.is_float:  # AMX adds in another order
-        actual, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
+        actual, expected = (CompiledLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
         return bool((actual - expected).abs().max() < _SLIGHT * expected.abs().max())
     tiles = [each_tile._replace(rows=1) for each_tile in (tile, tile.with_12_bits)]  # less code to compile
     return all(
         torch.equal(
-            NativeLinear(weight, None, each_tile)(x), NativeLinear(weight, None, each_tile._replace(amx=False))(x)
+            CompiledLinear(weight, None, each_tile)(x), CompiledLinear(weight, None, each_tile._replace(amx=False))(x)
         )
         for each_tile in tiles
     )

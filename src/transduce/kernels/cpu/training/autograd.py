@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from transduce.kernel_interfaces import PLAIN_ATTENTION, AttentionOptions
 from transduce.kernels.cpu.attention import (
     AMX_KEYS,
     BIAS_KEYS,
@@ -48,7 +49,7 @@ from transduce.kernels.cpu.train_rows import (
     supports_logits,
 )
 from transduce.kernels.training_executor import LinearSums, in_dtype_of, linear_sums, sum_or_zeros
-from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, Rows, add_product, sum_of_gradients
+from transduce.model.backend import Rows, add_product, sum_of_gradients
 from transduce.model.positions import Rotation
 
 # --- attention ---

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transduce.kernel_interfaces import PLAIN_ATTENTION
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile, project, require_gemm_tile, supports_gemm_sizes
 from transduce.kernels.cpu.jit.compiler import address_of
 from transduce.kernels.cpu.jit.memory import process_stack
@@ -54,7 +55,7 @@ from transduce.kernels.training_executor import (
     sublayers_of,
     supports_positions,
 )
-from transduce.model.backend import PLAIN_ATTENTION, sum_of_gradients
+from transduce.model.backend import sum_of_gradients
 from transduce.model.feed_forward import Linear
 from transduce.model.layer_graph import refusal, table
 from transduce.model.positions import Rotation
@@ -271,7 +272,7 @@ def _plan_of(shape: LayerShape) -> LayerPlan:
 # --- backend ---
 
 
-class NativeTraining:
+class CompiledTraining:
     """A training backend of compiled CPU kernels.
 
     The class implements `backend.TrainingKernels`.

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from transduce.kernel_interfaces import AttentionOptions
 from transduce.kernels.cpu.attention import AttentionArguments, attention_scratch_size
 from transduce.kernels.cpu.gemm.train_calls import (
     BackwardArguments,
@@ -38,7 +39,6 @@ from transduce.kernels.cpu.training.autograd import (
     attention_shape,
     rotation_kernel,
 )
-from transduce.model.backend import AttentionOptions
 
 _FLOAT = 4  # bytes
 _LARGE = 2 << 20  # norms and activations of at least so many bytes are recomputed in the backward pass

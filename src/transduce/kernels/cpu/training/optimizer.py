@@ -9,6 +9,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
+from transduce.kernel_interfaces import AdamScalars, Polynomials, UpdatedVectors
 from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm.packing import Matrix, Packer
 from transduce.kernels.cpu.gemm.train import Gemm, GemmEmitter
@@ -26,7 +27,6 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
-from transduce.model.backend import AdamScalars, Polynomials, UpdatedVectors
 
 # --- emitted kernels that update all parameters in one pass ---
 # Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes
@@ -357,7 +357,7 @@ class OrthogonalizeArguments(NamedTuple):
     matrices: Any
     """The address of an array of addresses: those of the bfloat16 matrices, each of R rows and C columns."""
     done: Any
-    """Address of the output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
+    """Address of the output, int64 for each matrix: 1 if the matrix was changed, 0 if `max_square_norm` excludes it."""
     count: Any
     """The number of matrices to orthogonalize."""
     rows: Any
@@ -371,7 +371,7 @@ class OrthogonalizeArguments(NamedTuple):
 
     A matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this number.
     """
-    most: Any
+    max_square_norm: Any
     """The bits of a float32, the upper limit of ‖x xᵀ‖ and of its inverse; a matrix x outside is left unchanged."""
     scale: Any
     """The bits of a float32 by which each orthogonalized matrix is multiplied."""
@@ -464,7 +464,7 @@ class OrthogonalizeEmitter:
             k.call("transposed", address, transposed, args.rows, args.columns, *threads)
         self._multiply(task, task.x, task.x, squares[0], columns=long_side)
         length = self._norm(squares[0], k.mul(short_side, short_side))
-        limit = k.float_from_bits(args.most)
+        limit = k.float_from_bits(args.max_square_norm)
         fits = (
             k.build.fcmp_ordered("<", length, limit),
             k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.float32(1)),
@@ -703,7 +703,7 @@ class OrthogonalizeEmitter:
 
 _MULTIPLE = 32  # the numbers of rows and columns must be multiples of this
 _MARGIN = 1.01  # safety factor for rounding: the polynomials grow fast beyond 1
-_MOST = 1e15  # limit on ‖x xᵀ‖ and its inverse, whose squares must fit in float32
+_MAX_SQUARE_NORM = 1e15  # limit on ‖x xᵀ‖ and its inverse, whose squares must fit in float32
 _BYTES = 2  # of an element
 
 
@@ -752,7 +752,7 @@ def orthogonalize_in_place(
         columns=columns,
         coefficients=coefficients.ctypes.data,
         margin=float_bits(_MARGIN),
-        most=float_bits(_MOST),
+        max_square_norm=float_bits(_MAX_SQUARE_NORM),
         scale=float_bits(scale),
         by_gram_matrix=int(by_gram_matrix),
         scratch=scratch.data_ptr(),
