@@ -1,19 +1,23 @@
 """Measure how near 8-bit decoding is to the processor's limits of arithmetic and of memory.
 
     python benchmarks/decoding_ceiling.py
+    ATEN_CPU_CAPABILITY=avx2 python benchmarks/decoding_ceiling.py    # without AVX-512 and VNNI
 
 For the decoding step of some encoder-decoder shapes, greedily and with beam 4 for 32 sentences, the script prints the
-rate of our matrix multiplications beside two limits: a loop of the multiplication instruction over registers, and the
+rate of our matrix multiplications beside two limits: a loop of the multiplication instructions over registers, and the
 time in which the step's weights can be read from memory. One thread, processor time, the median of several passes;
-measure and limits alternate. Weights are random. It needs an x86 processor with `vpdpbusd` (VNNI) in vectors.
+measure and limits alternate. Weights are random. It needs an x86 processor with AVX2.
+
+With VNNI, the instruction is `vpdpbusd`, which multiplies 8-bit numbers. Without it, the layers multiply 12-bit
+activations by `vpmaddwd` and the vocabulary 6-bit ones by `vpmaddubsw`, each with the additions that it needs.
 
 The last figure is the rate of translation that imported_speed.py would find if the encoder and all decoding steps did
-nothing but these multiplications, at the instruction's rate: no program that multiplies all of them can be faster.
+nothing but these multiplications, at the instructions' rate: no program that multiplies all of them in these formats
+can be faster.
 """
 
 import ctypes
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,10 +34,13 @@ from transduce.kernels.cpu.jit.compiler import (
     new_builder,
     require_integer_tile,
 )
+from transduce.kernels.cpu.jit.ir_builder import I8, I16
+from transduce.kernels.cpu.jit.tile import Tile
 
 SENTENCES, PASSES = 32, 7
 SOURCE_TOKENS, TARGET_TOKENS = 20, 24  # of a sentence in imported_speed.py, on average
-_ACCUMULATORS = 16  # more than the latency of an instruction times its rate
+_ACCUMULATORS = 12  # at least the latency of an instruction times its rate
+_TURNS = 2_000_000
 _READ_BYTES = 512 << 20  # more than any cache
 
 
@@ -47,18 +54,21 @@ class Shape(NamedTuple):
     gated: bool = False
 
     def products(self) -> list[tuple[int, int, int]]:
-        """Return (number, inputs, outputs) of the matrix multiplications of one step."""
+        """Return (number, inputs, outputs) of the layers' matrix multiplications of one step."""
         attention = (4 + 2) * self.layers  # self-attention, and cross-attention without keys and values
         return [
             (attention, self.width, self.width),
             ((2 if self.gated else 1) * self.layers, self.width, self.inner),
             (self.layers, self.inner, self.width),
-            (1, self.width, self.vocabulary),
         ]
 
-    def weights(self) -> int:
-        """Return the number of weights that a step reads, one byte each."""
+    def layer_weights(self) -> int:
+        """Return the number of weights of the layers that a step reads, one byte each."""
         return sum(number * inputs * outputs for number, inputs, outputs in self.products())
+
+    def vocabulary_weights(self) -> int:
+        """Return the number of weights of the vocabulary's projection."""
+        return self.width * self.vocabulary
 
     def encoder_weights(self) -> int:
         """Return the number of weights that multiply a source token, with those of cross-attention's keys."""
@@ -86,10 +96,11 @@ def seconds_of(call: Callable[[], None], repeats: int) -> float:
 class Product:
     """A matrix multiplication with 8-bit weights whose buffers are allocated once, as in a compiled search."""
 
-    def __init__(self, rows: int, inputs: int, outputs: int) -> None:
-        self.linear = decode.CompiledLinear(torch.randn(outputs, inputs), None, require_integer_tile())
+    def __init__(self, tile: Tile, rows: int, inputs: int, outputs: int) -> None:
+        self.linear = decode.CompiledLinear(torch.randn(outputs, inputs), None, tile)
         self.x = torch.randn(rows, inputs)
-        self.rounded, self.scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
+        rounded = torch.int16 if tile.kind == "words" else torch.int8
+        self.rounded, self.scales = torch.empty(rows, inputs, dtype=rounded), torch.empty(rows)
         self.out = torch.empty(rows, self.linear.padded_outputs)
 
     def run(self) -> None:
@@ -100,56 +111,77 @@ class Product:
         )  # fmt: skip
 
 
-def instruction_kernel() -> CompiledKernel:
-    """Compile a loop of `vpdpbusd` on registers; its arguments are the number of turns and an address for the sum."""
-    tile = require_integer_tile()
-    if tile.kind != "bytes":
-        sys.exit("This processor has no `vpdpbusd`: the script measures nothing here.")
+def instruction_kernel(tile: Tile) -> CompiledKernel:
+    """Compile a loop of a tile's multiplications on registers.
+
+    The kernel's arguments are the number of turns and an address for the sums. Each turn multiplies every sum by
+    itself, so that no turn can be left out.
+    """
     k = new_builder("instruction", tile)
     with kernel(k, "instruction", 2) as ((turns, out), _thread, _threads):
-        sums = [k.variable(k.splat_int(0)) for _ in range(_ACCUMULATORS)]
-        like, factor = ir.Constant(k.ints, ir.Undefined), k.splat(k.build.trunc(turns, ir.IntType(32)))
+        sums = [k.variable(k.splat_int(number)) for number in range(_ACCUMULATORS)]
+        like = ir.Constant(k.ints, ir.Undefined)
+        weights = ir.VectorType(I16 if tile.kind == "words" else I8, tile.group * k.lanes)
         with k.loop(0, turns):
-            for total in sums:
-                name = f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}"
-                k.store(k.intrinsic(name, k.ints, k.load_variable(total, like), factor, factor), total)
-        for number, total in enumerate(sums):
-            k.store(k.load_variable(total, like), k.element_pointer(k.pointer(out), number * k.lanes))
+            for each in sums:
+                total = k.load_variable(each, like)
+                factors = [k.build.bitcast(total, weights)] * tile.groups
+                k.store(decode._multiply(k, tile, total, factors, factors), each)
+        for number, each in enumerate(sums):
+            k.store(k.load_variable(each, like), k.element_pointer(k.pointer(out), number * k.lanes))
     return compile_kernels(k, ("instruction",))["instruction"]
+
+
+class Instruction:
+    """The multiplications of a tile on registers, and the rate that was measured last."""
+
+    def __init__(self, tile: Tile) -> None:
+        self.tile, self.rate = tile, 0.0
+        self._loop = instruction_kernel(tile)
+        self._sums = (ctypes.c_int32 * (_ACCUMULATORS * tile.lanes))()
+
+    def measure(self) -> None:
+        """Set `rate` to the number of weights that are multiplied by an activation in a second."""
+        weights = _TURNS * _ACCUMULATORS * self.tile.lanes * self.tile.group * self.tile.groups
+        self.rate = weights / seconds_of(self._run, 1)
+
+    def _run(self) -> None:
+        self._loop.run(_TURNS, ctypes.addressof(self._sums), threads=1)
 
 
 def main() -> None:
     """Print the limits, and our rate for each shape beside them."""
     torch.set_num_threads(1)
     print(machine())
-    loop, lanes = instruction_kernel(), require_integer_tile().lanes
-    sums = (ctypes.c_int32 * (_ACCUMULATORS * lanes))()
+    vocabulary_tile = require_integer_tile()
+    layer_tile = vocabulary_tile if vocabulary_tile.kind == "bytes" else vocabulary_tile.with_12_bits
+    layers, vocabulary = Instruction(layer_tile), Instruction(vocabulary_tile)
     memory = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
-    turns = 2_000_000
-
-    def multiply_registers() -> None:
-        loop.run(turns, ctypes.addressof(sums), threads=1)
 
     def read_memory() -> None:
         memory.sum()
 
     for name, shape in SHAPES.items():
         for search, rows in (("greedy", SENTENCES), ("beam 4", 4 * SENTENCES)):
-            products = [(number, Product(rows, inputs, outputs)) for number, inputs, outputs in shape.products()]
-            found: list[tuple[float, float, float]] = []
+            products = [(number, Product(layer_tile, rows, *sizes)) for number, *sizes in shape.products()]
+            products.append((1, Product(vocabulary_tile, rows, shape.width, shape.vocabulary)))
+            found: list[tuple[float, ...]] = []
             for _ in range(PASSES):
-                peak = turns * _ACCUMULATORS * lanes * 4 / seconds_of(multiply_registers, 1)
+                layers.measure()
+                vocabulary.measure()
                 reading = _READ_BYTES / seconds_of(read_memory, 1)
                 step = sum(number * seconds_of(product.run, 5) for number, product in products)
-                found.append((peak, reading, step))
-            peak, reading, step = (statistics.median(each) for each in zip(*found, strict=True))
-            work = rows * shape.weights()
-            sentence = TARGET_TOKENS * work / SENTENCES + SOURCE_TOKENS * shape.encoder_weights()
+                found.append((layers.rate, vocabulary.rate, reading, step))
+            layer_rate, vocabulary_rate, reading, step = map(statistics.median, zip(*found, strict=True))
+            weights = shape.layer_weights() + shape.vocabulary_weights()
+            least = rows * (shape.layer_weights() / layer_rate + shape.vocabulary_weights() / vocabulary_rate)
+            sentence = TARGET_TOKENS * least / SENTENCES + SOURCE_TOKENS * shape.encoder_weights() / layer_rate
             print(
-                f"{name}, {search}: {work / step / 1e9:.0f} GMAC/s of {peak / 1e9:.0f} ({work / step / peak:.0%}); a "
-                f"step's products take {1e3 * step:.1f} ms, at the instruction's rate {1e3 * work / peak:.1f}, and "
-                f"reading the weights at {reading / 1e9:.1f} GB/s {1e3 * shape.weights() / reading:.1f}; "
-                f"at most {TARGET_TOKENS * peak / sentence:,.0f} tokens/s"
+                f"{name}, {search}: {rows * weights / step / 1e9:.0f} GMAC/s, {least / step:.0%} of the instructions' "
+                f"rate ({layer_rate / 1e9:.0f} in layers, {vocabulary_rate / 1e9:.0f} in the vocabulary); a step's "
+                f"products take {1e3 * step:.1f} ms, at that rate {1e3 * least:.1f}, and reading the weights at "
+                f"{reading / 1e9:.1f} GB/s {1e3 * weights / reading:.1f}; at most {TARGET_TOKENS / sentence:,.0f} "
+                "tokens/s"
             )
 
 
