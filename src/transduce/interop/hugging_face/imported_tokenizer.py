@@ -374,8 +374,9 @@ class ImportedTokenizer(Tokenizer):
         record = msgspec.to_builtins(without_chat, order="deterministic")
         for side in ("source", "target"):
             if record[side] is not None:
-                # The digest has the key of version 0.1, so that corpora that it prepared remain valid.
-                record[side] = {"cutting": record[side].pop("algorithm"), **record[side]}
+                # The digest has the keys of version 0.1, so that corpora that it prepared remain valid.
+                former = {"algorithm": "cutting", "special_tokens": "marks"}
+                record[side] = {former.get(name, name): value for name, value in record[side].items()}
         return hashlib.sha256(msgspec.json.encode(record)).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
