@@ -613,12 +613,16 @@ def _segments(content: str) -> list[_Segment]:
 
 
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
-    """Return the `Edit` that adds translations to a `target`, in which some segments have one and stay.
+    """Return the `Edit` that adds the missing translations to a `target`, whose translated segments stay.
 
-    The target stays as it is if no segment can be matched by its `mid`, or if source segments share one. It also stays
-    if it lacks a segment and there is more than white space around segments: the new segment could be on the wrong side
-    of an inline tag. The result is then an edit without units. It is None if such a target is divided into segments,
-    and fewer of these have a translation than segments of the source have letters.
+    Segments of source and target are matched by their attribute `mid`, and missing ones without a letter are copied.
+    The target stays as it is if no segment can be matched, or if source segments share a `mid`. It also stays if it
+    lacks a segment and there is more than white space around segments: the new segment could be on the wrong side of an
+    inline tag.
+
+    For a target that stays, the result is an edit without units if nothing is missing, or if the target is not divided
+    into segments. It is None if some text would stay untranslated: fewer segments of the target have a translation than
+    segments of the source have letters.
 
     Args:
         file: the XLIFF file.

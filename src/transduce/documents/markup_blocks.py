@@ -226,7 +226,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """A builder of the plain text of a text with inline tags and of the tree of the tags, token by token."""
+    """A builder that reads a marked-up text token by token, and collects its plain text and the tree of its tags."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []

@@ -123,7 +123,11 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether all characters of a text are of scripts without spaces that have letters in the vocabulary."""
+    """Return whether a text in characters that the vocabulary lacks is a rare word, not one in an unknown script.
+
+    It is a rare word if every character is of a script without spaces, such as Chinese, and the vocabulary has other
+    letters of the same script.
+    """
     return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 

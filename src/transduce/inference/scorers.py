@@ -279,9 +279,10 @@ class BatchInvarianceCheck:
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
-        """Search for the same random sentences in batches of different sizes, and compare all results bit by bit.
+        """Translate the same random sentences in batches of different sizes, and raise an error if results differ.
 
-        Settings that differ only in lengths, forbidden texts and repeated n-grams are checked once.
+        The results are compared bit by bit. Settings that passed before are not tried again; neither are those that
+        differ from them only in lengths, forbidden texts and repeated n-grams.
 
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.

@@ -529,14 +529,15 @@ _MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and position
 def read_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a model folder.
 
-    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
-    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
-    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
+    The search settings in a run's `settings.toml` take precedence over `generation_config.json`. Of the latter, only
+    the beam size and the limit on repeated n-grams are used, because its length penalty is a different formula. What
+    neither file sets is as in the paper. Folders in Hugging Face's format are searched as transformers' `generate`
+    does.
 
     Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
 
     Raises:
-        TransduceError: a file cannot be read.
+        TransduceError: a file cannot be read, or its search settings are invalid or not supported.
     """
     if is_hugging_face_folder(folder):
         return hugging_face_search_settings(folder)

@@ -234,8 +234,9 @@ class RunCorpus(Protocol):
 
 
 class DevGroups(NamedTuple):
-    """The groups that the sentences of a dev set belong to (language pair, tag, document), to score each by itself.
+    """The language pair, tag and document of each sentence of a dev set.
 
+    Sentences of different language pairs or tags are scored separately; in a document, earlier sentences are context.
     Each field has a value for each sentence, or is empty.
     """
 
@@ -385,16 +386,21 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
 def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """Return the corpus that `transduce prepare` wrote, for a new run, into whose folder only the tokenizer is copied.
+    """Return the corpus that `transduce prepare` wrote (`data.prepared`), for a new run.
+
+    The training pairs stay in the folder of the prepared corpus. The run's folder gets the tokenizer, the tokenized dev
+    set, a copy of the corpus's card, and a record of the dev set's files.
 
     Args:
-        settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
+        settings: the user's settings. Files, languages, filters and vocabulary must be those of the prepared corpus, or
+            be left out.
         read: returns the task's text, from settings that name all files and from the run's folder.
         folder: the run's folder.
-        display: shows what was left out.
+        display: shows what the filters left out when the corpus was prepared.
 
     Raises:
-        TransduceError: the folder holds no prepared corpus, is damaged, or was prepared with other settings.
+        TransduceError: `data.prepared` holds no prepared corpus, is damaged, or was prepared for another task or with
+            other settings; or the task needs a dev set, but none is named or was held out.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
@@ -436,7 +442,7 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     `read` returns the task's text, from settings that name all files and from the run's folder.
 
     Raises:
-        TransduceError: the corpus is not the one that the run started with.
+        TransduceError: the corpus is missing or damaged, or was prepared again since the run started.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)

@@ -189,7 +189,10 @@ class _Watch(TorchFunctionMode):
                 )
 
     def mask_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield the mistakes of look-ahead and padding masks that show in the scores before softmax."""
+        """Yield a `KnownMistake` for each fault of the look-ahead and padding masks that the recorded scores show.
+
+        The scores are those before the softmax. A fault in several layers is one mistake.
+        """
         look_ahead = torch.ones(_TARGET, _TARGET, dtype=torch.bool).triu(1)
         names = set()
         for scores, axis in self.softmaxes:

@@ -344,12 +344,13 @@ def _padding(
 ) -> int:
     """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
 
-    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, or stands for text, the
-    result is the id of the tokenizer's own padding.
+    The result is the configuration's padding, or the tokenizer's own in two cases: the configuration's is one of the
+    tokens around a text (`around`), as in some T5, or it stands for text and the tokenizer names another one. A
+    language model has the configuration's padding in all cases.
 
     Raises:
-        TransduceError: the configuration's padding is around a text, and the tokenizer's own is missing or there, too;
-            or the model numbers positions by the configuration's padding.
+        TransduceError: the tokenizer's padding is needed, but is missing or one of the tokens around a text, or the
+            model numbers positions by the configuration's padding, as RoBERTa does.
     """
     padding, own = special["pad_id"], _token_id(files, parts.ids, "pad_token")
     is_text = own not in (None, padding) and padding in _text_ids(files, parts)
@@ -362,8 +363,8 @@ def _padding(
         )
     if own is None or own in around or model.family.numbers_by_padding:
         raise TransduceError(
-            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is {padding}, "
-            "which does: change it in config.json, and `pad_token` in tokenizer_config.json."
+            f"{files.location}: `pad_token_id` must stand neither for text nor around a text, but token {padding} "
+            "does: change it in config.json, and `pad_token` in tokenizer_config.json."
         )
     return own
 

@@ -414,7 +414,9 @@ def prepare_initial_weights(
     choice_log: ChoiceLog,
     reinitialized: Reinitialized,
 ) -> None:
-    """Log how LoRA and word vectors change a run's initial weights, and store these weights if the run needs them.
+    """Log how LoRA and word vectors change a run's initial weights, and store the weights in the run's folder.
+
+    They are stored only for a run with LoRA or word vectors, which needs them to resume.
 
     Args:
         folder: the run's folder.
@@ -424,7 +426,8 @@ def prepare_initial_weights(
         reinitialized: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: a file of word vectors is invalid, or the model has no layers to adapt.
+        TransduceError: a file of word vectors is invalid, word vectors are set for a task without text or for a
+            side that the model lacks, LoRA finds no layers to adapt, or the base model cannot be read or has changed.
     """
     if resolved.word_vectors is not None and tokenizer is None:
         raise TransduceError(

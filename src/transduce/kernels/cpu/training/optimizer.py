@@ -351,7 +351,8 @@ _SUMS = 4  # accumulators of a sum of squares
 class OrthogonalizeArguments(NamedTuple):
     """Arguments of the kernel `orthogonalize`, which replaces matrices by nearly orthogonal ones (optimizer Muon).
 
-    Sizes are numbers, scalars are the bits of a float32, and the others are addresses.
+    Matrices beyond `max_square_norm` are left unchanged. Each field is an integer: an address, a number, or the bits of
+    a float32.
     """
 
     matrices: Any
