@@ -121,10 +121,11 @@ _NO_LANGUAGE = r'"Language: \n"'
 
 
 def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
-    """Return the text of a catalog's header as it is written, and a list of the edits of the file for that.
+    """Return the header of a catalog as text, filled in for a template (POT), and a list of the edits that write it.
 
-    A template (POT) gets the encoding, the language and its plural forms, if these are known, and loses the flag
-    `fuzzy`, with which gettext's programs do not use the header. Other headers stay; without one, the text is "".
+    A template's header gets the encoding, the language and the language's plural forms, if they are known. The header
+    loses the flag `fuzzy`, because of which gettext's programs would ignore it. Other headers stay, and the list is
+    empty; without a header, the text is "".
     """
     if header is None:
         return "", []
@@ -297,7 +298,7 @@ def _edit_entry(
 ) -> Edit:
     """Return the `Edit` that writes new translations into an entry of a gettext catalog.
 
-    The flag `fuzzy` marks the former translation, so it is removed if all strings of the entry get new ones. With
+    The flag `fuzzy` of the former translation is removed if all strings of the entry get new translations. With
     `mark_fuzzy` the entry gets the flag.
 
     Args:

@@ -310,7 +310,7 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
     """Shrink the spans of an inline element and of all nested ones, so that none starts or ends with white space.
 
     Args:
-        node: the element, which is changed; it also gets whether its span has words.
+        node: the element, which is changed, and whose `has_words` is set.
         text: the plain text.
         bounds: the span of the element around it, which its span must not leave.
     """

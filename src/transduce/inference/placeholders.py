@@ -92,8 +92,8 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return a list of the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the target language has its own.
-    Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
-    bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
+    Characters encoded as bytes are excluded, too, if their script has no spaces and the vocabulary has other letters of
+    that script: a rare Chinese character is an ordinary word, which the model has learned to read.
     """
     fallback = _fallback_ids(vocabulary)
     ids, token_spans = encode_with_spans(vocabulary, text)

@@ -265,7 +265,7 @@ def padded_length(length: int) -> int:
 
 
 class BatchInvarianceCheck:
-    """A check that search results on this machine do not depend on the batch; it runs once for each kind of search."""
+    """A check, run once for each kind of search, that search results on this machine do not depend on the batch."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
         """Create the check for one translator, without running a search yet.

@@ -590,7 +590,11 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 def read_max_context(folder: Path, config: ModelConfig) -> int:
     """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
 
-    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
+    If the run's settings do not specify the context length, the number of learned positions is returned. With other
+    positions, a Hugging Face folder has the length that its config.json states, and others have 1,024.
+
+    Raises:
+        TransduceError: the run's settings or config.json cannot be read.
     """
     max_context = config.max_positions if config.positions == "learned" else _MAX_CONTEXT
     if not (folder / SETTINGS_FILE).is_file():

@@ -302,7 +302,8 @@ class DeepLHandlers:
             owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: the glossary does not exist or is for other languages, or the request names several.
+            RequestError: the glossary does not exist or is for other languages, or the request names several
+                glossaries or no source language.
         """
         ids = _split(message.glossary_ids) or ([message.glossary_id] if message.glossary_id else [])
         if not ids:

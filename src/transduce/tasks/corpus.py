@@ -303,7 +303,7 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learn the vocabulary from the training text, or use a given one, tokenize the text, and return the corpus.
+    """Tokenize the training text and the dev set, by a tokenizer that is passed or learned, and return the corpus.
 
     All files are read once before anything is written.
 
@@ -316,7 +316,7 @@ def prepare_corpus(
         tokenizer: an existing tokenizer, such as the base model's, to use; None: one is learned.
 
     Raises:
-        TransduceError: files are missing or invalid.
+        TransduceError: files are missing or invalid, or have too few different sources to hold out a dev set.
     """
     if tokenizer is not None:
         tokenizer = extend_base_tokenizer(tokenizer, settings, text.special_tokens, display)
@@ -487,10 +487,11 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Return the size of a corpus: its number of pairs, and of characters such as Chinese ones (`CorpusSize`).
+    """Return the size of a corpus (`CorpusSize`): the number of pairs, and of characters such as Chinese ones.
 
-    Counted are different characters of scripts without spaces that occur at least three times; the default size of the
-    vocabulary depends on them. What was removed or replaced while reading is counted in `notes`.
+    The characters are the different ones, of scripts without spaces or with many characters, that occur at least three
+    times. The default size of the vocabulary depends on their number. What was removed or replaced while reading is
+    counted in `notes`.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.

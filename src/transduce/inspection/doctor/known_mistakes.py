@@ -213,7 +213,10 @@ class _Watch(TorchFunctionMode):
         yield from (mistake for mistake in _MASK_MISTAKES if mistake.name in names)
 
     def scale_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if attention scores are not scaled, or by the model's width instead of a head's."""
+        """Yield a mistake for each softmax of attention scores that are not scaled, or are scaled by a wrong width.
+
+        The wrong width is the model's instead of a head's. Scores whose scale cannot be found give no mistake.
+        """
         for scores, _ in self.softmaxes:
             found = None if _sides(scores) is None else self._scale_of(scores)
             if found is None:

@@ -681,10 +681,11 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
-    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
-    encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
-    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding, or whose padding is a token of text, uses the
-    end symbol for it, and a tokenizer without an unknown token uses the end symbol too.
+    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. For an encoder,
+    the end symbol is the token that the tokenizer puts after a text, if any. The same holds for a decoder whose files
+    specify no end symbol and have no usual one, such as a Chinese GPT-2 with BERT's tokenizer. The end symbol also
+    serves as padding of a decoder that has none, or one that is a token of text, and as the unknown token of a
+    tokenizer without one.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -768,9 +769,9 @@ def _prompt_tokens(files: TokenizerFiles, parts: TokenizerParts) -> tuple[AddedT
 def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:
     """Return the language tags of an imported tokenizer, and where they are put in source and target, as `Languages`.
 
-    The target's tag is the decoder's start symbol if the model's start symbol is such a tag and no first token is
-    forced; a model with another start symbol gets the tag as the first token. Without a start symbol, the tokenizer's
-    class decides. The result is None for families that do not select languages by tags.
+    The target's tag replaces the decoder's start symbol if that is a language tag and no first token is forced. With
+    another start symbol or a forced first token, the tag is the first token. Without both, the model's type and the
+    tokenizer's class decide. The result is None for families that do not select languages by tags.
 
     Raises:
         TransduceError: the family selects languages by tags, but a tokenizer without tokenizer.json names none.

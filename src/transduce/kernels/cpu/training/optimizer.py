@@ -731,7 +731,7 @@ def orthogonalize_in_place(
     This function implements `backend.TrainingKernels.orthogonalize_in_place`.
 
     Returns:
-        A list that says for each matrix whether it was changed; False if it was too large or too small for float32.
+        A list with True for each matrix that was changed, and False for one too large or too small for float32.
 
     Raises:
         ValueError: the matrices differ in shape, or there are not three polynomials.
