@@ -123,9 +123,8 @@ _NO_LANGUAGE = r'"Language: \n"'
 def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
     """Return the header of a catalog as text, filled in for a template (POT), and a list of the edits that write it.
 
-    A template's header gets the encoding, the language and the language's plural forms, if they are known. The header
-    loses the flag `fuzzy`, because of which gettext's programs would ignore it. Other headers stay, and the list is
-    empty; without a header, the text is "".
+    A template's header gets the encoding, the language and the language's plural forms, if known, and loses the flag
+    `fuzzy`, with which gettext's programs ignore a header. Other headers stay; without one, the text is "".
     """
     if header is None:
         return "", []
@@ -616,14 +615,10 @@ def _segments(content: str) -> list[_Segment]:
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
     """Return the `Edit` that adds the missing translations to a `target`, whose translated segments stay.
 
-    Segments of source and target are matched by their attribute `mid`, and missing ones without a letter are copied.
-    The target stays as it is if no segment can be matched, or if source segments share a `mid`. It also stays if it
-    lacks a segment and there is more than white space around segments: the new segment could be on the wrong side of an
-    inline tag.
-
-    For a target that stays, the result is an edit without units if nothing is missing, or if the target is not divided
-    into segments. It is None if some text would stay untranslated: fewer segments of the target have a translation than
-    segments of the source have letters.
+    Segments are matched by their `mid`. The target stays as it is if no segment matches, if source segments share a
+    `mid`, or if a segment is missing that could get to the wrong side of an inline tag, because there is more than
+    white space around segments. The result is then an edit without units. It is None, however, if the target is divided
+    into segments and fewer of these have a translation than segments of the source have letters.
 
     Args:
         file: the XLIFF file.

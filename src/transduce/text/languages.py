@@ -686,11 +686,7 @@ def is_long_enough(text: str) -> bool:
 
 
 def _count_letters(text: str) -> dict[str, int]:
-    """Return a dict from the name of each script in `SCRIPTS` to the number of a text's letters in this script.
-
-    A Chinese or Japanese character (script "Han and kana") counts as three letters; letters of other scripts do not
-    count.
-    """
+    """Return a dict from script names (`SCRIPTS`) to numbers of a text's letters; Han and kana letters count as three."""
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts

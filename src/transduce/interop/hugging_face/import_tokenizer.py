@@ -681,11 +681,10 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
-    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. For an encoder,
-    the end symbol is the token that the tokenizer puts after a text, if any. The same holds for a decoder whose files
-    specify no end symbol and have no usual one, such as a Chinese GPT-2 with BERT's tokenizer. The end symbol also
-    serves as padding of a decoder that has none, or one that is a token of text, and as the unknown token of a
-    tokenizer without one.
+    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. An encoder's end
+    symbol is the token that the tokenizer puts after a text; so is that of a decoder without one, such as a Chinese
+    GPT-2 with BERT's tokenizer. The end symbol also serves as padding of a decoder without padding or with a token of
+    text as padding, and as the unknown token of a tokenizer without one.
 
     Raises:
         TransduceError: an id is specified nowhere.

@@ -682,16 +682,12 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text to files that are read line by line, and return data settings that name these files.
-
-        This method converts tables of pairs; kinds with other formats override it. Files that can be read line by line
-        are not converted, and the settings name them as before.
+        """Convert text, here tables of pairs, to files to read line by line; return data settings that name the files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
             folder: the folder of the run or of the prepared corpus, which gets the files.
-            overwrite: True for a new run. False for a resumed one, whose training text is tokenized already; existing
-                files stay as they are.
+            overwrite: True for a new run; False for a resumed one, for which existing files stay as they are.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
