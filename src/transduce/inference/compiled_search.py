@@ -232,11 +232,13 @@ def find_compiled_search(
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
 
-    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, or if a compiled
-    search would need too much memory.
+    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, if a compiled search
+    would need too much memory, or if a language model's text could exceed its positions. It is also needed for
+    sentences with context, unless the context is forced by the only rule and `generate` is None.
 
     Args:
-        scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
+        scorer: the scorer of a single model, which returns logits. It must not be wrapped to return log-probabilities,
+            even if `generate` is set.
         limits: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.

@@ -213,6 +213,7 @@ class Generator:
         *,
         continue_final_message: bool = False,
         template_variables: Mapping[str, Any] | None = None,
+        max_characters: int | None = None,
     ) -> ChatPrompt:
         """Return the prompt that the model's chat template makes of a conversation, with which the generator is called.
 
@@ -222,9 +223,10 @@ class Generator:
             messages: the messages, such as `{"role": "user", "content": "Hello"}`; a text is a user's message.
             continue_final_message: let the model continue the final message, instead of answering it.
             template_variables: further variables of the template, such as `enable_thinking`; None: none.
+            max_characters: the maximum number of characters of the prompt; None: no limit but the context.
 
         Raises:
-            TransduceError: the model has no chat template, the template refuses the messages, or they fill the context.
+            TransduceError: the model has no chat template, the template refuses the messages, or they are too long.
         """
         template = self.tokenizer.record.chat_template if isinstance(self.tokenizer, ImportedTokenizer) else UNSET
         if template is UNSET:
@@ -233,6 +235,11 @@ class Generator:
             )
         chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         prompt = template.render(chat, template_variables, continue_final_message=continue_final_message)
+        if max_characters is not None and len(prompt) > max_characters:
+            raise TransduceError(
+                f"A conversation must have at most {max_characters:,} characters with the template's markers, but has "
+                f"{len(prompt):,}: leave out or shorten messages."
+            )
         count = len(self.prompt_ids(ChatPrompt(prompt)))
         if count >= self.context:
             raise TransduceError(
