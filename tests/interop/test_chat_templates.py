@@ -199,6 +199,8 @@ def test_a_template_changes_neither_ids_nor_the_fingerprint(make_decoder: MakeFo
         ("{{ messages | nonsense }}", "is not valid (line 1: "),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages (maximum recursion"),
         ("{{ messages | tojson(indent=messages) }}", "refuses the messages ("),
+        ("{{ 'x'.ljust(10**18) }}", "refuses the messages (MemoryError)"),
+        ("{% for m in messages %}" * 25 + "{% endfor %}" * 25, "refuses the messages (too many statically nested"),
     ],
 )
 def test_a_template_that_fails_is_reported_in_a_sentence(template: str, message: str) -> None:

@@ -299,6 +299,10 @@ def test_conversations_that_a_template_cannot_write_are_refused(templated: Any) 
         reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": [message]})
         assert reply.status == 400
         assert sentence in fault(reply)
+    # The prompt is not tokenized, which would keep other requests waiting.
+    reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": [{"role": "user"}] * 2000})
+    assert reply.status == 400
+    assert "at most 20,000 characters with the template's markers, but has 42,019: " in fault(reply)
     reply = live.ask("POST", ADDRESS, {"model": "talker", "messages": []})
     assert "A conversation must be a list of messages" in fault(reply)
     reply = live.ask("POST", "/api/chat", {"model": "talker", "messages": [{"role": "user", "content": "refuse"}]})

@@ -460,12 +460,14 @@ def read_conversation(
     if has_chat_template(completions, name):
         generator = completions.service.generators[name].generator
         chat = [_template_message(message) for message in messages]
-        check_characters(sum(len(message["content"]) for message in chat), completions.service.settings.max_characters)
+        max_characters = completions.service.settings.max_characters
+        check_characters(sum(len(message["content"]) for message in chat), max_characters)
         try:
             prompt = generator.chat_prompt(
                 chat,
                 continue_final_message=continue_final_message,
                 template_variables=template_variables,
+                max_characters=max_characters,
             )
         except TransduceError as error:
             raise invalid_request(str(error)) from None

@@ -228,7 +228,6 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 # Marks where the final message ends in a rendered conversation; a template that trims messages removes the space.
 _END_OF_MESSAGE = "<END OF THE FINAL MESSAGE> "
-_TEMPLATE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -248,7 +247,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ) -> str:
         """Return the prompt for the answer to a conversation, as `apply_chat_template` of transformers renders it.
 
-        The template runs in Jinja2's sandbox, which lets it neither read files nor call Python code.
+        The template runs in Jinja2's sandbox, which lets it neither read files nor call Python code, but limits neither
+        its time nor its memory.
 
         Args:
             messages: the conversation; each message is a dict with a `role` and mostly a `content`.
@@ -258,7 +258,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Raises:
             TransduceError: a message is malformed, the template is not valid, or it refuses the messages.
         """
-        from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2 import TemplateSyntaxError
 
         chat = _checked_messages(messages)
         if continue_final_message:
@@ -274,9 +274,10 @@ class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"The model's chat template is not valid (line {error.lineno}: {error.message}): correct it in the "
                 "Hugging Face folder, and import that again."
             ) from error
-        except (TemplateError, *_TEMPLATE_ERRORS) as error:
+        except Exception as error:  # of any kind: it is another program's
+            reason = str(error) or type(error).__name__
             raise TransduceError(
-                f"The model's chat template refuses the messages ({error}): change the messages, or write a prompt "
+                f"The model's chat template refuses the messages ({reason}): change the messages, or write a prompt "
                 "with the template's markers yourself."
             ) from error
         if not continue_final_message:
@@ -374,8 +375,9 @@ class ImportedTokenizer(Tokenizer):
         record = msgspec.to_builtins(without_chat, order="deterministic")
         for side in ("source", "target"):
             if record[side] is not None:
-                # The digest has the key of version 0.1, so that corpora that it prepared remain valid.
-                record[side] = {"cutting": record[side].pop("algorithm"), **record[side]}
+                # The digest has the keys of version 0.1, so that corpora that it prepared remain valid.
+                former = {"algorithm": "cutting", "special_tokens": "marks"}
+                record[side] = {former.get(name, name): value for name, value in record[side].items()}
         return hashlib.sha256(msgspec.json.encode(record)).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
