@@ -508,11 +508,11 @@ class Translator:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
             progress = self._begin(batch, search)
-        while len(progress.rows):
+        while len(progress.sentence_indices):
             # inference mode must not stay on while the caller runs
             with torch.inference_mode(), explain_search_out_of_memory(search):
                 progress.advance()
-                text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
+                text = growing.grow(progress.hypotheses()[0]) if len(progress.sentence_indices) else ""
             if text:
                 yield text
         (hypotheses,) = progress.results()

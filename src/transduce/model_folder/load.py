@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, cast
-from warnings import warn
 
 import msgspec
 import torch
@@ -11,7 +10,14 @@ from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.argument_checks import as_path
-from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, shown_names, shown_value
+from transduce.errors import (
+    IdleSettingWarning,
+    TransduceError,
+    UntrainedDirectionWarning,
+    shown_names,
+    shown_value,
+    warn,
+)
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -428,7 +434,7 @@ def warn_untrained_direction(directions: Sequence[tuple[str, str]], source: str 
             f"The model was trained for {_shown_pairs(directions)}, but not for {source} → {target}: expect much worse "
             "translations."
         )
-        warn(message, UntrainedDirectionWarning, stacklevel=3)
+        warn(message, UntrainedDirectionWarning)
 
 
 def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
@@ -552,7 +558,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
                 f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
                 "out, or change them."
             )
-            warn(message, IdleSettingWarning, stacklevel=2)
+            warn(message, IdleSettingWarning)
     try:
         return msgspec.convert(effective, SearchSettings)
     except msgspec.ValidationError as error:

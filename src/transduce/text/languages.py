@@ -686,7 +686,7 @@ def is_long_enough(text: str) -> bool:
 
 
 def _count_letters(text: str) -> dict[str, int]:
-    """Return a dict from script names (`SCRIPTS`) to numbers of a text's letters; Han and kana characters count 3."""
+    """Return a dict from script names (`SCRIPTS`) to numbers of a text's letters; a Han or kana letter counts as 3."""
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts
