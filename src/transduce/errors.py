@@ -7,6 +7,8 @@ import operator
 import os
 import re
 import shlex
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -248,6 +250,20 @@ class UntrainedDirectionWarning(UserWarning):
 
 class IdleSettingWarning(UserWarning):
     """A warning that other settings leave a stored setting without effect, or change its value."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that names the line of the user's code from which this package was called.
+
+    Python shows a `DeprecationWarning` only if that line is in the script that runs.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_USER_CODE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+_NOT_USER_CODE = ("transduce", "torch", "contextlib")  # the latter two have functions that decorate this package's
 
 
 # --- suggested commands ---

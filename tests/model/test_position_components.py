@@ -189,3 +189,14 @@ def test_pytorchs_average_of_weights_follows_a_model_whose_table_of_positions_gr
         assert not list(model.buffers())  # PyTorch's DDP sends buffers, whose shapes would differ among processes
         moved = copy.deepcopy(model).double()
         torch.testing.assert_close(moved(ids, ids[:, :5]).float(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_a_model_that_moves_leaves_no_table_of_positions_behind(positions: str) -> None:
+    sizes: dict[str, Any] = {"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 16, "d_ff": 16}
+    sizes["positions"] = positions
+    ids = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    model = build_model(ModelConfig(**sizes)).to("meta")
+    model(ids, ids)
+    tables = [each.table for each in model.to_empty(device="cpu").modules() if hasattr(each, "table")]
+    assert {str(table.device) for table in tables} == {"cpu"}

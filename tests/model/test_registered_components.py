@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 import transduce
 from transduce.errors import TransduceError
-from transduce.model.build import _REGISTRIES, build_model, check_registered
+from transduce.model.build import _REGISTRIES, build_any_model, build_model, check_registered
 from transduce.model.config import OWN_NAMES, ModelConfig
 from transduce.model.masks import BiasedMask
 from transduce.model.transformer import Transformer
@@ -263,3 +264,17 @@ def test_positions_in_a_window_are_those_of_the_sequence(name: str, length: int)
         state = model.start(ids[:, :9])
         steps = torch.cat([state.step(token) for token in ids.split(1, dim=1)], dim=1)
         torch.testing.assert_close(model.project(steps), model(ids[:, :9], ids), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("positions", "further_models"), [("sinusoidal", 0), ("rotary", 2)])
+def test_settings_that_have_an_effect_take_few_models_to_check(
+    positions: str, further_models: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Mock(wraps=build_any_model)
+    monkeypatch.setattr("transduce.model.build.build_any_model", build)
+    counts = []
+    for own in ({"activation": "own-cube"}, {"attention": "own-gate"}):
+        build.reset_mock()
+        check_registered(ModelConfig(**(SIZES | own | {"positions": positions})))
+        counts.append(build.call_count)
+    assert counts[1] - counts[0] == further_models

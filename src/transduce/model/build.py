@@ -396,15 +396,17 @@ def _ignored_setting(config: ModelConfig, own: Sequence[str]) -> str | None:
     A setting counts as ignored only if it has an effect once the project's attention and score replace the user's,
     which are among `own`, the settings that name components of the user's.
     """
-    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)} | {"positions": "none"}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
+    if config.positions not in ("sinusoidal", "learned"):  # which are added to embeddings, whatever the attention
+        defaults["positions"] = "none"
     replaced = {name: defaults[name] for name in ("attention", "attention_score") if name in own}
     config = msgspec.structs.replace(config, dropout=0.0, activation_dropout=0.0)
     for name in ("positions", "attention_kind", "attention_score", "attention_scale", "attention_dropout"):
         if not replaced or name in replaced or getattr(config, name) == defaults[name]:
             continue
         changes = {each: defaults[each] for each in (name, *(ONLY_WITH if name == "positions" else ()))}
-        configs = config, msgspec.structs.replace(config, **replaced)
-        if [_has_effect(each, changes, training=name == "attention_dropout") for each in configs] == [False, True]:
+        has_effect = partial(_has_effect, changes=changes, training=name == "attention_dropout")
+        if not has_effect(config) and has_effect(msgspec.structs.replace(config, **replaced)):
             return name
     return None
 

@@ -11,11 +11,12 @@ keys.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig, RotaryScaling
@@ -57,16 +58,32 @@ def interleaving(d_model: int) -> Tensor:
     return torch.stack([torch.arange(half), torch.arange(half, d_model)], dim=1).flatten()
 
 
-class SinusoidalPositions(nn.Module):
+class _Tabulated(nn.Module):
+    """A module with a table of positions in the attribute `table`, which is extended for longer sequences.
+
+    The table is no buffer, because averages of weights and PyTorch's DDP copy buffers, and tables of two models differ
+    in length.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table = torch.empty(0, width, device="cpu")
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The module moves to another device or dtype: no table stays behind, such as in a GPU's memory or in a pickle.
+        self.table = torch.empty(0, self.table.shape[1], device="cpu")
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class SinusoidalPositions(_Tabulated):
     """A module that adds sinusoids to embeddings; its table is extended for longer sequences."""
 
     def __init__(self, d_model: int, *, offset: int = 0, to_end: bool = False) -> None:
-        super().__init__()
+        super().__init__(d_model)
         self.d_model = d_model
         self.offset = offset
         self.to_end = to_end
-        # No buffer: averages of weights and PyTorch's DDP copy buffers, and tables of two models differ in length.
-        self.table = torch.empty(0, d_model, device="cpu")
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Add position encodings to embeddings: (B, T, D) to (B, T, D).
@@ -193,18 +210,17 @@ class PositionEffect(NamedTuple):
 NO_POSITION_EFFECT = PositionEffect()
 
 
-class RotaryPositions(nn.Module):
+class RotaryPositions(_Tabulated):
     """A module that makes rotary embeddings; its table of cosines and sines is extended for longer sequences."""
 
     def __init__(
         self, width: int, *, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(width)
         self.width = width
         self.base = base
         self.scaling = scaling
         self.interleaved = interleaved
-        self.table = torch.empty(0, width, device="cpu")  # no buffer, as in `SinusoidalPositions`
 
     def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
         """Return the rotary embedding (a `Rotation`) at positions (T,) or (B, T).
