@@ -296,7 +296,8 @@ def replaced_function() -> str | None:
     for (owner, names), values in zip(_NAMES.items(), _VALUES, strict=True):
         for name, value in zip(names, values, strict=True):
             if getattr(owner, name, None) is not value:
-                return f"{owner.__name__.removeprefix('transduce.')}.{name} was replaced"
+                owner_name = owner.__name__.removeprefix("transduce.")
+                return f"{owner_name}.{name} was replaced"
     return None
 
 
