@@ -216,3 +216,9 @@ def test_a_model_that_was_pickled_with_tables_as_buffers_is_the_one_of_its_confi
     assert not list(read.buffers())
     assert torch.equal(read(ids, ids), expected)
     assert difference_from_config(read) is None
+
+
+def test_torch_compile_traces_rotary_positions_as_one_graph() -> None:
+    rotary, positions = RotaryPositions(4), torch.arange(3)
+    compiled = torch.compile(copy.deepcopy(rotary), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(positions, torch.float32, 3).sine, rotary(positions, torch.float32, 3).sine)

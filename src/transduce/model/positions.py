@@ -237,8 +237,8 @@ class RotaryPositions(_Tabulated):
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
-            # A tensor made in inference mode cannot be used in training.
-            with torch.inference_mode(mode=False):
+            # A tensor made in inference mode cannot be used in training; `torch.compile` traces no keyword here.
+            with torch.inference_mode(False):  # noqa: FBT003
                 table = self._angles(max(needed, 2 * len(table), 256)).to(positions.device, dtype)
                 self.table = table
         rows = table[positions]
