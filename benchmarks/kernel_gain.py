@@ -178,7 +178,7 @@ def search(model: Transformer, sentences: int, beam_size: int) -> None:
         found = GreedySearch(scorer, limits, take_argmax)
     elif found is None:
         found = BeamSearch(scorer, limits, beam)
-    while len(found.rows):
+    while len(found.sentence_indices):
         found.advance(TOKENS)
 
 

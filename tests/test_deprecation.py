@@ -206,6 +206,12 @@ def test_old_arguments_of_public_functions(trained: Path, tmp_path: Path, transl
         pytest.raises(transduce.TransduceError),
     ):
         transduce.train(out=tmp_path / "run", start_from="nowhere", dry_run=True)  # type: ignore[call-arg]
+    with (
+        pytest.warns(RenamedWarning, match="`places=` is now `indices=`") as shown,
+        pytest.raises(TypeError, match="unexpected keyword argument 'x'"),
+    ):
+        translator.translate(["a"], SearchSettings(), places=[0], x=1)  # type: ignore[call-arg]
+    assert shown[0].filename == __file__  # Python shows it only if that is the script that runs
     with pytest.warns(RenamedWarning, match="`examples` is now `datastore`"):
         assert translator.examples is None
     with pytest.warns(RenamedWarning, match="`longest_source` is now `max_sentence_tokens`"):

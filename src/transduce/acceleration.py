@@ -6,17 +6,17 @@ replacement that takes the reference path: the model's own `forward`, `start` an
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, DecoderChoice, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
-from transduce.model.transformer import Decoder, DecodingState, Encoder
+from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import CompiledState
@@ -80,6 +80,7 @@ except ModuleNotFoundError as missing:
         raise
 
     _Model = TypeVar("_Model", bound=nn.Module)
+    _Quantizable = TypeVar("_Quantizable", bound=Transformer | Decoder | Encoder)
 
     class PrepackedModel:  # type: ignore[no-redef]
         """A placeholder for the type of models with prepacked weights, which only the kernels package makes."""
@@ -105,12 +106,6 @@ except ModuleNotFoundError as missing:
     def outline_quantized(model: nn.Module) -> PackedLayers | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
-
-    class DecoderChoice(NamedTuple):
-        """The backend that decodes a model ("reference": its own modules), and for each faster one, why it does not."""
-
-        backend: str
-        refused: dict[str, str]
 
     def has_kernels() -> bool:
         """Return False, as the optional kernels package is missing."""
@@ -138,7 +133,7 @@ except ModuleNotFoundError as missing:
             return None
         raise TransduceError(f"`training.kernels` is native, but {NO_KERNELS}: set it to torch.")
 
-    def quantize(model: nn.Module, *, after_each_layer: Any) -> NoReturn:  # type: ignore[misc]  # noqa: ARG001
+    def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:  # noqa: ARG001
         """Refuse to make 8-bit weights, which need the kernels package.
 
         Raises:
@@ -159,14 +154,14 @@ except ModuleNotFoundError as missing:
         """Return the model itself, since there is no inference copy without the kernels package."""
         return model
 
-    def forecast_decoder(model: nn.Module, device: str) -> DecoderChoice:  # type: ignore[misc]  # noqa: ARG001
+    def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:  # noqa: ARG001
         """Return the reference implementation as the one that will decode a model, since there are no kernels."""
-        return DecoderChoice("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
+        return DecoderChoice.of("compiled" if device == "cpu" else "triton", NO_KERNELS)
 
-    def select_decoder(model: nn.Module) -> DecoderChoice:  # type: ignore[misc]
+    def select_decoder(model: nn.Module) -> DecoderChoice:
         """Return the model's own PyTorch modules as the backend that decodes it, since there are no kernels."""
         on_cpu = next(model.parameters()).device.type == "cpu"
-        return DecoderChoice("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
+        return DecoderChoice.of("compiled" if on_cpu else "triton", NO_KERNELS)
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         """Encode source ids (B, S) by the model's PyTorch modules, since there are no kernels; return the state.

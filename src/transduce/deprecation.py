@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from transduce.errors import IdleSettingWarning, UntrainedDirectionWarning
+from transduce.errors import IdleSettingWarning, UntrainedDirectionWarning, warn
 from transduce.process_environment import launched_ranks
 from transduce.ui_language import localized
 
@@ -80,9 +80,8 @@ class RenamedWarning(DeprecationWarning):
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that an old name is used; the warning points to the line that called this function's caller."""
-    message = f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}."
-    warnings.warn(message, RenamedWarning, stacklevel=3)
+    """Warn that an old name is used, with a `RenamedWarning` that names the line of the user's code."""
+    warn(f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}.", RenamedWarning)
 
 
 @contextmanager

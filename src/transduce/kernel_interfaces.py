@@ -1,4 +1,4 @@
-"""Define what the rest of the package calls kernels for: searching for a batch of sentences, and training.
+"""Define what the rest of the package calls kernels for: the choice of a decoder, batch searches, and training.
 
 Kernels are optional. Code above them gets an implementation of `BatchSearch` from `acceleration.find_batch_search`, and
 of `TrainingKernels` from `backend_in_use`; it takes the reference path where there is none.
@@ -16,6 +16,23 @@ from torch import Tensor, nn
 from transduce.model.backend import Backend, Rows
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
+
+# --- the choice of a backend ---
+
+
+class DecoderChoice(NamedTuple):
+    """The name of the backend that decodes a model, and the reasons why faster backends do not decode it."""
+
+    backend: str
+    """The backend: `compiled` (kernels on a CPU), `triton` (on a GPU) or `reference` (PyTorch modules)."""
+    refused: dict[str, str]
+    """A dict from the name of each faster backend to a clause that says why it does not decode the model."""
+
+    @classmethod
+    def of(cls, backend: str, reason: str | None) -> "DecoderChoice":
+        """Return the choice of `backend` if `reason` is None, else of `reference`, with `reason` for the refusal."""
+        return cls(backend, {}) if reason is None else cls("reference", {backend: reason})
+
 
 # --- searching for a batch of sentences ---
 

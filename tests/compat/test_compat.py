@@ -1,5 +1,6 @@
 """Test that folders of earlier versions still load, translate to the same text, and resume to the same losses."""
 
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -14,6 +15,7 @@ from transduce.tasks.train import train
 from transduce.training.checkpoint import checkpoints, load_checkpoint
 
 HERE = Path(__file__).resolve().parent
+SHA256_OF_0_1_0 = "9ef004624e9c6c960219a0e73ae26a0e980e8b78e40fc1cfdc9e0a9f65fcddbf"
 VERSIONS = sorted(path.parent for path in HERE.glob("*/expected.json"))
 MAX_BYTES = 300_000
 
@@ -34,6 +36,14 @@ def expected(version: Path) -> dict[str, Any]:
 
 def test_the_folder_of_version_0_1_0_is_kept() -> None:
     assert VERSIONS[0].name == "0.1.0"
+
+
+def test_the_folder_of_version_0_1_0_is_unchanged() -> None:
+    digest, folder = hashlib.sha256(), HERE / "0.1.0"
+    for path in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".md"):
+        content = path.read_bytes().replace(b"\r\n", b"\n")  # as Git may write the line ends of texts on Windows
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    assert digest.hexdigest() == SHA256_OF_0_1_0, "a file has changed: restore it, and let no test write to this folder"
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)

@@ -906,11 +906,11 @@ def check_abandoned_sentences_leave_the_search() -> None:
         for step in range(4):
             for search in searches:
                 search.advance(1)
-            assert searches[0].rows.tolist() == searches[1].rows.tolist()
+            assert searches[0].sentence_indices.tolist() == searches[1].sentence_indices.tolist()
             torch.testing.assert_close(searches[0].hypotheses().to(DEVICE), searches[1].hypotheses())
             if step == 1:
                 for search in searches:
-                    search.abandon([search.rows.tolist()[0], 1000])
+                    search.abandon([search.sentence_indices.tolist()[0], 1000])
         assert_same(*(run_search(search) for search in searches))
 
 

@@ -151,8 +151,8 @@ class Watching:
         self.steps = itertools.count(1)
         self.seen: list[tuple[list[int], list[object]]] = []
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        self.seen.append((rows.tolist(), pieces.tolist()))
+    def after_step(self, sentence_indices: Tensor, pieces: Tensor) -> Collection[int]:
+        self.seen.append((sentence_indices.tolist(), pieces.tolist()))
         return self.giving_up.get(next(self.steps), [])
 
 

@@ -243,8 +243,9 @@ def test_search_settings_for_translation_are_refused_by_a_generator(
 def test_arguments_override_search_settings_as_in_a_translator(generator: Generator) -> None:
     greedy = SearchSettings(beam_size=1, max_length=50)
     sampled = msgspec.structs.replace(greedy, sampling=SamplingSettings(seed=3))
-    with pytest.warns(IdleSettingWarning, match=r"`beam_size` \(1 in the search settings\) has no effect"):
+    with pytest.warns(IdleSettingWarning, match=r"`beam_size` \(1 in the search settings\) has no effect") as shown:
         found = generator("abc", search=greedy, seed=3)
+    assert shown[0].filename == __file__
     assert found == generator("abc", search=sampled)
     with pytest.warns(IdleSettingWarning, match="`beam_size`"):
         assert "".join(generator.stream("abc", greedy, seed=3)) == found.continuations[0].text

@@ -8,6 +8,7 @@ from typing import Any, assert_type
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
 from transduce.inference.forecaster import Forecaster
@@ -17,6 +18,7 @@ from transduce.inference.mask_filler import Filler
 from transduce.inference.parser import Parser
 from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
+from transduce.text.text_settings import TrainingLines
 
 HERE: dict[str, Any] = {"device": "cpu", "threads": 1}
 
@@ -42,3 +44,27 @@ def test_an_unknown_task_is_refused(trained: Path) -> None:
     wrong: Any = "translating"
     with pytest.raises(TransduceError, match=r"`task` must be one of translation, .* but is `translating`"):
         load(trained, task=wrong, **HERE)
+
+
+def test_the_constructor_takes_all_that_load_reads_of_a_folder(trained: Path) -> None:
+    opened = load(trained, task="translation", **HERE)
+    lines = TrainingLines(multi_sentence_share=0.5, wordless_share=0.0, tokens=9)
+    made = Translator(
+        opened.model,
+        opened.tokenizer,
+        source_language=opened.source_language,
+        target_language=opened.target_language,
+        search=opened.search,
+        max_source_tokens=opened.max_source_tokens,
+        training_lines=lines,
+        document_context=DocumentContext(before=1),
+        directions=[("zh", "en"), ("zh", "de")],
+    )
+    assert made.training_lines is lines
+    assert made.directions == (("zh", "en"), ("zh", "de"))
+    histories = made.histories(["我", "你"], ["I", "you"])
+    assert histories is not None
+    assert not histories[0].source
+    assert list(histories[1].source[:-1]) == opened.tokenizer.source.encode("我")
+    # The attributes are the same, so nothing else is set from outside.
+    assert vars(made).keys() == vars(opened).keys()

@@ -48,9 +48,9 @@ class GiveUp:
         self.at_step = at_step
         self.seen: list[list[int]] = []
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        assert len(rows) == len(pieces)
-        self.seen.append(rows.tolist())
+    def after_step(self, sentence_indices: Tensor, pieces: Tensor) -> Collection[int]:
+        assert len(sentence_indices) == len(pieces)
+        self.seen.append(sentence_indices.tolist())
         return self.places if len(self.seen) >= self.at_step else ()
 
 

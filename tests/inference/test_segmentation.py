@@ -320,7 +320,7 @@ class Reader:
         self.final: dict[int, str] = {}
         self.reports = 0
 
-    def after_step(self, rows: Any, tokens: Any) -> list[int]:  # noqa: ARG002
+    def after_step(self, sentence_indices: Any, tokens: Any) -> list[int]:  # noqa: ARG002
         return []
 
     def after_text(self, text: int, final: str, draft: str) -> None:

@@ -225,7 +225,7 @@ def join_over_time(
     given_up: list[Hypothesis] = []
     while numbers or waiting:
         main.advance()
-        active = main.rows.tolist()
+        active = main.sentence_indices.tolist()
         found |= {numbers.pop(index): main.take(index) for index in list(numbers) if index not in active}
         for index, length in zip(active, main.own_lengths(), strict=True):
             if (numbers[index], length) == (chosen, 2):
@@ -236,7 +236,7 @@ def join_over_time(
             number = waiting.pop(0)
             new = begin([number])
             new.advance()
-            if not len(new.rows):
+            if not len(new.sentence_indices):
                 found[number] = new.take(0)
                 continue
             index = min({0, 1, 2} - numbers.keys())

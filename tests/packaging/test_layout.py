@@ -139,6 +139,28 @@ def test_every_folder_with_modules_is_a_package() -> None:
     assert sorted(folder.relative_to(ROOT).as_posix() for folder in missing) == []
 
 
+ROOT_FILES = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "README.zh.md",
+    "constraints.txt",
+    "mkdocs.yml",
+    "mkdocs.zh.yml",
+    "pyproject.toml",
+]
+ROOT_FOLDERS = ["benchmarks", "deploy", "docs", "examples", "src", "tests"]
+
+
+def test_the_root_has_nothing_but_the_project() -> None:
+    lines = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    ignored = {line.strip("/") for line in lines if line[:1] == "/"}
+    found = {path.name for path in ROOT.iterdir() if path.name[0] != "." and path.name not in ignored}
+    assert sorted(found) == sorted([*ROOT_FILES, *ROOT_FOLDERS])
+
+
 def test_every_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {name: lines for name, lines in project["optional-dependencies"].items() if name != "dev"}

@@ -1,5 +1,6 @@
 """Test that a model trains, searches and scores without `transduce.kernels`, with the numbers of its own modules."""
 
+import ast
 import json
 import os
 import subprocess
@@ -86,6 +87,29 @@ except TransduceError as error:
     results["int8"] = str(error)
 print(json.dumps(results))
 """
+
+
+def signatures(functions: list[ast.stmt]) -> dict[str, str]:
+    """Return a dict from the names of functions to their arguments, defaults and types."""
+    return {
+        each.name: f"({ast.unparse(each.args)}) -> {ast.unparse(each.returns)}"
+        for each in functions
+        if isinstance(each, ast.FunctionDef) and each.returns is not None
+    }
+
+
+def test_replacements_have_the_signatures_of_the_kernels() -> None:
+    package = SOURCE / "transduce"
+    body = ast.parse((package / "acceleration.py").read_text("utf-8")).body
+    (attempt,) = (each for each in body if isinstance(each, ast.Try))
+    imports = [each for each in attempt.body if isinstance(each, ast.ImportFrom)]
+    files = [package.parent / f"{str(each.module).replace('.', '/')}.py" for each in imports]
+    originals = {n: s for file in files for n, s in signatures(ast.parse(file.read_text("utf-8")).body).items()}
+    replacements = signatures(attempt.handlers[0].body)
+    imported = {name.name for each in imports for name in each.names}
+    assert replacements == {name: originals[name] for name in imported if name in originals}
+    assert len(replacements) > 15
+    assert imported - replacements.keys() == {"PackedLayers", "PrepackedModel"}
 
 
 @pytest.fixture(scope="module")

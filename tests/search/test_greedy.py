@@ -97,7 +97,7 @@ class ForbidAll:
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, pieces: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         return logits if pieces.shape[-1] < self.after else torch.full_like(logits, -math.inf)
 
 

@@ -47,9 +47,9 @@ class Watcher:
         self.rows: list[list[int]] = []
         self.pieces: list[Tensor] = []
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        assert len(rows) == len(pieces)
-        self.rows.append(rows.tolist())
+    def after_step(self, sentence_indices: Tensor, pieces: Tensor) -> Collection[int]:
+        assert len(sentence_indices) == len(pieces)
+        self.rows.append(sentence_indices.tolist())
         self.pieces.append(pieces)
         return self.orders.get(len(self.rows), ())
 
@@ -97,9 +97,9 @@ def test_a_sentence_stopped_when_another_ends_keeps_its_tokens_in_generate_searc
     search = GenerateSearch(
         LogProbabilities(SlowScorer([1, 9])), limits, BeamOptions(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
     )
-    while 0 in search.rows.tolist():
+    while 0 in search.sentence_indices.tolist():
         search.advance()
-    assert search.rows.tolist() == [1]
+    assert search.sentence_indices.tolist() == [1]
     search.abandon({1})
     first, second = search.results()
     assert first[0].ended

@@ -277,10 +277,10 @@ class MaskedPlan:
     """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
-    row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
-    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. What
-    is left out differs from epoch to epoch. Batches are grouped by length, so that there is little padding, and every
-    batch has about equally many tokens.
+    row is cut where rows end, and if rows have two segments, in their middle, too. An epoch leaves out two parts of the
+    text, which differ from epoch to epoch: the tokens by which a row's sentences exceed the row, and the sentences that
+    a random second segment replaces. Batches are grouped by length, so that there is little padding, and every batch
+    has about equally many tokens.
     """
 
     def __init__(

@@ -586,7 +586,11 @@ class _Preparation:
         return kept
 
     def _count_doubtful(self, block: PairBlock, rows: list[int]) -> None:
-        """Count those of a block's kept pairs (`rows`) whose sides seem exchanged, or are the same text."""
+        """Count those of a block's kept pairs (`rows`) that look wrong, by two numbers of this object.
+
+        `exchanged` counts pairs whose sides seem exchanged, if both languages are known. `identical` counts pairs with
+        equal sides, if no filter drops those. In text alone, nothing is counted.
+        """
         files = self._request.files
         if files.is_text_alone:
             return

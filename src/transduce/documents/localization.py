@@ -121,10 +121,10 @@ _NO_LANGUAGE = r'"Language: \n"'
 
 
 def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
-    """Return the text of a catalog's header as it is written, and a list of the edits of the file for that.
+    """Return the header of a catalog as text, filled in for a template (POT), and a list of the edits that write it.
 
-    A template (POT) gets the encoding, the language and its plural forms, if these are known, and loses the flag
-    `fuzzy`, with which gettext's programs do not use the header. Other headers stay; without one, the text is "".
+    A template's header gets the encoding, the language and the language's plural forms, if known, and loses the flag
+    `fuzzy`, with which gettext's programs ignore a header. Other headers stay; without one, the text is "".
     """
     if header is None:
         return "", []
@@ -297,7 +297,7 @@ def _edit_entry(
 ) -> Edit:
     """Return the `Edit` that writes new translations into an entry of a gettext catalog.
 
-    The flag `fuzzy` marks the former translation, so it is removed if all strings of the entry get new ones. With
+    The flag `fuzzy` of the former translation is removed if all strings of the entry get new translations. With
     `mark_fuzzy` the entry gets the flag.
 
     Args:
@@ -613,12 +613,12 @@ def _segments(content: str) -> list[_Segment]:
 
 
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
-    """Return the `Edit` that adds translations to a `target`, in which some segments have one and stay.
+    """Return the `Edit` that adds the missing translations to a `target`, whose translated segments stay.
 
-    The target stays as it is if no segment can be matched by its `mid`, or if source segments share one. It also stays
-    if it lacks a segment and there is more than white space around segments: the new segment could be on the wrong side
-    of an inline tag. The result is then an edit without units. It is None if such a target is divided into segments,
-    and fewer of these have a translation than segments of the source have letters.
+    Segments are matched by their `mid`. The target stays as it is if no segment matches, if source segments share a
+    `mid`, or if a segment is missing that could get to the wrong side of an inline tag, because there is more than
+    white space around segments. The result is then an edit without units. It is None, however, if the target is divided
+    into segments and fewer of these have a translation than segments of the source have letters.
 
     Args:
         file: the XLIFF file.

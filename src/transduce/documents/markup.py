@@ -525,10 +525,10 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the space to insert between two translated texts, " " or "".
+    """Return the text to insert between two translated texts: " " if they need a space there, otherwise "".
 
-    A space is inserted if a source has a wide (East Asian) character where the texts meet, and without the space two
-    words of the translations would be joined.
+    They need one if a source has a wide (East Asian) character where the texts meet, the first translation ends with a
+    letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
 
     Args:
         source_before: source of the first text, or its end.

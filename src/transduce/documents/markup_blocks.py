@@ -226,7 +226,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """A builder of the plain text of a text with inline tags and of the tree of the tags, token by token."""
+    """A builder that reads a marked-up text token by token, and collects its plain text and the tree of its tags."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
@@ -310,7 +310,7 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
     """Shrink the spans of an inline element and of all nested ones, so that none starts or ends with white space.
 
     Args:
-        node: the element, which is changed; it also gets whether its span has words.
+        node: the element, which is changed, and whose `has_words` is set.
         text: the plain text.
         bounds: the span of the element around it, which its span must not leave.
     """

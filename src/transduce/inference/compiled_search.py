@@ -90,8 +90,8 @@ class CompiledSearch:
         self._sentences = len(limits.max_lengths)
 
     @property
-    def rows(self) -> Tensor:
-        """The batch indices of the sentences that are still being decoded, int64 (B,)."""
+    def sentence_indices(self) -> Tensor:
+        """The indices in the input of the sentences that are still being decoded, int64 (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
@@ -116,7 +116,7 @@ class CompiledSearch:
         return torch.cat([live, last[:, None]], dim=1)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding the sentences with these batch indices; their finished and live hypotheses become the results.
+        """Stop decoding sentences, given by index in the input; their finished and live hypotheses become the results.
 
         Sentences that are not being decoded are ignored.
         """
@@ -143,7 +143,11 @@ class CompiledSearch:
         The tokens after these are padding. The numbers differ only if sentences joined the search after its start. If
         the kernels do not support joining, all items are None: there is no padding.
         """
-        return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
+        return (
+            [*self.search.own_lengths]
+            if isinstance(self.search, JoinableSearch)
+            else [None] * len(self.sentence_indices)
+        )
 
     def take(self, index: int) -> list[Hypothesis]:
         """Return the results (`best`) of the finished sentence at a batch index, and free the index for another one."""
@@ -228,11 +232,13 @@ def find_compiled_search(
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
 
-    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, or if a compiled
-    search would need too much memory.
+    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, if a compiled search
+    would need too much memory, or if a language model's text could exceed its positions. It is also needed for
+    sentences with context, unless the context is forced by the only rule and `generate` is None.
 
     Args:
-        scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
+        scorer: the scorer of a single model, which returns logits. It must not be wrapped to return log-probabilities,
+            even if `generate` is set.
         limits: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.

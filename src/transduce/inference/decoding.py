@@ -553,7 +553,7 @@ class ForbiddenTexts:
         self.words = [_ForbiddenWord(" ".join(text.split()), self.surfaces) for text in texts]
         self.reach = max(len(word.content) for word in self.words) + _MAX_CHARACTER_BYTES
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits (B, W, V) of tokens that would complete a forbidden text to minus infinity, in place.
 
         `tokens`, (B, W, t), are the hypotheses so far.

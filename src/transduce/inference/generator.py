@@ -390,17 +390,17 @@ class Generator:
         with explain_search_out_of_memory(settings):
             progress = self._begin([begun], settings, one_line=one_line)
         observer = self._observer(one_line=one_line)
-        while len(progress.rows):
+        while len(progress.sentence_indices):
             # inference mode must not stay on while the caller runs
             with torch.inference_mode(), explain_search_out_of_memory(settings):
                 progress.advance()
                 text = shown
-                if len(progress.rows):
+                if len(progress.sentence_indices):
                     hypotheses = progress.hypotheses()
                     text = self._new_text(ids, hypotheses[0, 0].tolist()) if hypotheses.shape[1] == 1 else shown
                     if observer is not None:
                         text = text.split("\n")[0]
-                        progress.abandon(observer.after_step(progress.rows, hypotheses))
+                        progress.abandon(observer.after_step(progress.sentence_indices, hypotheses))
             text = without_incomplete_character(text)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
@@ -702,23 +702,23 @@ class _GrowingBatch:
         if not mine.search.can_absorb(its.search):
             return False
         free = (index for index in range(mine.reserved.sentences) if index not in self.numbers)
-        taken = [(next(free), own) for own in its.rows.tolist()]
+        taken = [(next(free), own) for own in its.sentence_indices.tolist()]
         mine.search.absorb(its.search, [index for index, _ in taken])
         self.numbers |= {index: other.numbers[own] for index, own in taken}
         return True
 
     def texts(self) -> dict[int, list[list[int]]]:
         """Return the new token ids of each unfinished prompt's hypotheses (or samples), a dict by prompt number."""
-        tokens, rows = self.search.hypotheses(), self.search.rows.tolist()
-        lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(rows)
+        tokens, indices = self.search.hypotheses(), self.search.sentence_indices.tolist()
+        lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(indices)
         return {
             self.numbers[index]: own[:, :length].tolist()
-            for index, own, length in zip(rows, tokens, lengths, strict=True)
+            for index, own, length in zip(indices, tokens, lengths, strict=True)
         }
 
     def take_finished(self) -> dict[int, list[Hypothesis]]:
         """Return a dict from prompt numbers to hypotheses of the finished prompts, which leave the batch."""
-        search, active = self.search, set(self.search.rows.tolist())
+        search, active = self.search, set(self.search.sentence_indices.tolist())
         take = search.take if isinstance(search, CompiledSearch) else search.results().__getitem__
         return {self.numbers.pop(index): take(index) for index in list(self.numbers) if index not in active}
 
@@ -752,10 +752,12 @@ class _FirstLine:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the batch indices of the prompts whose first line is complete in all hypotheses after this step."""
+    def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
+        """Return the indices of the prompts whose first line is complete in all hypotheses after this step."""
         return [
-            row for row, texts in zip(rows.tolist(), tokens.tolist(), strict=True) if all(map(self._is_done, texts))
+            index
+            for index, texts in zip(sentence_indices.tolist(), tokens.tolist(), strict=True)
+            if all(map(self._is_done, texts))
         ]
 
     def _is_done(self, ids: Sequence[int]) -> bool:

@@ -76,6 +76,7 @@ def open_translator(
     contents = [with_languages(each, source_language, target_language) for each in opened]
     check_ensemble(folders, contents)
     first, *further_models = (each.model for each in contents)
+    measured = [lines for each in folders if (lines := TrainingLines.load(each)) is not None]
     translator = Translator(
         first,
         contents[0].tokenizer,
@@ -85,13 +86,13 @@ def open_translator(
         ensemble=further_models,
         max_source_tokens=min(map(read_max_source_tokens, folders)),
         datastore=None if datastore is None else read_datastore(datastore, first),
-    )
-    measured = [lines for each in folders if (lines := TrainingLines.load(each)) is not None]
-    if len(measured) == len(folders):
         # An ensemble translates whole only what each of its models does.
-        translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
-    translator.document_context = _shared_context(folders)
-    translator.directions = contents[0].directions
+        training_lines=min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
+        if len(measured) == len(folders)
+        else None,
+        document_context=_shared_context(folders),
+        directions=contents[0].directions,
+    )
     return translator if tag is None else translator.for_tag(tag)
 
 

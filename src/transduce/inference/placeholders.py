@@ -92,8 +92,8 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return a list of the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the target language has its own.
-    Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
-    bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
+    Characters encoded as bytes are excluded, too, if their script has no spaces and the vocabulary has other letters of
+    that script: a rare Chinese character is an ordinary word, which the model has learned to read.
     """
     fallback = _fallback_ids(vocabulary)
     ids, token_spans = encode_with_spans(vocabulary, text)
@@ -123,7 +123,11 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether all characters of a text are of scripts without spaces that have letters in the vocabulary."""
+    """Return whether a text in characters that the vocabulary lacks is a rare word, not one in an unknown script.
+
+    It is a rare word if every character is of a script without spaces, such as Chinese, and the vocabulary has other
+    letters of the same script.
+    """
     return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 

@@ -9,11 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, get_args
-from warnings import warn
 
 import msgspec
 
-from transduce.errors import WrongLanguageWarning, count_noun
+from transduce.errors import WrongLanguageWarning, count_noun, warn
 from transduce.inference.segmentation import list_mark_length
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.text.glossary import Glossary
@@ -263,7 +262,7 @@ def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> No
         shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
         described = plural(reason) if others else reason
         message = f"{shown!r}{others} {described}: the translation is then fluent nonsense."
-        warn(message, WrongLanguageWarning, stacklevel=3)
+        warn(message, WrongLanguageWarning)
 
 
 def plural(reason: str) -> str:

@@ -265,7 +265,7 @@ def padded_length(length: int) -> int:
 
 
 class BatchInvarianceCheck:
-    """A check that search results on this machine do not depend on the batch; it runs once for each kind of search."""
+    """A check, run once for each kind of search, that search results on this machine do not depend on the batch."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
         """Create the check for one translator, without running a search yet.
@@ -279,9 +279,10 @@ class BatchInvarianceCheck:
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
-        """Search for the same random sentences in batches of different sizes, and compare all results bit by bit.
+        """Translate the same random sentences in batches of different sizes, and raise an error if results differ.
 
-        Settings that differ only in lengths, forbidden texts and repeated n-grams are checked once.
+        The results are compared bit by bit. Settings that passed before are not tried again; neither are those that
+        differ from them only in lengths, forbidden texts and repeated n-grams.
 
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.

@@ -82,7 +82,14 @@ class Tagger:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Tagging]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Tagging | list[Tagging]:
-        """Tag the words of a sentence, or of a list of sentences in order; spaces separate words. Return `Tagging`s."""
+        """Tag the words, separated by spaces, of a sentence or of each in a list.
+
+        Returns:
+            The `Tagging` of one sentence; for a list or tuple of sentences, a list of `Tagging`s in order.
+
+        Raises:
+            TransduceError: the argument is neither a text nor a list of texts.
+        """
         taggings = self.tag([text.split() for text in as_texts(sentence)])
         return taggings[0] if isinstance(sentence, str) else taggings
 

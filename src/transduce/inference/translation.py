@@ -506,20 +506,21 @@ class PartsObserver:
         self.batch = [part for part in batch if part.text_index not in self.abandoned]
         return self.batch
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report a decoding step to the observer of texts; return the batch indices of parts whose texts it stopped.
+    def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
+        """Report a decoding step to the observer of texts; return the indices of parts whose texts it stopped.
 
-        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their W hypotheses. A
-        `TextObserver` also gets the text so far, if a text has several parts or layout. Without an observer, nothing
-        stops.
+        `sentence_indices` (B,) are the indices of unfinished parts in the batch that the search got, and `tokens`
+        (B, W, t) their W hypotheses. A `TextObserver` also gets the text so far, if a text has several parts or layout.
+        Without an observer, nothing stops.
         """
         if self.observer is None:
             return ()
-        sentences = rows.new_tensor([self.batch[row].text_index for row in rows.tolist()])
+        indices = sentence_indices.tolist()
+        sentences = sentence_indices.new_tensor([self.batch[index].text_index for index in indices])
         self.abandoned.update(self.observer.after_step(sentences, tokens))
         if isinstance(self.observer, TextObserver) and self._decode is not None:
-            self._report_texts(self.observer, self._decode, rows.tolist(), tokens)
-        return [row for row, part in enumerate(self.batch) if part.text_index in self.abandoned]
+            self._report_texts(self.observer, self._decode, indices, tokens)
+        return [index for index, part in enumerate(self.batch) if part.text_index in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
         """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
@@ -530,17 +531,21 @@ class PartsObserver:
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
     def _report_texts(
-        self, observer: TextObserver, decode: Callable[[TextPart, list[int]], str], rows: Sequence[int], tokens: Tensor
+        self,
+        observer: TextObserver,
+        decode: Callable[[TextPart, list[int]], str],
+        indices: Sequence[int],
+        tokens: Tensor,
     ) -> None:
         texts = set()
-        for number, row in enumerate(rows):
-            text, part = self.batch[row].key
+        for number, index in enumerate(indices):
+            text, part = self.batch[index].key
             segmented = self._texts[text]
             is_whole = len(segmented.sentences) == 1 and not any(gap.text for gap in segmented.gaps)
             if is_whole or (text, part) in self._hidden:
                 continue
             ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
-            self._drafts[text, part] = decode(self.batch[row], ids[:certain]), decode(self.batch[row], ids)
+            self._drafts[text, part] = decode(self.batch[index], ids[:certain]), decode(self.batch[index], ids)
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

@@ -107,7 +107,7 @@ class Translator:
     """
 
     @renamed_arguments(examples="datastore")
-    def __init__(
+    def __init__(  # noqa: PLR0913  (all that a model folder has)
         self,
         model: EncoderDecoder,
         tokenizer: Tokenizer,
@@ -119,6 +119,9 @@ class Translator:
         max_source_tokens: int = DEFAULT_MAX_SOURCE,
         datastore: NeighborIndex | None = None,
         text: TextSettings | None = None,
+        training_lines: TrainingLines | None = None,
+        document_context: DocumentContext | None = None,
+        directions: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Create a translator.
 
@@ -134,6 +137,10 @@ class Translator:
             datastore: datastore for kNN retrieval, for a single model; None: no retrieval.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
                 `auto` splits texts unless the model was trained on lines with several sentences.
+            training_lines: measurements of the lines of training, by which `auto` decides; None: unknown.
+            document_context: the earlier sentences of a document that the model reads, if it was trained with context
+                (`data.context_before`); None: each sentence is translated by itself.
+            directions: the pairs of source and target language that a multilingual model was trained for.
 
         Raises:
             TransduceError: the model is of another kind, or the tokenizer is that of another model.
@@ -145,12 +152,8 @@ class Translator:
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         self.max_source_tokens = as_integer(max_source_tokens, "max_source_tokens", minimum=1)
-        self.training_lines: TrainingLines | None = None
-        """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
-        self.document_context: DocumentContext | None = None
-        """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
-        self.directions: tuple[tuple[str, str], ...] = ()
-        """The pairs of source and target language that a multilingual model was trained for; else empty."""
+        self.training_lines, self.document_context = training_lines, document_context
+        self.directions = tuple(directions)
         self._set_tokenizer(tokenizer, (source_language, target_language))
 
     examples = renamed_attribute("examples", "datastore")
@@ -505,11 +508,11 @@ class Translator:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
             progress = self._begin(batch, search)
-        while len(progress.rows):
+        while len(progress.sentence_indices):
             # inference mode must not stay on while the caller runs
             with torch.inference_mode(), explain_search_out_of_memory(search):
                 progress.advance()
-                text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
+                text = growing.grow(progress.hypotheses()[0]) if len(progress.sentence_indices) else ""
             if text:
                 yield text
         (hypotheses,) = progress.results()
@@ -605,14 +608,8 @@ class Translator:
         The functions score and translate as a search with these settings does, each text as one sentence.
         """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
-        return TermModel(
-            self.tokenizer.target,
-            self.scoring(search),
-            plain,
-            self.max_scored_tokens,
-            self.target_language,
-            self.source_language,
-        )
+        languages = self.target_language, self.source_language
+        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, *languages)
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores lists of sources and translations as a search with these settings ranks.

@@ -217,7 +217,7 @@ class ForbidTokensAt:
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits, (B, W, V), of tokens forbidden at the next position to minus infinity; return `logits`."""
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transduce.atomic_io import write_file
-from transduce.errors import TransduceError, import_extra
+from transduce.errors import TransduceError, import_extra, warn
 from transduce.text.languages import unspaced_characters
 from transduce.ui_language import columns_of, localized, padded, ui_language
 
@@ -214,10 +214,9 @@ def render_chart(chart: Chart, format: str) -> bytes:
     from matplotlib.figure import Figure
 
     if ui_language() != "en" and _chinese_font() is None:
-        warnings.warn(
+        warn(
             "The labels of the picture are English, because no font here has Chinese characters: install one (on "
-            "Debian and Ubuntu the package fonts-noto-cjk).",
-            stacklevel=2,
+            "Debian and Ubuntu the package fonts-noto-cjk)."
         )
     else:
         chart = localized_chart(chart)

@@ -62,14 +62,14 @@ class BeamRecorder:
         self.is_beam = beam_size > 1
         self.kept: list[Path] = []
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+    def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
         """Record the unfinished hypotheses of the sentence after a step; return the sentences that `then` abandons.
 
         Without an observer `then`, the collection is empty, so that the search continues.
         """
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
-        return () if self.then is None else self.then.after_step(rows, tokens)
+        return () if self.then is None else self.then.after_step(sentence_indices, tokens)
 
 
 def build_tree(

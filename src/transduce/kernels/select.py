@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
-from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, TrainingKernels
+from transduce.kernel_interfaces import BatchSearch, BatchSearchOptions, DecoderChoice, TrainingKernels
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
@@ -240,20 +240,6 @@ def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> Batc
     from transduce.kernels.cuda.search import find_search
 
     return find_search(state, options)
-
-
-class DecoderChoice(NamedTuple):
-    """The name of the backend that decodes a model, and the reasons why faster backends do not decode it."""
-
-    backend: str
-    """The backend: `compiled` (kernels on a CPU), `triton` (on a GPU) or `reference` (PyTorch modules)."""
-    refused: dict[str, str]
-    """A dict from the name of each faster backend to a clause that says why it does not decode the model."""
-
-    @classmethod
-    def of(cls, backend: str, reason: str | None) -> "DecoderChoice":
-        """Return the choice of `backend` if `reason` is None, else of `reference`, with `reason` for the refusal."""
-        return cls(backend, {}) if reason is None else cls("reference", {backend: reason})
 
 
 def select_decoder(model: nn.Module) -> DecoderChoice:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, cast
-from warnings import warn
 
 import msgspec
 import torch
@@ -11,7 +10,14 @@ from typing_extensions import Unpack
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.argument_checks import as_path
-from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, shown_names, shown_value
+from transduce.errors import (
+    IdleSettingWarning,
+    TransduceError,
+    UntrainedDirectionWarning,
+    shown_names,
+    shown_value,
+    warn,
+)
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -428,7 +434,7 @@ def warn_untrained_direction(directions: Sequence[tuple[str, str]], source: str 
             f"The model was trained for {_shown_pairs(directions)}, but not for {source} → {target}: expect much worse "
             "translations."
         )
-        warn(message, UntrainedDirectionWarning, stacklevel=3)
+        warn(message, UntrainedDirectionWarning)
 
 
 def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
@@ -529,14 +535,15 @@ _MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and position
 def read_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a model folder.
 
-    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
-    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
-    paper's settings apply. Folders in Hugging Face's format are searched as transformers' `generate` does.
+    The search settings in a run's `settings.toml` take precedence over `generation_config.json`. Of the latter, only
+    the beam size and the limit on repeated n-grams are used, because its length penalty is a different formula. What
+    neither file sets is as in the paper. Folders in Hugging Face's format are searched as transformers' `generate`
+    does.
 
     Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
 
     Raises:
-        TransduceError: a file cannot be read.
+        TransduceError: a file cannot be read, or its search settings are invalid or not supported.
     """
     if is_hugging_face_folder(folder):
         return hugging_face_search_settings(folder)
@@ -551,7 +558,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
                 f"`search.{name}` = {value} in {path} has no effect beside the other search settings there: leave it "
                 "out, or change them."
             )
-            warn(message, IdleSettingWarning, stacklevel=2)
+            warn(message, IdleSettingWarning)
     try:
         return msgspec.convert(effective, SearchSettings)
     except msgspec.ValidationError as error:
@@ -589,7 +596,11 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 def read_max_context(folder: Path, config: ModelConfig) -> int:
     """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
 
-    If the settings do not specify it, the number of learned positions is returned, or 1,024 for other positions.
+    If the run's settings do not specify the context length, the number of learned positions is returned. With other
+    positions, a Hugging Face folder has the length that its config.json states, and others have 1,024.
+
+    Raises:
+        TransduceError: the run's settings or config.json cannot be read.
     """
     max_context = config.max_positions if config.positions == "learned" else _MAX_CONTEXT
     if not (folder / SETTINGS_FILE).is_file():

@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from transduce.acceleration import PackedLayers
 from transduce.atomic_io import create_partial, exclusive_lock, file_sha256, replace_file, write_file
-from transduce.errors import TransduceError, count_noun
+from transduce.errors import TransduceError, count_noun, warn
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
 
@@ -297,7 +296,7 @@ class PrepackedCache:
         )
         if always:
             raise TransduceError(message)
-        warnings.warn(message, stacklevel=2)
+        warn(message)
         return None
 
     def _write(self, location: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:

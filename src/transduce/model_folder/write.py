@@ -1,7 +1,6 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value, writing_remedy
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, shown_value, warn, writing_remedy
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -449,10 +448,9 @@ def _check_saved_alone(model: Transformer | Recurrent | Decoder) -> None:
             f"A folder holds only what the model's configuration describes, but {difference.what}: {difference.remedy}."
         )
     if hooked := forward_hooks(model):
-        warnings.warn(
+        warn(
             f"The saved model is without its forward hooks (on {shown_names(hooked)}): if they change what it "
-            "computes, the model in the folder computes something else.",
-            stacklevel=3,
+            "computes, the model in the folder computes something else."
         )
 
 

@@ -193,9 +193,10 @@ class BeamSearch:
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
         self.max_lengths: list[int] = limits.max_lengths.tolist()
         self.starts = limits.starts()
-        self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
+        # Indices in the input of the sentences that are still decoded: as a list, and as a tensor (B,) on the device.
+        self.sentences = list(range(sentences))
         self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)  # (B, W)
-        self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
+        self.sentence_indices = torch.arange(sentences, device=device)
         self.tokens = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
@@ -220,8 +221,8 @@ class BeamSearch:
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
-            logits = rule.apply(logits, self.tokens, self.rows)
-        live, ended = self.selection.select(Step(logits, self.scores, self.tokens, self.rows, normalizer))
+            logits = rule.apply(logits, self.tokens, self.sentence_indices)
+        live, ended = self.selection.select(Step(logits, self.scores, self.tokens, self.sentence_indices, normalizer))
         if self.coverage is not None:
             self.coverage.add_step()
         self._finish_candidates(ended)
@@ -314,7 +315,7 @@ class BeamSearch:
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, (history[0], history[1]), ended=True)
         thresholds = [[self._threshold(group) for group in self.finished[sentence]] for sentence in self.sentences]
-        self.thresholds = torch.tensor(thresholds, device=self.rows.device)
+        self.thresholds = torch.tensor(thresholds, device=self.sentence_indices.device)
 
     def _threshold(self, finished: list[Hypothesis]) -> float:
         """Return the score that a hypothesis must exceed to be among a beam group's results; -inf if any is enough.
@@ -337,7 +338,7 @@ class BeamSearch:
         if len(set(divisors)) == 1:
             scores = ended.totals / divisors[0]
         else:
-            scores = ended.totals / torch.tensor(divisors, device=self.rows.device)[:, None]
+            scores = ended.totals / torch.tensor(divisors, device=self.sentence_indices.device)[:, None]
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
@@ -401,13 +402,13 @@ class BeamSearch:
 
     def _keep_sentences(self, staying: list[int]) -> None:
         """Remove all sentences from the batch except those at these batch indices, in all tensors and caches."""
-        if len(staying) == len(self.rows):
+        if len(staying) == len(self.sentence_indices):
             return
-        rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
+        rows = torch.tensor(staying, dtype=torch.int64, device=self.sentence_indices.device)
         self.max_lengths, self.sentences, self.starts = (
             [values[row] for row in staying] for values in (self.max_lengths, self.sentences, self.starts)
         )
-        self.rows, self.scores = self.rows[rows], self.scores[rows]
+        self.sentence_indices, self.scores = self.sentence_indices[rows], self.scores[rows]
         self.max_penalty, self.thresholds = self.max_penalty[rows], self.thresholds[rows]
         self.tokens, self.log_probabilities = self.tokens[rows], self.log_probabilities[rows]
         self.newest = self.newest[rows]
@@ -486,11 +487,11 @@ class GenerateSearch(BeamSearch):
         options: dict[str, Any] = {"selection": selection, "coverage": coverage, "reductions": reductions}
         super().__init__(scorer, limits, beam, rules=rules, **options)
         self.stop = settings.stop
-        self._ended_now = [[0] * beam.groups for _ in self.rows]
+        self._ended_now = [[0] * beam.groups for _ in self.sentence_indices]
 
     @override
     def abandon(self, sentences: Collection[int]) -> None:
-        self._ended_now = [[0] * self.beam.groups for _ in self.rows]
+        self._ended_now = [[0] * self.beam.groups for _ in self.sentence_indices]
         super().abandon(sentences)
 
     def _finish_candidates(self, ended: Candidates) -> None:
@@ -503,7 +504,7 @@ class GenerateSearch(BeamSearch):
         self._ended_now = ended_now.sum(dim=-1).tolist()
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        if len(staying) < len(self.rows):
+        if len(staying) < len(self.sentence_indices):
             self._ended_now = [self._ended_now[row] for row in staying]
         super()._keep_sentences(staying)
 

@@ -201,7 +201,7 @@ class ConstrainedSelection(Selection):
         continuations.
         """
         selection = self.plain.select(step)
-        for row, sentence in enumerate(step.rows.tolist()):
+        for row, sentence in enumerate(step.sentence_indices.tolist()):
             if sentence not in self.matchers:
                 continue
             if step.tokens.shape[-1] < self.starts[sentence]:
@@ -357,7 +357,7 @@ class BalancedBrackets(Rule):
                 self.spelling[row, word_index, : len(word)] = torch.tensor(word)
                 self.spelling_lengths[row, word_index] = len(word)
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place.
 
         Hypotheses that have ended are unchanged. The logits are returned.
@@ -366,7 +366,7 @@ class BalancedBrackets(Rule):
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
         closed, opened, written = (each[kind_of[tokens]] for each in (closes, opens, writes))  # (B, W, t)
-        words = self.words.to(device)[rows][:, None, None]
+        words = self.words.to(device)[sentence_indices][:, None, None]
         depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
         words_left = words - written.sum(-1)[..., None]  # (B, W, 1)
         started = ((opened + written) > 0).any(-1)[..., None]
@@ -384,24 +384,24 @@ class BalancedBrackets(Rule):
         ends_rightly = ~last | (depth_left > 0) | (words_left == 0)
         follows = closes_rightly & opens_rightly & writes_rightly & ends_rightly & (closes + opens + writes > 0)
         allowed = follows.index_select(-1, kind_of)  # (B, W, V)
-        self._spell(allowed, written, rows)
+        self._spell(allowed, written, sentence_indices)
         allowed[..., self.eos_id] = (started & (depth == 0) & (words_left == 0))[..., 0]
         ended = (tokens == self.eos_id).any(-1)
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
-    def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
+    def _spell(self, allowed: Tensor, words_written: Tensor, sentence_indices: Tensor) -> None:
         """Restrict the mask of allowed tokens in place: while a word lacks tokens, only its next one may follow.
 
         Args:
             allowed: True for tokens that may follow, (B, W, V).
             words_written: 1 for each token of a hypothesis that completes (tags) a word, else 0, (B, W, t).
-            rows: each sentence's index in the input, (B,).
+            sentence_indices: each sentence's index in the input, (B,).
         """
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
         written = (words_written.flip(-1).cumsum(-1) == 0).sum(-1)  # tokens after the previous word, (B, W)
-        of = (rows[:, None], word_index)
+        of = (sentence_indices[:, None], word_index)
         lacks = (written < self.spelling_lengths.to(device)[of])[..., None]
         following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))][..., None]
         allowed.logical_and_(~lacks).scatter_(-1, following, allowed.gather(-1, following) | lacks)

@@ -36,8 +36,8 @@ def greedy_search(scorer: Scorer, *, start_id: int, eos_id: int, max_lengths: Te
     return run_search(GreedySearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), take_argmax))
 
 
-def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V); `rows` is ignored."""
+def take_argmax(logits: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG001
+    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V)."""
     return argmax_token(logits)
 
 
@@ -74,7 +74,7 @@ class GreedySearch:
         self.min_max_length = min(limits.max_lengths.tolist(), default=0)
         self.starts = limits.starts()  # by index in the input
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
-        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
+        self.sentence_indices = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)
         self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
@@ -89,7 +89,7 @@ class GreedySearch:
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
-            self.scorer.reorder(self.newest.new_zeros(len(self.rows), self.width))
+            self.scorer.reorder(self.newest.new_zeros(len(self.sentence_indices), self.width))
         newest, log_probabilities = self._next(logits)
         self._extend(newest, log_probabilities)
         self.ended = self.ended | (newest == self.eos_id)
@@ -109,8 +109,8 @@ class GreedySearch:
             return tokens[..., 0], (values - normalizer)[..., 0]
         normalizer = log_sum_exp(logits)
         for rule in self.rules:
-            logits = rule.apply(logits, self.tokens, self.rows)
-        newest = self.choose(logits, self.rows)
+            logits = rule.apply(logits, self.tokens, self.sentence_indices)
+        newest = self.choose(logits, self.sentence_indices)
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
@@ -121,7 +121,9 @@ class GreedySearch:
     def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding sentences, given by index in the input; their unfinished hypotheses become results."""
         if sentences:
-            self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
+            self._leave(
+                torch.isin(self.sentence_indices, torch.tensor(list(sentences), device=self.sentence_indices.device))
+            )
 
     def results(self) -> list[list[Hypothesis]]:
         """Return a list of the hypotheses of each sentence, in the order in which they were started.
@@ -142,12 +144,16 @@ class GreedySearch:
         rows = leaving.nonzero().flatten()
         # One transfer for all, since each one stalls a GPU.
         histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
-        for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
+        for sentence, history in zip(self.sentence_indices[rows].tolist(), histories, strict=True):
             start = self.starts[sentence]
             self._results[sentence] = [self._hypothesis(*each, start) for each in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
-        self.rows, self.max_lengths, self.newest = self.rows[staying], self.max_lengths[staying], self.newest[staying]
+        self.sentence_indices, self.max_lengths, self.newest = (
+            self.sentence_indices[staying],
+            self.max_lengths[staying],
+            self.newest[staying],
+        )
         self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
@@ -224,9 +230,9 @@ class Draw:
         numbers = (_seed(*each) for each in zip(seeds, indices, strict=True))
         self.generators = [torch.Generator().manual_seed(number) for number in numbers]
 
-    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Draw the next token ids, (B, W), from logits (B, W, V); `rows` (B,) are sentence indices in the input."""
-        drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
+    def __call__(self, logits: Tensor, sentence_indices: Tensor) -> Tensor:
+        """Draw the next token ids, (B, W), from logits (B, W, V); `sentence_indices` (B,) index the input."""
+        drawn = [torch.rand(self.samples, generator=self.generators[index]) for index in sentence_indices.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
         scaled = logits / sampling.temperature

@@ -18,13 +18,13 @@ from transduce.search.selection import IMPOSSIBLE, log_sum_exp
 class Rule(Protocol):
     """An interface of rules that change the logits of a decoding step, such as forbidding tokens, before the choice."""
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Return the logits of the next tokens as this rule changes them.
 
         Args:
             logits: (B, W, V), float32; may be changed in place.
             tokens: the tokens of each hypothesis so far, (B, W, t).
-            rows: each sentence's index in the input, (B,).
+            sentence_indices: each sentence's index in the input, (B,).
         """
 
 
@@ -34,7 +34,7 @@ class Forbid(Rule):
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits (B, W, V) of the forbidden tokens to minus infinity, in place, and return the logits."""
         logits[..., self.ids] = IMPOSSIBLE
         return logits
@@ -47,7 +47,7 @@ class MinimumLength(Rule):
         self.length = length
         self.eos_id = eos_id
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Set the end symbol's logit to minus infinity, in place, while hypotheses are shorter than the minimum."""
         if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = IMPOSSIBLE
@@ -70,7 +70,7 @@ class ExtraEndTokens(Rule):
         self.more_ids = list(more_ids)
         self.summed = summed
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the other ones.
 
         The logits (B, W, V) are changed in place, and returned.
@@ -87,7 +87,7 @@ class NoRepeatedNgrams(Rule):
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Return the logits (B, W, V), with minus infinity for tokens that would complete an n-gram a second time."""
         if tokens.shape[-1] < self.length:
             return logits
@@ -132,7 +132,7 @@ class RepetitionPenalty(Rule):
         self.presence = presence
         self.normalizer = normalizer
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Multiply or divide the scores of tokens that occurred by `repetition`, then subtract the other penalties.
 
         The result is logits (B, W, V), which may be changed in place.
@@ -140,11 +140,13 @@ class RepetitionPenalty(Rule):
         offset = None if self.normalizer is None else self.normalizer()
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
-            before = [self.before[row] for row in rows.tolist()]
+            before = [self.before[index] for index in sentence_indices.tolist()]
             max_length = max(map(len, before), default=0)
             # A short row repeats its first token, which the assignment below changes only once.
             padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
-            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, max_length)
+            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(
+                len(sentence_indices), 1, max_length
+            )
             seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
@@ -164,19 +166,19 @@ class ForcedPrefix(Rule):
         self.max_length = max(map(len, self.prefixes), default=0)
         self.rules = rules
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Apply the wrapped rules, but within a prefix forbid every token except the prefix's next token.
 
         That next token keeps the logit that it had before the wrapped rules.
         """
         position = tokens.shape[-1]
         forced = {}
-        for row, sentence in enumerate(rows.tolist() if position < self.max_length else ()):
+        for row, sentence in enumerate(sentence_indices.tolist() if position < self.max_length else ()):
             if position < len(self.prefixes[sentence]):
                 token = self.prefixes[sentence][position]
                 forced[row] = (token, logits[row, :, token].clone())
         for rule in self.rules:
-            logits = rule.apply(logits, tokens, rows)
+            logits = rule.apply(logits, tokens, sentence_indices)
         for row, (token, score) in forced.items():
             logits[row] = IMPOSSIBLE
             logits[row, :, token] = score
@@ -194,10 +196,10 @@ class ForcedContext(Rule):
         self.contexts = [list(context) for context in contexts]
         self.rules = rules
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Return logits that force the next token of unfinished contexts; the wrapped rules change other sentences."""
         position, by_start = tokens.shape[-1], dict[int, list[int]]()
-        for row, sentence in enumerate(rows.tolist()):
+        for row, sentence in enumerate(sentence_indices.tolist()):
             context = self.contexts[sentence]
             if position < len(context):
                 certain = log_sum_exp(logits[row : row + 1])[0, :, 0]  # the log-probability is then 0
@@ -206,15 +208,15 @@ class ForcedContext(Rule):
             else:
                 by_start.setdefault(len(context), []).append(row)
         for start, some in by_start.items():
-            own, chosen = tokens[..., start:], torch.tensor(some, device=rows.device)
-            if len(some) == len(rows):
-                return self._apply_rules(logits, own, rows)
-            logits[chosen] = self._apply_rules(logits[chosen], own[chosen], rows[chosen])
+            own, chosen = tokens[..., start:], torch.tensor(some, device=sentence_indices.device)
+            if len(some) == len(sentence_indices):
+                return self._apply_rules(logits, own, sentence_indices)
+            logits[chosen] = self._apply_rules(logits[chosen], own[chosen], sentence_indices[chosen])
         return logits
 
-    def _apply_rules(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def _apply_rules(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         for rule in self.rules:
-            logits = rule.apply(logits, tokens, rows)
+            logits = rule.apply(logits, tokens, sentence_indices)
         return logits
 
 
@@ -297,12 +299,16 @@ class ForcedToken(Rule):
         self.id = id
         self.position = position
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Return logits in which the forced token alone is possible, for sentences whose next position is its position.
 
         The token's log-probability is then 0. At other positions the logits stay unchanged.
         """
-        position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
+        position = (
+            self.position[sentence_indices]
+            if isinstance(self.position, Tensor)
+            else torch.full_like(sentence_indices, self.position)
+        )
         is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
             forced = torch.full_like(logits, IMPOSSIBLE)
@@ -314,7 +320,7 @@ class ForcedToken(Rule):
 class Renormalize(Rule):
     """A rule that renormalizes probabilities, so that those of the tokens that earlier rules permit sum to 1."""
 
-    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities, (B, W, V), of the permitted tokens alone; their probabilities sum to 1."""
         return logits.log_softmax(dim=-1)
 

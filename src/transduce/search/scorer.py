@@ -47,17 +47,18 @@ class AttentiveScorer(Protocol):
 class Observer(Protocol):
     """An object that is called after each step of a search, and can abandon sentences, for example at a timeout."""
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+    def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
         """Observe the hypotheses after a step of the search, and return the sentences to abandon.
 
         Args:
-            rows: the indices of the sentences that are still decoded, (B,).
+            sentence_indices: the indices in the input of the sentences that are still decoded, (B,).
             tokens: the hypotheses of these sentences so far, the best live one first, (B, W, t). In a beam search, the
                 last hypothesis is the best finished one, if there is one, padded with end symbols. So the common prefix
                 of all hypotheses is a prefix of the result.
 
         Returns:
-            The indices of sentences to abandon, which then leave the batch at once with the hypotheses they have.
+            The indices in the input of sentences to abandon, which then leave the batch at once with the hypotheses
+            that they have.
         """
 
 
@@ -161,7 +162,7 @@ class Search(Protocol):
     """An interface of searches in progress, which find target sequences for the sentences of a batch step by step."""
 
     @property
-    def rows(self) -> Tensor:
+    def sentence_indices(self) -> Tensor:
         """The indices in the input of the sentences that are still being decoded, int64 (B,)."""
 
     def advance(self, steps: int = 1) -> None:
@@ -196,10 +197,10 @@ def run_search(search: Search, observer: Observer | None = None) -> list[list[Hy
     Returns:
         The hypotheses of each sentence. An abandoned sentence may have none.
     """
-    while len(search.rows):
+    while len(search.sentence_indices):
         search.advance(_UNLIMITED_STEPS if observer is None else 1)
-        if observer is not None and len(search.rows):
-            search.abandon(observer.after_step(search.rows, search.hypotheses()))
+        if observer is not None and len(search.sentence_indices):
+            search.abandon(observer.after_step(search.sentence_indices, search.hypotheses()))
     return search.results()
 
 

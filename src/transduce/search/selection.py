@@ -148,7 +148,7 @@ class Step:
     """The data of a decoding step from which a selection chooses: hypotheses, and the logits of their next tokens."""
 
     def __init__(
-        self, logits: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor, normalizer: Tensor | None = None
+        self, logits: Tensor, scores: Tensor, tokens: Tensor, sentence_indices: Tensor, normalizer: Tensor | None = None
     ) -> None:
         """Describe a step of B sentences.
 
@@ -156,13 +156,13 @@ class Step:
             logits: logits after the rules, float32, (B, W, V).
             scores: each hypothesis's log-probability so far, (B, W).
             tokens: the tokens of each hypothesis so far, (B, W, t).
-            rows: each sentence's index in the input, (B,).
+            sentence_indices: each sentence's index in the input, (B,).
             normalizer: log-sum-exp of the logits before the rules, (B, W, 1); None if no rule changed them.
         """
         self.logits = logits
         self.scores = scores
         self.tokens = tokens
-        self.rows = rows
+        self.sentence_indices = sentence_indices
         self.cached_log_sum_exp = normalizer
 
     @property
@@ -177,7 +177,7 @@ class Step:
 
     def of_sentence(self, row: int) -> "Step":
         """Return the data of this step for the sentence at batch index `row` alone, with B = 1."""
-        parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
+        parts = (self.logits, self.scores, self.tokens, self.sentence_indices, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, hypotheses: slice) -> "Step":
@@ -189,7 +189,7 @@ class Step:
             self.logits[:, hypotheses],
             self.scores[:, hypotheses],
             self.tokens,
-            self.rows,
+            self.sentence_indices,
             self.normalizer[:, hypotheses],
         )
 

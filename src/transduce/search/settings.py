@@ -1,7 +1,6 @@
 """Define and check the settings of search and sampling."""
 
 import math
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
@@ -9,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.errors import IdleSettingWarning, TransduceError, explain_wrong_types, shown_value
+from transduce.errors import IdleSettingWarning, TransduceError, explain_wrong_types, shown_value, warn
 from transduce.search.rules import GenerateSettings
 
 _MAX_LENGTH_FACTOR = 1_000
@@ -380,7 +379,7 @@ def override_with_warnings(
     if (sampling or {}).get("temperature") == 0:
         named.add("beam_size")
     for sentence in describe_overridden(search, changed, named, "the search settings"):
-        warnings.warn(sentence, IdleSettingWarning, stacklevel=3)
+        warn(sentence, IdleSettingWarning)
     return changed
 
 

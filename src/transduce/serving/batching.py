@@ -493,13 +493,13 @@ class BatchObserver:
         self.metrics = metrics
         self._adapt_threads = adapt_threads
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report progress to clients after a decoding step, and return a list of batch indices of sentences to abandon.
+    def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
+        """Report progress to clients after a decoding step, and return a list of the sentences to abandon.
 
         A sentence is abandoned if its request's deadline has passed or its client has disconnected.
 
         Args:
-            rows: index in the batch of each of the B sentences still being decoded, (B,).
+            sentence_indices: the index in the batch of each of the B sentences still being decoded, (B,).
             tokens: the t tokens so far of the W hypotheses of each sentence, (B, W, t).
         """
         self.metrics.steps.inc()
@@ -508,15 +508,15 @@ class BatchObserver:
         time.sleep(0)
         for job in [job for job in self.batch.jobs if job.is_expired]:
             self.batcher.drop_job(self.batch, job)
-        row_list = rows.tolist()
-        self._report_progress(row_list, tokens)
-        return [row for row in row_list if self.batch.sentences[row].job not in self.batch.jobs]
+        indices = sentence_indices.tolist()
+        self._report_progress(indices, tokens)
+        return [index for index in indices if self.batch.sentences[index].job not in self.batch.jobs]
 
-    def _report_progress(self, row_list: list[int], tokens: Tensor) -> None:
-        for number, row in enumerate(row_list):
-            entry = job, index = self.batch.sentences[row]
+    def _report_progress(self, sentence_indices: list[int], tokens: Tensor) -> None:
+        for number, sentence in enumerate(sentence_indices):
+            entry = job, index = self.batch.sentences[sentence]
             # The parts of a split sentence are decoded separately and make no text before the end.
-            is_unsplit = entry.tokens - 1 <= job.model.max_source_tokens and row_list.count(row) == 1
+            is_unsplit = entry.tokens - 1 <= job.model.max_source_tokens and sentence_indices.count(sentence) == 1
             if job.progress is not None and job in self.batch.jobs and is_unsplit:
                 # The longest common prefix of all hypotheses is final.
                 job.progress(index, tokens[number, 0].tolist(), agreed_length(tokens[number]))

@@ -283,11 +283,11 @@ class DeepLHandlers:
     def _source(self, message: DeepLRequest | DeepLDocumentRequest) -> str:
         """Return the canonical code of a request's source language, or `auto` if the request names none.
 
-        DeepL's clients name source languages without a region. Of several served languages that the code may mean, the
-        first with a model for the target language is chosen.
+        DeepL's clients name source languages without a region. If several served languages fit the source code, the
+        result is the first one with a model for the target language, or the first of all if no model has this target.
 
         Raises:
-            RequestError: no served language fits a code, or several fit that of the target language.
+            RequestError: no served language fits the source or the target code, or several fit the target code.
         """
         if (message.source_lang or AUTO).lower() == AUTO:
             return AUTO
@@ -302,7 +302,8 @@ class DeepLHandlers:
             owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: the glossary does not exist or is for other languages, or the request names several.
+            RequestError: the glossary does not exist or is for other languages, or the request names several
+                glossaries or no source language.
         """
         ids = _split(message.glossary_ids) or ([message.glossary_id] if message.glossary_id else [])
         if not ids:

@@ -234,8 +234,9 @@ class RunCorpus(Protocol):
 
 
 class DevGroups(NamedTuple):
-    """The groups that the sentences of a dev set belong to (language pair, tag, document), to score each by itself.
+    """The language pair, tag and document of each sentence of a dev set.
 
+    Sentences of different language pairs or tags are scored separately; in a document, earlier sentences are context.
     Each field has a value for each sentence, or is empty.
     """
 
@@ -302,7 +303,7 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learn the vocabulary from the training text, or use a given one, tokenize the text, and return the corpus.
+    """Tokenize the training text and the dev set, by a tokenizer that is passed or learned, and return the corpus.
 
     All files are read once before anything is written.
 
@@ -315,7 +316,7 @@ def prepare_corpus(
         tokenizer: an existing tokenizer, such as the base model's, to use; None: one is learned.
 
     Raises:
-        TransduceError: files are missing or invalid.
+        TransduceError: files are missing or invalid, or have too few different sources to hold out a dev set.
     """
     if tokenizer is not None:
         tokenizer = extend_base_tokenizer(tokenizer, settings, text.special_tokens, display)
@@ -385,16 +386,21 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
 def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """Return the corpus that `transduce prepare` wrote, for a new run, into whose folder only the tokenizer is copied.
+    """Return the corpus that `transduce prepare` wrote (`data.prepared`), for a new run.
+
+    The training pairs stay in the folder of the prepared corpus. The run's folder gets the tokenizer, the tokenized dev
+    set, a copy of the corpus's card, and a record of the dev set's files.
 
     Args:
-        settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
+        settings: the user's settings. Files, languages, filters and vocabulary must be those of the prepared corpus, or
+            be left out.
         read: returns the task's text, from settings that name all files and from the run's folder.
         folder: the run's folder.
-        display: shows what was left out.
+        display: shows what the filters left out when the corpus was prepared.
 
     Raises:
-        TransduceError: the folder holds no prepared corpus, is damaged, or was prepared with other settings.
+        TransduceError: `data.prepared` holds no prepared corpus, is damaged, or was prepared for another task or with
+            other settings; or the task needs a dev set, but none is named or was held out.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
@@ -436,7 +442,7 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     `read` returns the task's text, from settings that name all files and from the run's folder.
 
     Raises:
-        TransduceError: the corpus is not the one that the run started with.
+        TransduceError: the corpus is missing or damaged, or was prepared again since the run started.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
@@ -481,10 +487,11 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Return the size of a corpus: its number of pairs, and of characters such as Chinese ones (`CorpusSize`).
+    """Return the size of a corpus (`CorpusSize`): the number of pairs, and of characters such as Chinese ones.
 
-    Counted are different characters of scripts without spaces that occur at least three times; the default size of the
-    vocabulary depends on them. What was removed or replaced while reading is counted in `notes`.
+    The characters are the different ones, of scripts without spaces or with many characters, that occur at least three
+    times. The default size of the vocabulary depends on their number. What was removed or replaced while reading is
+    counted in `notes`.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.

@@ -66,7 +66,7 @@ _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this 
 def main_script(line: str) -> str | None:
     """Return the name of the script of most letters in a line, such as "Latin"; None with fewer than two letters.
 
-    A Chinese character counts as three letters.
+    A Chinese or Japanese character counts as three letters; letters of scripts that are not in `SCRIPTS` do not count.
     """
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
@@ -675,9 +675,9 @@ def detect_other_language(text: str, language: str) -> str | None:
 
 
 def is_long_enough(text: str) -> bool:
-    """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters.
+    """Return whether a text is long enough for its language to be clear: it has at least four words.
 
-    In Thai, Lao, Khmer, Burmese and Tibetan, twelve letters are needed.
+    In Chinese and Japanese, six characters are needed; in Thai, Lao, Khmer, Burmese and Tibetan, twelve letters.
     """
     text = compose(text)
     counts = _count_letters(text)
@@ -686,7 +686,7 @@ def is_long_enough(text: str) -> bool:
 
 
 def _count_letters(text: str) -> dict[str, int]:
-    """Return a dict from script names to the numbers of a text's letters; a Chinese character counts as three."""
+    """Return a dict from script names (`SCRIPTS`) to numbers of a text's letters; a Han or kana letter counts as 3."""
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts

@@ -272,13 +272,14 @@ def split_symbols(text: str) -> list[str]:
 
 
 def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
-    """Return a set of the most frequent sequences of bracket symbols between two words, each to become one token.
+    """Return a frozenset of the most frequent runs of bracket symbols in linearized trees, each to become one token.
 
-    Examples are `S(NP(DT/`, `)VP(VBZ/` and `))`; single symbols are left out. Ties are broken alphabetically.
+    A run is all symbols between two words with the second word's tag, such as `)VP(VBZ/`, or all before the first word
+    or after the last, such as `S(NP(DT/` and `))`. Runs of one symbol are left out. Ties are broken alphabetically.
 
     Args:
         rows: linearized trees.
-        max_runs: the maximum number of sequences.
+        max_runs: the maximum number of runs.
     """
     counts = Counter(run for row in rows for run in _RUN.findall(row) if len(split_symbols(run)) > 1)
     return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:max_runs])

@@ -3,7 +3,6 @@
 import copy
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -14,7 +13,7 @@ import msgspec
 from sentencepiece import SentencePieceProcessor
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError, explain_wrong_types, shown_names
+from transduce.errors import TransduceError, explain_wrong_types, shown_names, warn
 from transduce.text.files import compose, is_composed
 from transduce.text.sentencepiece_model import is_by_character, replaces_characters
 
@@ -264,7 +263,7 @@ class Vocabulary:
 
     def closed(self, ids: Iterable[int]) -> list[int]:
         """Return `with_special_tokens(ids)`, with a warning: READMEs of exported folders use this old name."""
-        warnings.warn("`closed` is now `with_special_tokens`.", DeprecationWarning, stacklevel=2)
+        warn("`closed` is now `with_special_tokens`.", DeprecationWarning)
         return self.with_special_tokens(ids)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:

@@ -70,7 +70,12 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return these totals summed over all processes; `stop` is True if this process got a signal to stop."""
+        """Return the step's totals in all processes, of which each passes its own; every process must call it.
+
+        Args:
+            processes: the processes of the run.
+            stop: True if this process got a signal to stop; the result's `stop` is the number of those that did.
+        """
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])

@@ -509,7 +509,11 @@ class Optimizer(Protocol):
         """
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return a dict of the complete weights, by name, that are to be written into a model folder."""
+        """Return a dict by name of the complete float32 weights to write into a model folder.
+
+        They are the moving average of the weights, or the current weights if there is no average. Every process must
+        call this method.
+        """
 
 
 class FlatOptimizer(Optimizer):

@@ -189,7 +189,10 @@ class _Watch(TorchFunctionMode):
                 )
 
     def mask_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield the mistakes of look-ahead and padding masks that show in the scores before softmax."""
+        """Yield a `KnownMistake` for each fault of the look-ahead and padding masks that the recorded scores show.
+
+        The scores are those before the softmax. A fault in several layers is one mistake.
+        """
         look_ahead = torch.ones(_TARGET, _TARGET, dtype=torch.bool).triu(1)
         names = set()
         for scores, axis in self.softmaxes:
@@ -210,7 +213,10 @@ class _Watch(TorchFunctionMode):
         yield from (mistake for mistake in _MASK_MISTAKES if mistake.name in names)
 
     def scale_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if attention scores are not scaled, or by the model's width instead of a head's."""
+        """Yield a mistake for each softmax of attention scores that are not scaled, or are scaled by a wrong width.
+
+        The wrong width is the model's instead of a head's. Scores whose scale cannot be found give no mistake.
+        """
         for scores, _ in self.softmaxes:
             found = None if _sides(scores) is None else self._scale_of(scores)
             if found is None:

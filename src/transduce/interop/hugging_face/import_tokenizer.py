@@ -344,12 +344,13 @@ def _padding(
 ) -> int:
     """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
 
-    If the configuration's padding is one of the tokens around a text (`around`), as in some T5, or stands for text, the
-    result is the id of the tokenizer's own padding.
+    The result is the configuration's padding, or the tokenizer's own in two cases: the configuration's is one of the
+    tokens around a text (`around`), as in some T5, or it stands for text and the tokenizer names another one. A
+    language model has the configuration's padding in all cases.
 
     Raises:
-        TransduceError: the configuration's padding is around a text, and the tokenizer's own is missing or there, too;
-            or the model numbers positions by the configuration's padding.
+        TransduceError: the tokenizer's padding is needed, but is missing or one of the tokens around a text, or the
+            model numbers positions by the configuration's padding, as RoBERTa does.
     """
     padding, own = special["pad_id"], _token_id(files, parts.ids, "pad_token")
     is_text = own not in (None, padding) and padding in _text_ids(files, parts)
@@ -362,8 +363,8 @@ def _padding(
         )
     if own is None or own in around or model.family.numbers_by_padding:
         raise TransduceError(
-            f"{files.location}: `pad_token_id` must be a token that does not stand around a text, but it is {padding}, "
-            "which does: change it in config.json, and `pad_token` in tokenizer_config.json."
+            f"{files.location}: `pad_token_id` must stand neither for text nor around a text, but token {padding} "
+            "does: change it in config.json, and `pad_token` in tokenizer_config.json."
         )
     return own
 
@@ -680,10 +681,10 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
 
-    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. The end of an
-    encoder's texts is the token that the tokenizer puts there, as is that of a decoder whose files specify none, such
-    as a Chinese GPT-2 with BERT's tokenizer. A decoder without padding, or whose padding is a token of text, uses the
-    end symbol for it, and a tokenizer without an unknown token uses the end symbol too.
+    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. An encoder's end
+    symbol is the token that the tokenizer puts after a text; so is that of a decoder without one, such as a Chinese
+    GPT-2 with BERT's tokenizer. The end symbol also serves as padding of a decoder without padding or with a token of
+    text as padding, and as the unknown token of a tokenizer without one.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -767,9 +768,9 @@ def _prompt_tokens(files: TokenizerFiles, parts: TokenizerParts) -> tuple[AddedT
 def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:
     """Return the language tags of an imported tokenizer, and where they are put in source and target, as `Languages`.
 
-    The target's tag is the decoder's start symbol if the model's start symbol is such a tag and no first token is
-    forced; a model with another start symbol gets the tag as the first token. Without a start symbol, the tokenizer's
-    class decides. The result is None for families that do not select languages by tags.
+    The target's tag replaces the decoder's start symbol if that is a language tag and no first token is forced. With
+    another start symbol or a forced first token, the tag is the first token. Without both, the model's type and the
+    tokenizer's class decide. The result is None for families that do not select languages by tags.
 
     Raises:
         TransduceError: the family selects languages by tags, but a tokenizer without tokenizer.json names none.

@@ -682,12 +682,12 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text, by default tables of pairs, to files that are read line by line; return settings with these.
+        """Convert text, here tables of pairs, to files to read line by line; return data settings that name the files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
-            folder: the folder of the run or of the prepared corpus.
-            overwrite: True for a new run; a resumed run uses the existing files.
+            folder: the folder of the run or of the prepared corpus, which gets the files.
+            overwrite: True for a new run; False for a resumed one, for which existing files stay as they are.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.

@@ -221,13 +221,18 @@ class DevSet(Validation):
         self.directions = [
             (
                 each,
-                Translator(self.model, each.tokenizer, search=search, max_source_tokens=max_source, text=unsplit),
+                Translator(
+                    self.model,
+                    each.tokenizer,
+                    search=search,
+                    max_source_tokens=max_source,
+                    text=unsplit,
+                    document_context=context,
+                ),
             )
             for each in directions
             if each.sources
         ]
-        for _, translator in self.directions:
-            translator.document_context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of

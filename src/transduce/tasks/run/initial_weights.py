@@ -286,8 +286,9 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
     """Return settings by which each source begins with a token of its target language, if the base model learned it.
 
-    Text of unknown languages is taken to be in those of a base model of one pair. Settings that already decide about
-    such tokens, and those with a base model that has none, are unchanged.
+    If the languages of the text are unknown and the base model has one language pair, the text is taken to be in that
+    pair. Settings that already decide about tokens of target languages are unchanged, as are those with a base model
+    without such tokens.
 
     Args:
         settings: the settings, with a base model.
@@ -414,7 +415,9 @@ def prepare_initial_weights(
     choice_log: ChoiceLog,
     reinitialized: Reinitialized,
 ) -> None:
-    """Log how LoRA and word vectors change a run's initial weights, and store these weights if the run needs them.
+    """Log how LoRA and word vectors change a run's initial weights, and store the weights in the run's folder.
+
+    They are stored only for a run with LoRA or word vectors, which needs them to resume.
 
     Args:
         folder: the run's folder.
@@ -424,7 +427,8 @@ def prepare_initial_weights(
         reinitialized: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: a file of word vectors is invalid, or the model has no layers to adapt.
+        TransduceError: a file of word vectors is invalid, word vectors are set for a task without text or for a
+            side that the model lacks, LoRA finds no layers to adapt, or the base model cannot be read or has changed.
     """
     if resolved.word_vectors is not None and tokenizer is None:
         raise TransduceError(
@@ -443,16 +447,17 @@ def prepare_initial_weights(
 def build_initial_model(
     resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
 ) -> AnyModel:
-    """Return the model of a run with its initial weights, random or those of the base model.
+    """Return the model of a run with its initial weights: stored ones, those of the base model, or random ones.
 
     Args:
         resolved: the run's settings.
         folder: the run's folder, which holds the weights if the run had to store them.
-        trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
+        trained: True if a checkpoint will replace all weights, so that those of the base model need not be read.
         reinitialized: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: the base model cannot be read or has changed since the run started.
+        TransduceError: the stored weights are missing or damaged, or the base model cannot be read or has changed since
+            the run started.
     """
     if needs_stored_weights(resolved):
         model = build_model(resolved.model)

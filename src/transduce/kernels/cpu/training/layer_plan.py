@@ -300,7 +300,10 @@ class _PlannedSublayer:
         w.scratch.free([added])
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of x's projections (queries, keys, values) and of attention, into `self.inner`."""
+        """Append the kernel calls of the projections of x (queries, keys, values) and of attention.
+
+        The calls write attention's result to the memory at `self.inner`, which is allocated here.
+        """
         inner, projected, item_bytes = self.shape.inner, self.shape.projected, self.item_bytes
         if self.shape.reads_memory:
             self.projected = self.kept.allocate(self.rows * inner * item_bytes)
@@ -317,7 +320,10 @@ class _PlannedSublayer:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of a feed-forward network up to its activation and dropout, into `self.inner`."""
+        """Append the kernel calls of a feed-forward network up to its activation and dropout.
+
+        The calls write their result to the memory at `self.inner`, which is allocated here.
+        """
         shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
         if shape.is_relu:
             self.inner = self.kept.allocate(inner_bytes)
@@ -332,7 +338,10 @@ class _PlannedSublayer:
             self._activate(w, self.inner)
 
     def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
-        """Append the kernel calls of an activation other than ReLU, and of the dropout after it, into `out`."""
+        """Append the kernel calls of an activation other than ReLU, and of the dropout after it, if any.
+
+        The calls read `self.projected`, and write their result to the memory at `out`.
+        """
         w.activate(self.projected, out)
         if self.shape.inner_drop_256ths:
             w.drop_inner(out)

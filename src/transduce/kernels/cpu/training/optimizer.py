@@ -351,7 +351,8 @@ _SUMS = 4  # accumulators of a sum of squares
 class OrthogonalizeArguments(NamedTuple):
     """Arguments of the kernel `orthogonalize`, which replaces matrices by nearly orthogonal ones (optimizer Muon).
 
-    Sizes are numbers, scalars are the bits of a float32, and the others are addresses.
+    Matrices beyond `max_square_norm` are left unchanged. Each field is an integer: an address, a number, or the bits of
+    a float32.
     """
 
     matrices: Any
@@ -730,7 +731,7 @@ def orthogonalize_in_place(
     This function implements `backend.TrainingKernels.orthogonalize_in_place`.
 
     Returns:
-        A list that says for each matrix whether it was changed; False if it was too large or too small for float32.
+        A list with True for each matrix that was changed, and False for one too large or too small for float32.
 
     Raises:
         ValueError: the matrices differ in shape, or there are not three polynomials.

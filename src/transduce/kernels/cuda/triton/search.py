@@ -89,8 +89,9 @@ def extend_greedy(
 ):  # fmt: skip
     """Extend each unfinished sentence by its best token (greedy search), BLOCK sentences per program.
 
-    A sentence is finished at the end symbol or at its length limit. `history` gets the token and its log-probability,
-    and `remaining` the number of unfinished sentences.
+    A sentence is finished at the end symbol or at its length limit. `history` gets the token and the bits of its
+    log-probability; `records` gets a finished sentence's length, and whether it was cut off. `remaining`, the number of
+    unfinished sentences, is reduced by those that finish.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exist = rows < sentences
@@ -121,11 +122,13 @@ def extend_beam(
 ):  # fmt: skip
     """Run one step of beam search for one sentence per program, as in `search/beam.py` and `search/selection.py`.
 
-    Of the candidates, those that end are finished if fewer than W others are better, and the W best others live on. The
-    sentence is done when no live hypothesis can enter the N best, or at its length limit.
+    Of the W best candidates, those with the end symbol are finished hypotheses, of which the N best are kept. The W
+    best candidates without the end symbol live on. The sentence is done when no live hypothesis can enter the N best,
+    or at its length limit.
 
-    `records` holds each sentence's length and whether it was cut off. For each of a sentence's N best hypotheses,
-    `records` has the last step, the hypothesis that the step extends, and the end symbol's log-probability.
+    `records` gets the sentence's length, and whether it was cut off, once the sentence is done. For each of the N best
+    finished hypotheses, `records` has three numbers: the step at which the hypothesis ended, the index of the live
+    hypothesis that it extends, and the bits of the end symbol's log-probability.
     """
     sentence = tl.program_id(0)
     if tl.load(done + sentence) != 0:
