@@ -80,7 +80,7 @@ _WRAPPERS: dict[type, str] = {}  # the package of the hooks that each wrapper ad
 
 
 def register_class(
-    kind: type[nn.Module],
+    cls: type[nn.Module],
     *,
     computes: type[nn.Module] | None = None,
     children: Iterable[str] | None = (),
@@ -90,31 +90,31 @@ def register_class(
     """Register a module class, with its current methods, as known to the layer graph.
 
     Args:
-        kind: the exact class; subclasses stay unknown.
-        computes: the reference class whose function `kind` computes in another number format; None: `kind` itself.
+        cls: the exact class; subclasses stay unknown.
+        computes: the reference class whose function `cls` computes in another number format; None: `cls` itself.
         children: names of the submodules that a module of the class may hold; None: any.
         tensors: names of the parameters and buffers that a module of the class may hold; None: any.
         sizes: for a linear layer, the attributes with the numbers of inputs and outputs, if the class has any.
     """
     if sizes is not None:
-        SIZES[kind] = sizes
+        SIZES[cls] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
-    KNOWN[kind] = _Entry(computes or kind, *names)
-    _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-    _FORWARDS.append((kind, kind.forward))
-    for holder in kind.__mro__:
+    KNOWN[cls] = _Entry(computes or cls, *names)
+    _METHODS[cls] = frozenset(name for name in dir(cls) if callable(getattr(cls, name)))
+    _FORWARDS.append((cls, cls.forward))
+    for holder in cls.__mro__:
         if holder.__module__.startswith("transduce."):
             names_of_methods = [name for name, value in vars(holder).items() if callable(value)]
-            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name in names_of_methods)
+            _OTHER_METHODS.extend((cls, name, getattr(cls, name)) for name in names_of_methods)
 
 
-def register_parametrization(kind: type[nn.Module]) -> None:
+def register_parametrization(cls: type[nn.Module]) -> None:
     """Register a parametrization, such as LoRA's, as known, so that the layer graph describes modules that have it.
 
     It may change only weights; backends read the resulting weights.
     """
-    _PARAMETRIZATIONS.add(kind)
-    register_class(kind, children=None, tensors=None)
+    _PARAMETRIZATIONS.add(cls)
+    register_class(cls, children=None, tensors=None)
 
 
 def register_wrapper(mixin: type, hooks_from: str) -> None:
@@ -278,5 +278,5 @@ def unwrapped_class(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
-def _is_wrapped(kind: type) -> bool:
-    return kind.__bases__[0] in _WRAPPERS and len(kind.__bases__) == 2 and "forward" not in vars(kind)
+def _is_wrapped(cls: type) -> bool:
+    return cls.__bases__[0] in _WRAPPERS and len(cls.__bases__) == 2 and "forward" not in vars(cls)

@@ -161,7 +161,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
         assert isinstance(batch, MaskedBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
-        hidden = self.model.hidden(states[present][None])  # (1, N, D)
+        hidden = self.model.head_states(states[present][None])  # (1, N, D)
         masked_loss = projected_cross_entropy(
             hidden,
             self.model.output_weight,
@@ -221,7 +221,7 @@ class MaskedDevSet(Validation):
         states, labels = self.objective.encode(batch)
         present = labels != self.model.config.pad_id
         targets = labels[present]
-        logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
+        logits = self.model.project(self.model.head_states(states[present])).float()  # (N, V)
         nats = float(F.cross_entropy(logits, targets, reduction="sum"))
         correct = int((logits.argmax(-1) == targets).sum())
         if self.model.classifier is None:

@@ -361,7 +361,7 @@ class TranslationKind(SequenceToSequenceKind):
     names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
-    accepts_own_vocabularies = True
+    accepts_user_vocabularies = True
     samples_tokens = True
     accepts_weights = True
     accepts_context = True
