@@ -21,7 +21,7 @@ from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
 from transduce.demonstration.grammar import DemoCorpus
 from transduce.demonstration.run import STEPS, refuse_other_run
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, shell_word
 from transduce.exchange.export import FORMATS
 from transduce.inference.generator import DEFAULT_LENGTH
 from transduce.inference.translator import Translator
@@ -31,6 +31,7 @@ from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
 from transduce.model.config import REGISTERED_NAMES
 from transduce.model.feed_forward import ACTIVATIONS
+from transduce.process_environment import common_options
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.tasks.settings import options as setting_options

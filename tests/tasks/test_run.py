@@ -336,7 +336,9 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(
+        corpus, resolved, RunPlacement(folder=trained, folder_argument="", device="cpu", threads=1)
+    )
     assert isinstance(dev, DevSet)
     ((direction, translator),) = dev.directions
     dev.directions = [
@@ -355,7 +357,9 @@ def test_contributions_to_exact_matches_have_the_score_as_their_mean(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(
+        corpus, resolved, RunPlacement(folder=trained, folder_argument="", device="cpu", threads=1)
+    )
     assert isinstance(dev, DevSet)
     dev.best_by = "exact_match"
     ((direction, translator),) = dev.directions

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
-from transduce.errors import TransduceError, common_words, decode_utf8, toml_error
+from transduce.errors import TransduceError, decode_utf8, toml_error
 from transduce.evaluation.scores import choose_tokenizer
 from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
 from transduce.model.build import load_plugin
@@ -26,7 +26,7 @@ from transduce.model.config import REGISTERED_NAMES
 from transduce.model_folder.load import read_search_settings
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
-from transduce.process_environment import child_environment, handle_sigterm, module_command
+from transduce.process_environment import child_environment, common_words, handle_sigterm, module_command
 from transduce.search.settings import override_search
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import least_memory_of, preflight

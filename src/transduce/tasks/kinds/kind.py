@@ -93,10 +93,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
     if has_class and has_files:
         return opening_sentence(model)
     is_exported = has_class and bool(pipeline_files(tokenizer))
-    if is_exported:
-        nothing = AFTER_EXPORT
-    else:
-        nothing = NO_TOKENIZER if has_class else NO_CLASS
+    nothing = AFTER_EXPORT if is_exported else NO_TOKENIZER if has_class else NO_CLASS
     exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface" or is_exported]
     for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
     return f"{nothing}; `transduce.load` opens it{for_others}."
@@ -207,6 +204,8 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Path
     """The run's folder."""
+    folder_argument: str
+    """The folder in a suggested command, quoted, followed by options that every command for the model needs."""
     device: str
     """PyTorch device, such as "cpu" or "cuda"."""
     threads: int

@@ -24,7 +24,7 @@ from transduce.data.masked_language_model import (
     MaskingSettings,
     SentenceStore,
 )
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -452,9 +452,8 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        folder = shell_word(placement.folder)
         mask = corpus.tokenizer.source.special_token_names[2]
-        hint = f'Try: transduce fill-mask {folder}{common_options()} "a text with a {mask} in it"'
+        hint = f'Try: transduce fill-mask {placement.folder_argument} "a text with a {mask} in it"'
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 
