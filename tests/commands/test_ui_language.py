@@ -28,6 +28,7 @@ from transduce.tasks.kinds.classification import ClassificationKind
 from transduce.tasks.run.resolving import _resolve_weight_decay, explain_languages
 from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
+from transduce.text.languages import SCRIPTS, detect_other_language
 from transduce.text.pair_files import Columns, read_table
 from transduce.training.choices import Choice, ChoiceLog
 from transduce.ui_language import CATALOGS, Catalog, aligned, listed, localized, wrap
@@ -367,6 +368,15 @@ def test_errors_that_learners_meet_are_in_chinese(
         code = end.code if isinstance(end.code, int) else 1
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.keys() - {"Latin"}))
+def test_names_of_scripts_are_in_chinese(script: str) -> None:
+    letters = "".join(each for each in map(chr, range(0x370, 0xD800)) if each.isalpha() and SCRIPTS[script].match(each))
+    name = detect_other_language(" ".join([letters[:20]] * 5), "en")
+    assert name is not None
+    with use_ui_language("zh"):
+        assert not re.search("[A-Za-z]|字母字母|语字母", localized(name))
 
 
 def test_pages_and_terminals_name_kinds_of_models_alike() -> None:

@@ -3,6 +3,7 @@
 import io
 import random
 import re
+import time
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -120,6 +121,8 @@ def test_a_comment_that_equals_the_header_of_a_table_is_translated() -> None:
 
 
 def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
+    from openpyxl.comments import Comment
+
     workbook = openpyxl.Workbook()
     for row in (["yes", '=IF(A1="Yes",1,0)'], ["a & b", '=A2="a & b"'], ["no", '=IF(A1=1,"fine","never")'], [1, "=A1"]):
         workbook.active.append(row)
@@ -128,6 +131,12 @@ def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
     assert describe_text_formulas(document) == (
         "Formulas stay as they are, but some name texts that were translated, so check their results: 2 formulas."
     )
+    workbook = openpyxl.Workbook()
+    workbook.active.append(["Y", "x.org/a", 'a "b"'])
+    workbook.active.append(['=IF(A1="Y",1,0)', '=HYPERLINK("x.org/a")', '=C1="a ""b"""', '=A1="hint"'])
+    workbook.active["A1"].comment = Comment("hint", "x")
+    document = read_document("a.xlsx", saved(workbook), DocumentSettings(), Limits())
+    assert document.text_formulas == ('C2: C1="a ""b"""',)  # translation keeps the others, and a hint is in no cell
     table = "urn:oasis:names:tc:opendocument:xmlns:table:1.0"
     cell = f'<t:table-cell xmlns:t="{table}" t:formula="of:=[.A1]=&quot;yes&quot;"/><text:p>yes</text:p>'
     content = (
@@ -341,6 +350,7 @@ def test_fields_and_ranges_stay_whole_if_words_change_their_order(source: str, e
     [
         ('<w:fldSimple w:instr="SEQ Figure">{}</w:fldSimple>', 'one <x id="0"/> three'),
         ('<w:fldSimple w:instr="HYPERLINK b">{}</w:fldSimple>', 'one <g id="0">two</g> three'),
+        ('<w:fldSimple w:instr="HYPERLINK&quot;b&quot;">{}</w:fldSimple>', 'one <g id="0">two</g> three'),
         ("<w:customXml>{}</w:customXml>", 'one <g id="0">two</g> three'),
     ],
 )
@@ -373,6 +383,24 @@ def test_words_of_forms_and_references_are_translated(instruction: str, result: 
         assert re.findall("<w:t(?: [^>]*)?>([^<]*)<", written) == ["SEE ", expected]
 
 
+CELL = '<s:c t="inlineStr" xmlns:s="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><s:is>{}</s:is>{}</s:c>'
+QUOTES = CELL.format("<s:t>some text</s:t>", f"""<c r="A1"><f>{'"' * 200_000}<![CDATA[]]></f></c>""")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (archive(TYPES, word(PARAGRAPH.replace("some text", f"some{' ' * 100_000}text"))), "a.docx"),
+        (odt(f"<text:p>some text{'<text:line-break/>' * 5000}</text:p>"), "a.odt"),
+        (archive(TYPES, ("xl/worksheets/a.xml", QUOTES.encode())), "a.xlsx"),
+    ],
+)
+def test_monotonous_documents_are_read_in_linear_time(content: bytes, name: str) -> None:
+    started = time.process_time()
+    translate_upload(content, name, capitals)
+    assert time.process_time() - started < 5.0
+
+
 def test_a_content_control_is_no_longer_bound_to_the_title_if_it_is_translated() -> None:
     control = '<w:sdt><w:sdtPr>{}<w:dataBinding w:xpath="/a"/></w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>'
     choice, inner = "<w:dropDownList/>", control.format("<w:text/>", run("title"))
@@ -403,6 +431,7 @@ def test_charts_of_opendocument_are_translated() -> None:
     content = archive(
         ("mimetype", b"application/vnd.oasis.opendocument.spreadsheet"),
         ("Object 1/content.xml", chart),
+        ("Object 2/content.xml", b'<!DOCTYPE math PUBLIC "-//OpenOffice.org//DTD 1.0//EN" "math.dtd"><math/>'),
         ("content.xml", CONTENT.format("<text:p>cell</text:p>").encode()),
         compression=zipfile.ZIP_STORED,
     )

@@ -45,6 +45,7 @@ def translate(source: str, translations: dict[str, str] | None = None) -> tuple[
         ("Gr&ouml;e<sub>1</sub> b", 'Gröe<it id="0"/> b', 'SIZE<it id="0"/> B', "SIZE<sub>1</sub> B"),
         ("a C<sub>6</sub>H<sub>12</sub>O b", 'a <x id="2"/> b', 'B <x id="2"/> A', "B C<sub>6</sub>H<sub>12</sub>O A"),
         ("a CO<sub>2</sub> b", 'a <x id="0"/> b', 'B <x id="0"/> A', "B CO<sub>2</sub> A"),
+        ("a\t**b** c", 'a <g id="0">b</g> c', 'C <g id="0">b</g> A', "C **b** A"),
         ("a b", "a b", "1. *x* [y](z) <b>", "1\\. \\*x\\* \\[y\\](z) \\<b>"),
         ("5 \\* 3 a", "5 * 3 a", "3 * 5*A", "3 * 5\\*A"),
         ("a &amp; b", "a & b", "B & A &lt;", "B & A \\&lt;"),

@@ -77,7 +77,10 @@ def test_formulas_in_pages_stay(formula: str) -> None:
 
 def test_prices_and_single_marks_are_no_formulas() -> None:
     assert translate("<p>$$ to $$$ a \\( b</p>") == "<p>$$ TO $$$ A \\( B</p>"
-    assert translate('<div class="math">one</div>') == '<div class="math">ONE</div>'
+    assert translate("<p>\\( opens, and \\) closes</p>") == "<p>\\( OPENS, AND \\) CLOSES</p>"
+    for name in ("math", "title mathjax"):  # arXiv marks texts that may contain formulas by mathjax
+        assert translate(f'<div class="{name}">one</div>') == f'<div class="{name}">ONE</div>'
+    assert translate('<div class="MathJax">one</div>') == '<div class="MathJax">one</div>'
 
 
 def test_lines_and_tabs_of_texts_with_tags_stay() -> None:

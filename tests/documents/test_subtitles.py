@@ -50,6 +50,9 @@ def test_sounds_and_names_of_speakers_begin_a_text() -> None:
     assert srt(fake, first, second) == translated.replace("<I>", "<i>").replace("</I>", "</i>")
     assert fake.texts == ["[door slams]", "JOHN: Stay", "MARY: I want to go with you", "Tom: And I", "(sighs)"]
     fake = Fake()
+    srt(fake, "Ich habe einen\nWunsch: geh", "Nun: jetzt")
+    assert fake.texts == ["Ich habe einen Wunsch: geh", "Nun: jetzt"]
+    fake = Fake()
     srt(fake, "at [sic] the hour\n12:30 we go", "1")
     assert fake.texts == ["at [sic] the hour 12:30 we go"]
 

@@ -375,7 +375,7 @@ class _Inline:
                 stop = position + 1
                 while stop < end and state.src[stop] not in _SPECIAL:
                     stop += 1
-                parsed.parts.append(state.src[position:stop])
+                parsed.parts.append(state.src[position:stop].replace("\t", " "))  # a tab in a text is shown as a space
             position = stop
         _pair_emphasis(delimiters, parsed)
 

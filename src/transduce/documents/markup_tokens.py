@@ -102,9 +102,12 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 """The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
 _LABELED = ("option", "optgroup")
 """Names of HTML elements that show their attribute `label`."""
-_MATH = re.compile(r"\\[(\[](?:[^\\]|\\[^()\[\]])++\\[)\]]|(?<!\$)\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)")
-"""The formulas of LaTeX in a page, between marks that MathJax and KaTeX read."""
-_COPIED_CLASSES = _names("notranslate arithmatex katex katex-display mathjax mathjax_display mwe-math-element")
+_MATH = re.compile(
+    r"\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
+    r"|(?<!\$)\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
+)
+"""The formulas of LaTeX in a page, between marks that MathJax and KaTeX read; words alone are no formula."""
+_MATH_CLASSES = _names("arithmatex katex katex-display MathJax MathJax_Display mwe-math-element")  # not arXiv's mathjax
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
 _FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
@@ -272,14 +275,11 @@ def is_untranslated(attributes: str) -> bool:
 
     `translate="no"`, the class `notranslate`, classes of formulas and XLIFF's `mtype="protected"` do.
     """
-    for name, value in _attributes(attributes):
-        name, value = name.rpartition(":")[2], value.lower()
-        if (name, value) in (("translate", "no"), ("mtype", "protected")):
-            return True
-        classes = set(value.split()) if name == "class" else set()
-        if classes & _COPIED_CLASSES or ("math" in classes and classes & {"inline", "display"}):
-            return True
-    return False
+    found = [(name.rpartition(":")[2], value) for name, value in _attributes(attributes)]
+    classes = {each for name, value in found if name == "class" for each in value.split()}
+    is_math = bool(classes & _MATH_CLASSES) or ("math" in classes and not classes.isdisjoint(("inline", "display")))
+    is_kept = any((name, value.lower()) in (("translate", "no"), ("mtype", "protected")) for name, value in found)
+    return is_math or is_kept or "notranslate" in map(str.lower, classes)
 
 
 def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
@@ -353,13 +353,12 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
     if settings.split_lines:
         cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n|\t", source)])
     position = 0
-    for start, end in cuts:
-        if start >= position:  # not a line break in a formula
-            yield from [_Item(source[position:start])] if start > position else []
+    for start, end in (*cuts, (len(source), len(source))):
+        if start > position:
+            yield _Item(source[position:start])
+        if end > start >= position:  # not a line break in a formula
             yield _Item(source[start:end], role="other")
             position = end
-    if position < len(source):
-        yield _Item(source[position:])
 
 
 # --- the elements' extents ---
@@ -545,14 +544,13 @@ class _Reader:
         """
         item = self.items[index]
         end = self.outline.partner.get(index, -1) if item.role == "start" else -1
-        if end >= 0 and (
+        is_copied = end >= 0 and (
             _copies(item.name, item.attributes, self.settings)
             or self._is_note(index, end)
             or self._is_raised_number(index, end)
             or self._is_in_other_language(index, end)
-        ):
-            return end
-        return -1
+        )
+        return end if is_copied else -1
 
     def _is_in_other_language(self, start: int, stop: int) -> bool:
         """Return whether an element from one index to another has an attribute `lang` of another language.

@@ -23,8 +23,11 @@ from transduce.documents.units import (
     has_letters,
     is_code_style,
     joined_parts,
+    plain_text,
     split_at,
 )
+from transduce.text.languages import is_sign
+from transduce.text.protected import find_protected
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -273,7 +276,7 @@ class _OpenXmlParagraph(Paragraph):
         text = element.text or ""
         if self.dialect.has_escapes:
             return unescaped(text)
-        return re.sub(r"\s*\n\s*", " ", text) if element.tag == f"{_W}t" else text
+        return re.sub(r"(?<!\s)[^\S\n]*+\n\s*", " ", text) if element.tag == f"{_W}t" else text
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting of most of the paragraph's characters, so that text with it needs no inline tags."""
@@ -573,8 +576,10 @@ def _is_text_field(instruction: str, result: str) -> bool:
         instruction: what the field does, such as `REF _Ref1`.
         result: the text that it shows.
     """
-    name = instruction.upper().split(maxsplit=1)[:1]
-    return name in (["HYPERLINK"], ["TOC"]) or (name in (["REF"], ["FORMTEXT"], ["XE"]) and has_letters(result))
+    name = instruction.strip().upper()
+    return name.startswith(("HYPERLINK", "TOC")) or (
+        re.match(r"(?:REF|FORMTEXT|XE)\b", name) is not None and has_letters(result)
+    )
 
 
 def _is_field_mark(atom: _Atom, type: str) -> bool:
@@ -605,12 +610,10 @@ def document_of_archive(
         archive: the archive.
         files: those of its files that have texts.
         others: returns the new bytes, by name, of more files that change if a text does; None: there are none.
-        formulas: the formulas of a spreadsheet, of which those that contain a text of a cell are reported.
+        formulas: the formulas of a spreadsheet, of which those that contain a translated text of a cell are reported.
     """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
-    texts = {unit.text.casefold() for unit in units}
-    named = [each for each in formulas if any(text.casefold() in texts for text in _QUOTED.findall(each))]
 
     def write(translations: Sequence[str]) -> bytes:
         waiting, changes = iter(translations), {}
@@ -626,11 +629,26 @@ def document_of_archive(
                 changes[file.name] = write_xml(file.tree)
         return archive.write({**changes, **(others(archive) if changes and others is not None else {})})
 
-    return Document(units, write, text_formulas=tuple(named))
+    return Document(units, write, text_formulas=_formulas_with_texts(formulas, files))
 
 
-_QUOTED = re.compile('"([^"]+)"')
-_CELL_FORMULA = re.compile(r'<c r="(\w+)"[^<>]*+>\s*+<f(?:\s[^<>]*+)?>([^<]*"[^<]*+)</f>')
+_QUOTED = re.compile('"((?:[^"]|"")+)"')
+_CELL_FORMULA = re.compile(r'<c r="(\w+)"[^<>]*+>\s*+<f(?:\s[^<>]*+)?>([^<"]*+"[^<]*+)</f>')
+_CELL_FILES = ("xl/sharedStrings.", "xl/worksheets/", "content.xml")
+
+
+def _formulas_with_texts(formulas: Iterable[str], files: Iterable[PartFile]) -> tuple[str, ...]:
+    """Return the formulas that contain a text of a cell, unless it is a sign or address, which translation keeps."""
+    quoted = [(each, {text.replace('""', '"').casefold() for text in _QUOTED.findall(each)}) for each in formulas]
+    sought = {text for _, texts in quoted for text in texts}
+    paragraphs = (each for file in files if file.name.startswith(_CELL_FILES) for each in file.paragraphs)
+    cells = [plain_text(*unit) for paragraph in paragraphs for unit in paragraph.units] if sought else []
+    found = {
+        text.casefold()
+        for text in cells
+        if text.casefold() in sought and not is_sign(text) and find_protected(text) != [(0, len(text))]
+    }
+    return tuple(formula for formula, texts in quoted if texts & found)
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[PartFile]:

@@ -43,7 +43,8 @@ def read_opendocument(source: Source) -> Document:
         raise TransduceError("The document is protected by a password: remove the password first.")
     files = []
     for name in sorted(archive.names, key=lambda name: name != "content.xml"):
-        if re.fullmatch(r"(?:Object[^/]*/)*content\.xml|styles\.xml", name):  # charts are in folders such as Object 1
+        is_chart = re.fullmatch(r"(?:Object[^/]*/)+content\.xml", name) and b"xmlns:text" in archive[name]  # no formula
+        if is_chart or name in ("content.xml", "styles.xml"):
             tree = parse_xml(archive[name], name)
             files.append(PartFile(name, tree, list(_paragraphs(tree.getroot()))))
     roots = [file.tree.getroot() for file in files if file.name == "content.xml"]
@@ -153,10 +154,12 @@ class _OpenDocumentParagraph(Paragraph):
         return collapsed.removeprefix(" ") if is_after_space else collapsed
 
     def _text_after(self, element: Any) -> str:
-        """Return the first text in the paragraph that follows an XML element; "" without any."""
+        """Return the first text in the paragraph that follows an XML element; "" if a line break comes before it."""
         text = element.tail
         while not text and element is not self.element:
             following = element.getnext()
+            if following is not None and following.tag == f"{_TEXT}line-break":
+                return ""
             element = element.getparent() if following is None else following
             text = element.tail if following is None else "".join(following.itertext()) or following.tail
         return "" if element is self.element else text

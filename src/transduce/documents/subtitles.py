@@ -181,8 +181,8 @@ _LAST_LINE = re.compile(rf"[{SENTENCE_MARKS}][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
 _SOUND = re.compile(r"\s*(?:\[[^\[\]]*\]|\([^()]*\)|（[^（）]*）|【[^【】]*】)\s*")
 """A line that describes a sound, such as `[door slams]`."""
-_SPEAKER = re.compile(r"\s*(?:[A-Z][A-Z0-9 .'’#-]{1,30}|[A-Z][a-z]{1,20}):\s+\S")
-"""The start of a line with the name of its speaker, such as `JOHN: Hello`."""
+_SPEAKER = re.compile(r"\s*(?:(?P<capitals>[A-Z][A-Z0-9 .'’#-]{1,30})|[A-Z][a-z]{1,20}):\s+\S")
+"""The start of a line with the name of its speaker, such as `JOHN: Hello`, or a word before a colon."""
 _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
@@ -212,9 +212,11 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
         is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
         plain = syntax.tags.sub("", line[1])
         last = syntax.tags.sub("", groups[-1][-1][1]) if groups else ""
-        is_new = not groups or is_voice or _DASH.match(plain) or _MUSIC.match(line[1].strip()) or _SPEAKER.match(plain)
-        is_new = is_new or any(map(_SOUND.fullmatch, (plain, last))) or _LAST_LINE.search(last)
-        if is_new or len(groups[-1]) == _MAX_LINES:
+        first = syntax.tags.sub("", groups[-1][0][1]) if groups else ""
+        is_new = not groups or is_voice or _DASH.match(plain) or _MUSIC.match(line[1].strip())
+        is_sound = any(map(_SOUND.fullmatch, (plain, last)))
+        is_other = is_sound or _names_speaker(plain, first) or _LAST_LINE.search(last)
+        if is_new or is_other or len(groups[-1]) == _MAX_LINES:
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -228,6 +230,12 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
         width = max(_MIN_LINE, *(columns_of(syntax.tags.sub("", text)) for text in texts))
         segments.append(_Segment(cue, start, end, prefix, InlineText(parts), sources, width))
     return segments
+
+
+def _names_speaker(line: str, before: str) -> bool:
+    """Return whether a line starts with a speaker's name: in capitals, or as the text before it does."""
+    match = _SPEAKER.match(line)
+    return match is not None and (match["capitals"] is not None or _SPEAKER.match(before) is not None)
 
 
 def _parts(text: str, syntax: Syntax) -> tuple[list[InlinePart], dict[Tag, str]]:
@@ -327,7 +335,7 @@ def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
     before, after = one.inline.plain.strip(), other.inline.plain.strip()
     if (
         other.prefix
-        or _SPEAKER.match(after)
+        or _names_speaker(after, before)
         or one.cue.style != other.cue.style
         or not (has_letters(before) and has_letters(after))
     ):

@@ -362,7 +362,7 @@ def _identity(translate: "ModelTexts") -> bytes:
 
 
 def _counted(document: Document, progress: CountCallback) -> TextsCallback:
-    """Return an `TextsCallback` that adds up the source characters of translated groups of texts and reports the sum.
+    """Return a `TextsCallback` that adds up the source characters of translated groups of texts and reports the sum.
 
     Args:
         document: the document, whose characters are the total.
