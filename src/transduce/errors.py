@@ -395,26 +395,27 @@ def _fits(value: Any, hint: Any) -> bool:
         return _SCALARS[kind](value)
     if kind in _LISTS:
         is_unordered = isinstance(value, Mapping | AbstractSet)
-        is_list = isinstance(value, Iterable) and (kind in _UNORDERED or not is_unordered)
+        is_list = _works(iter, value) and (kind in _UNORDERED or not is_unordered)
         return is_list and _wrong_item(value, hint) is None
     if getattr(kind, "_is_protocol", False):
         return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
     return not isinstance(kind, type) or kind is Any or isinstance(value, kind)
 
 
-def _is_index(value: Any) -> bool:
+def _works(function: Callable[[Any], object], value: Any) -> bool:
+    """Return whether a function such as `iter`, which raises a TypeError for some values, accepts a value."""
     try:
-        operator.index(value)
+        function(value)
     except TypeError:
         return False
-    return not isinstance(value, bool)
+    return True
 
 
 _SCALARS: dict[Any, Callable[[Any], bool]] = {
     None: lambda value: value is None,
     NoneType: lambda value: value is None,
     bool: lambda value: type(value).__name__ in ("bool", "bool_"),  # Python's and NumPy's
-    int: _is_index,
+    int: lambda value: _works(operator.index, value) and not isinstance(value, bool),
     float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
     Callable: callable,
 }
@@ -429,7 +430,7 @@ def _wrong_item(value: Any, hint: Any) -> int | None:
     An iterator is not read, as its items could not be read again.
     """
     inner = get_args(hint)
-    if get_origin(hint) not in _LISTS or not isinstance(value, Iterable) or isinstance(value, Iterator):
+    if get_origin(hint) not in _LISTS or isinstance(value, Iterator) or not _works(iter, value):
         return None
     items = enumerate(islice(value, _MAX_COMPARED_ITEMS), 1)
     return next((number for number, item in items if not _fits(item, inner[0])), None)

@@ -240,6 +240,9 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(
     run(capsys, trained, file, "--output", link, *QUICK)
     assert (tmp_path / "target").read_bytes() == printed.encode()
     assert link.is_symlink()
+    (dangling := tmp_path / "dangling").symlink_to("missing/file")
+    assert main(["translate", str(trained), str(file), "--output", str(dangling), *QUICK]) == 2
+    assert f"there is no folder {tmp_path / 'missing'}." in capsys.readouterr().err
 
 
 def test_a_dash_names_standard_input_and_output(

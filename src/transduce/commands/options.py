@@ -447,14 +447,15 @@ def check_writable(
         raise TransduceError("`-` means standard output, but a file is needed here: name one.")
     files = [path for path in (*paths, None if report == "-" else report) if path]
     for path in map(Path, files):
-        if not path.parent.is_dir():
-            raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
+        target = link_target(path)
+        if not target.parent.is_dir():
+            raise TransduceError(f"{path} cannot be written: there is no folder {target.parent}.")
         if path.is_dir():
             raise TransduceError(f"{path} cannot be written: it is a folder.")
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        location = path if is_special_file(path) else link_target(path).parent
+        location = path if is_special_file(path) else target.parent
         if not os.access(location, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
     written = [Path(path).resolve() for path in files if not is_special_file(Path(path))]
