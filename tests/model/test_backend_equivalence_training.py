@@ -22,6 +22,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import _WHOLE_LAYERS, CompiledTraining
+from transduce.model import attention
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
@@ -30,6 +31,7 @@ from transduce.model.feed_forward import Dropout, FeedForward, Linear
 from transduce.model.known_classes import only_observes
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.norms import LayerNorm, RMSNorm
+from transduce.model.positions import Rotation
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.loss import projected_cross_entropy
@@ -345,6 +347,29 @@ def test_a_forward_replaced_on_the_class_takes_effect_with_kernels() -> None:
     before, _ = learn(model, CompiledTraining())
     with replaced_on_the_class(model):
         assert_kernels_notice(model, before)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (MultiHeadAttention, "_attend"),
+        (MultiHeadAttention, "_attend_by_head"),
+        (MultiHeadAttention, "_heads"),
+        (Residual, "complete"),
+        (attention, "attend"),
+        (Rotation, "apply"),
+    ],
+)
+def test_a_replaced_function_takes_effect_with_kernels(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(positions="rotary" if owner is Rotation else "sinusoidal")
+    before, _ = learn(model, CompiledTraining())
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: half(original(*args, **options)))
+    assert_kernels_notice(model, before, 0)
+    monkeypatch.undo()
+    kernels = Counting()
+    torch.testing.assert_close(learn(model, kernels)[0], before)
+    assert kernels.layers == 4
 
 
 def test_observing_hooks_see_what_kernels_compute() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transduce.kernels.select import (
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
+from transduce.model.known_classes import is_same_function
 from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
 from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
@@ -303,6 +306,11 @@ def test_global_hooks_and_replaced_forward_methods_take_the_reference_path(monke
     monkeypatch.setattr(LayerNorm, "forward", lambda _, x: x / 2.0)
     assert select_decoder(model).refused["compiled"].startswith("LayerNorm.forward was replaced")
     agree(model)
+    monkeypatch.undo()
+    assert select_decoder(model).backend == "compiled"
+    monkeypatch.setattr("transduce.model.attention.attend", lambda query, *_, **__: query)
+    assert select_decoder(model).refused["compiled"].startswith("model.attention.attend was replaced")
+    agree(model)
 
 
 @each_change
@@ -446,3 +454,21 @@ def test_a_description_is_made_once_and_keeps_no_model() -> None:
 def _no_hooks_left() -> Iterator[None]:
     yield
     assert not nn.modules.module._global_forward_hooks
+
+
+def scaling(factor: float, at: str) -> Any:
+    if at == "closure":
+        return lambda x: factor * x
+    if at == "default":
+        return lambda x, by=factor: by * x
+    if at == "keyword":
+        return lambda x, *, by=factor: by * x
+    return partial(mul, factor)
+
+
+@pytest.mark.parametrize("at", ["closure", "default", "keyword", "partial"])
+def test_functions_are_equal_if_all_their_variables_are(at: str) -> None:
+    assert is_same_function(scaling(2.0, at), scaling(2.0, at))
+    assert not is_same_function(scaling(2.0, at), scaling(3.0, at))
+    assert not is_same_function(scaling(2.0, at), scaling(2, at))
+    assert not is_same_function(scaling(2.0, at), F.relu)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from transduce.errors import TransduceError
-from transduce.model.build import build_model
+from transduce.model.build import build_model, difference_from_config
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.positions import (
     LearnedPositions,
@@ -200,3 +201,24 @@ def test_a_model_that_moves_leaves_no_table_of_positions_behind(positions: str) 
     model(ids, ids)
     tables = [each.table for each in model.to_empty(device="cpu").modules() if hasattr(each, "table")]
     assert {str(table.device) for table in tables} == {"cpu"}
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_a_model_that_was_pickled_with_tables_as_buffers_is_the_one_of_its_configuration(positions: str) -> None:
+    sizes: dict[str, Any] = {"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 16, "d_ff": 16}
+    model = build_model(ModelConfig(**(sizes | {"positions": positions}))).eval()
+    ids = torch.randint(3, 20, (1, 9))
+    expected = model(ids, ids)
+    for module in model.modules():
+        if (table := vars(module).pop("table", None)) is not None:
+            module.register_buffer("table", table, persistent=False)
+    read = pickle.loads(pickle.dumps(model))
+    assert not list(read.buffers())
+    assert torch.equal(read(ids, ids), expected)
+    assert difference_from_config(read) is None
+
+
+def test_torch_compile_traces_rotary_positions_as_one_graph() -> None:
+    rotary, positions = RotaryPositions(4), torch.arange(3)
+    compiled = torch.compile(copy.deepcopy(rotary), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(positions, torch.float32, 3).sine, rotary(positions, torch.float32, 3).sine)

@@ -315,3 +315,16 @@ def test_the_batch_size_of_a_task_that_counts_no_tokens_has_two_names(kind: str)
         make_settings(task | {"training": {"batch_size": 24, "batch_tokens": 32}})
     with pytest.raises(TransduceError, match=r"`training\.batch_size` must be greater than 0, but is 0\."):
         make_settings(task | {"training": {"batch_size": 0}})
+
+
+def test_a_default_of_earlier_versions_in_a_file_is_dropped_only_where_it_has_no_effect(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("[search]\ndiverse_groups = 1\ndiversity_penalty = 0.5\n", "utf-8")
+    assert make_settings(read_settings(path)).search.diversity_penalty == 1.0
+    assert make_settings(read_settings(path, ["search.diverse_groups=2"])).search.diversity_penalty == 0.5
+    for content in (
+        read_settings(path, ["search.diversity_penalty=0.5"]),
+        {"search": {"diversity_penalty": 0.5}},
+    ):
+        with pytest.raises(TransduceError, match="`diversity_penalty` applies between groups of a beam"):
+            make_settings(content)

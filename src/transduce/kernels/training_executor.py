@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from transduce.kernel_interfaces import AttentionOptions, TrainingKernels
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.backend import Rows, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward, Linear
+from transduce.model.known_classes import HOOKS, METHODS, Check, checked_once, global_change
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
@@ -37,6 +37,9 @@ _GATE_NAMES = {function: name for name, function in GATES.items()}
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Return `component(*args, **kwargs)`, computed with the backend's kernels if they support it, else by PyTorch."""
+    if not Check.is_open:
+        with checked_once():
+            return execute(kernels, component, *args, **kwargs)
     found = _kernel_of(component)
     if found is None:
         return nn.Module.__call__(component, *args, **kwargs)
@@ -59,8 +62,8 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
     """Return the function that computes a component with kernels; None if the component's own `forward` must run.
 
-    The component's `forward` runs for an unknown class, an overridden method, an unknown hook, or a global PyTorch
-    hook.
+    The component's `forward` runs for an unknown class, an overridden or replaced method, a replaced function that the
+    reference calls, an unknown hook, or a global PyTorch hook.
     """
     kind, own = type(component), vars(component)
     if kind not in _KERNELS or _has_hooks(component):
@@ -69,17 +72,14 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
             return None
         kind = known
     found = _KERNELS.get(kind)
-    if found is None or _has_any_global_hook() or "_compiled_call_impl" in own:
+    if found is None or "_compiled_call_impl" in own or global_change() is not None:
         return None
-    is_changed = kind.forward is not found.replaces or not own.keys().isdisjoint(found.methods)
-    return None if is_changed else found.compute
+    return found if own.keys().isdisjoint(METHODS[kind]) else None
 
 
 def _has_hooks(module: nn.Module) -> bool:
     own = vars(module)
-    return bool(
-        own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
-    )
+    return any(map(own.__getitem__, HOOKS))
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
@@ -592,6 +592,7 @@ def is_known(model: nn.Module) -> bool:
     return isinstance(graph_of(model), ModelGraph)
 
 
+@checked_once()
 def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Return a Transformer decoder's output for a batch without padding, (1, target tokens, D).
 
@@ -614,19 +615,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 # --- which component is computed by which function ---
 
 
-class _Kernel(NamedTuple):
-    """An entry of the table of kernels: a function that computes what the `forward` method of one class computes."""
-
-    compute: Callable[..., Any]
-    replaces: Callable[..., Any]
-    methods: frozenset[str]
-    """The names of the class's methods.
-
-    If a module has an instance attribute of such a name, its own `forward` runs instead of the kernel.
-    """
-
-
-_FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
+_KERNELS: dict[type[nn.Module], Callable[..., Any]] = {
     Linear: _linear,
     LayerNorm: _norm,
     RMSNorm: _norm,
@@ -639,16 +628,3 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     EncoderLayer: _encoder_layer,
     DecoderLayer: _decoder_layer,
 }
-
-
-def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the set of names of a class's methods: those defined in this package, `forward` and `_call_impl`.
-
-    A module that has an instance attribute of such a name (a replaced method) is not computed by a kernel.
-    """
-    ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
-    defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
-    return frozenset(defined | {"forward", "_call_impl"})
-
-
-_KERNELS = {kind: _Kernel(compute, kind.forward, _methods(kind)) for kind, compute in _FUNCTIONS.items()}

@@ -17,7 +17,7 @@ from transduce.errors import TransduceError, explain_wrong_types, near_name, sho
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import ONLY_WITH, OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, Dropout
-from transduce.model.known_classes import HOOKS, replaced_method
+from transduce.model.known_classes import HOOKS, is_same_function, replaced_function
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.norms import NORMS, BatchNorm
 from transduce.model.positions import BIASES
@@ -139,7 +139,7 @@ def difference_from_config(model: AnyModel) -> Difference | None:
     Compared are exact classes, methods, attributes, submodules, the names and shapes of tensors, and the values of
     buffers that a state dict does not hold. Values of weights, dropout rates and hooks (`forward_hooks`) are not.
     """
-    if (reason := replaced_method()) is not None:
+    if (reason := replaced_function()) is not None:
         return Difference(reason, _REGISTER)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         described = build_any_model(model.config)
@@ -262,16 +262,12 @@ def _is_comparable(value: Any) -> bool:
 def _is_equal(value: Any, expected: Any) -> bool:
     """Return whether two attributes of modules are equal; values that are not plain, such as tensors, need equal types.
 
-    Functions are equal if they have the same code and equal variables from enclosing functions (closures).
+    Functions are equal if `is_same_function` says so.
     """
-    if isinstance(value, partial) and isinstance(expected, partial):
-        parts = [(each.func, *each.args, *sorted(each.keywords.items())) for each in (value, expected)]
-        return len(parts[0]) == len(parts[1]) and all(map(_is_equal, *parts))
-    if isinstance(value, MethodType) and isinstance(expected, MethodType):
-        return value.__func__ is expected.__func__
-    if isinstance(value, FunctionType) and isinstance(expected, FunctionType):
-        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (value, expected)]
-        return value is expected or (value.__code__ is expected.__code__ and all(map(_is_equal, *cells)))
+    if isinstance(expected, partial | _FUNCTIONS):
+        return is_same_function(value, expected, _is_equal)
+    if isinstance(value, Mapping) and isinstance(expected, Mapping):
+        return value.keys() == expected.keys() and all(_is_equal(value[name], expected[name]) for name in expected)
     return type(value) is type(expected) and (not _is_comparable(expected) or bool(value == expected))
 
 

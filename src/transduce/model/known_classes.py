@@ -6,7 +6,12 @@ parameter, a buffer, or a hook or parametrization that is not registered here. B
 inference copies, and training registers wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter, call
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -69,12 +74,15 @@ KNOWN: dict[type[nn.Module], _Entry] = {}
 """A dict from each class that the layer graph knows to its `_Entry`: what modules of the class may hold. Subclasses are
 not known.
 """
-_METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
+METHODS: dict[type[nn.Module], frozenset[str]] = {}
+"""A dict from each known class to the names of its methods. A module with an attribute of such a name was changed."""
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""
-# The methods of known classes when they were registered, by which a replaced method is found.
-_FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
-_OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
+
+# The functions of classes and of Python files when they were registered, by which a replaced function is found.
+_NAMES: dict[Any, tuple[str, ...]] = {}  # from each class or file (a module object) to the names of its functions
+_READERS: list[Callable[[Any], Any]] = []  # for each entry of `_NAMES`, a function that reads these attributes
+_VALUES: list[tuple[Any, ...]] = []  # for each entry of `_NAMES`, what was read first
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()
 _WRAPPERS: dict[type, str] = {}  # the package of the hooks that each wrapper adds
 
@@ -100,12 +108,48 @@ def register_class(
         SIZES[kind] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
     KNOWN[kind] = _Entry(computes or kind, *names)
-    _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-    _FORWARDS.append((kind, kind.forward))
-    for holder in kind.__mro__:
-        if holder.__module__.startswith("transduce."):
-            names_of_methods = [name for name, value in vars(holder).items() if callable(value)]
-            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name in names_of_methods)
+    METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    _remember_class(kind)
+
+
+def _remember_class(kind: type) -> None:
+    """Record the methods and properties of a class: those defined in this package, and those that run a module."""
+    ours = [holder for holder in kind.__mro__ if holder.__module__.startswith("transduce.")]
+    names = [
+        name
+        for holder in ours
+        for name, value in vars(holder).items()
+        if callable(value) or isinstance(value, property)
+    ]
+    called = ("forward", "__call__", "_call_impl") if issubclass(kind, nn.Module) else ()
+    _remember(kind, [*names, *called])
+
+
+def _remember_file(name: str) -> None:
+    """Record the functions that the Python module `name` defines or imports from the model, and its helper classes.
+
+    The reference computes with these functions, such as `attend`; a kernel does not call them.
+    """
+    values = {
+        each: value
+        for each, value in vars(sys.modules[name]).items()
+        if str(getattr(value, "__module__", "")).startswith("transduce.model.")
+    }
+    for each in values.values():
+        if isinstance(each, type) and not issubclass(each, nn.Module):
+            _remember_class(each)
+    _remember(sys.modules[name], [each for each, value in values.items() if isinstance(value, FunctionType)])
+
+
+def _remember(owner: Any, names: Iterable[str]) -> None:
+    if owner not in _NAMES:
+        _NAMES[owner] = (
+            *dict.fromkeys(names),
+            "__name__",
+            "__name__",
+        )  # of one name alone, `attrgetter` returns no tuple
+        _READERS.append(attrgetter(*_NAMES[owner]))
+        _VALUES.append(_READERS[-1](owner))
 
 
 def register_parametrization(kind: type[nn.Module]) -> None:
@@ -199,31 +243,105 @@ register_class(
     tensors=("weight", "bias"),
     sizes=("in_features", "out_features"),
 )
+for _file in sorted({_kind.__module__ for _kind in KNOWN if _kind.__module__.startswith("transduce.model.")}):
+    _remember_file(_file)
 
 
 # --- checks ---
 
 
+class Check:
+    """The result of `replaced_function` that `global_change` returns in the body of `checked_once`."""
+
+    is_open = False
+    """True in the body of `checked_once`."""
+    found: str | None = None
+    """The clause that names the replaced function; None if there is none."""
+
+
+@contextmanager
+def checked_once() -> Iterator[None]:
+    """Look for replaced functions now, and let `global_change` return the result in the body of the `with` statement.
+
+    The body computes a batch, or a component of it.
+    """
+    before = Check.is_open, Check.found
+    Check.found, Check.is_open = replaced_function(), True
+    try:
+        yield
+    finally:
+        Check.is_open, Check.found = before
+
+
 def global_change() -> str | None:
     """Return a description, for a message, of a change to modules throughout the process; None without a change.
 
-    Such a change is a global hook, or a replaced `forward` of a known class. This cheap check runs at every batch;
-    `replaced_method` runs only when a module is described.
+    Such a change is a global hook, or a replaced method or function. This cheap check runs at every batch.
     """
     if any(GLOBAL_HOOKS):
         return "a global hook is registered for all modules"
-    for kind, forward in _FORWARDS:
-        if kind.forward is not forward:
-            return f"{kind.__name__}.forward was replaced"
+    return Check.found if Check.is_open else replaced_function()
+
+
+def replaced_function() -> str | None:
+    """Return a clause that names a replaced method of a known class, or a replaced function; None if there is none.
+
+    Functions are those of the files that define the known classes, such as `attend`. The check takes microseconds.
+    """
+    try:
+        if list(map(call, _READERS, _NAMES)) == _VALUES:
+            return None
+    except AttributeError:  # one was deleted
+        pass
+    for (owner, names), values in zip(_NAMES.items(), _VALUES, strict=True):
+        for name, value in zip(names, values, strict=True):
+            if getattr(owner, name, None) is not value:
+                owner_name = owner.__name__.removeprefix("transduce.")
+                return f"{owner_name}.{name} was replaced"
     return None
 
 
-def replaced_method() -> str | None:
-    """Return a clause that names a replaced method of a known class; None if no method was replaced."""
-    for kind, name, method in _OTHER_METHODS:
-        if getattr(kind, name, None) is not method:
-            return f"{kind.__name__}.{name} was replaced"
-    return None
+def is_same_function(function: object, other: object, is_equal: Callable[[Any, Any], bool] | None = None) -> bool:
+    """Return whether two functions compute the same: equal code, defaults, and variables of enclosing functions.
+
+    Copying a model copies a `partial` object, so identity is too strict for it. Its arguments are compared too.
+
+    Args:
+        function: a function, method or `partial` object; anything else is equal only to itself.
+        other: another one.
+        is_equal: compares arguments, defaults and variables; None: they are functions, or equal in type and value.
+    """
+    if function is other:
+        return True
+    if isinstance(function, MethodType) and isinstance(other, MethodType):
+        return function.__func__ is other.__func__
+    if isinstance(function, partial) and isinstance(other, partial):
+        values, others = ([each.func, *each.args, each.keywords] for each in (function, other))
+    elif isinstance(function, FunctionType) and isinstance(other, FunctionType):
+        if function.__code__ is not other.__code__:
+            return False
+        values, others = (
+            [
+                *(each.__defaults__ or ()),
+                each.__kwdefaults__ or {},
+                *(cell.cell_contents for cell in each.__closure__ or ()),
+            ]
+            for each in (function, other)
+        )
+    else:
+        return False
+    return len(values) == len(others) and all(map(is_equal or _is_equal, values, others))
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Return whether two values are the same object or function, or plain and equal in type and value."""
+    if is_same_function(value, other):
+        return True
+    if type(value) is not type(other) or not isinstance(value, bool | int | float | str | dict | type(None)):
+        return False
+    if not isinstance(value, dict):
+        return bool(value == other)
+    return value.keys() == other.keys() and all(_is_equal(value[name], other[name]) for name in value)
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
@@ -248,7 +366,7 @@ def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
     entry = KNOWN.get(unwrapped_class(module))
     if entry is None:
         raise UnknownError(f"{where} is of class {exact.__name__}")
-    if changed := namespace.keys() & _METHODS[unwrapped_class(module)]:
+    if changed := namespace.keys() & METHODS[unwrapped_class(module)]:
         raise UnknownError(f"{where} has a `{min(changed)}` of its own")
     for kind in HOOKS:
         for hook in namespace[kind].values():

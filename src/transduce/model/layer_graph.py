@@ -12,7 +12,6 @@ component is therefore unknown to every backend until a backend lists it.
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -35,7 +34,7 @@ from transduce.model.known_classes import (
     UnknownError,
     check_module,
     global_change,
-    replaced_method,
+    is_same_function,
     unwrapped_class,
 )
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
@@ -341,8 +340,6 @@ def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
     The attributes that the graph depends on are appended to `readings`.
     """
     try:
-        if (reason := replaced_method()) is not None:
-            return Unsupported(reason)
         facts = [fact for path, part in module.named_modules() for fact in check_module(path, part)]
         describer = _Describer(module, readings)
         if _computed_class(module) in (EncoderLayer, DecoderLayer):
@@ -364,17 +361,6 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
     except UnknownError:
         return None
     return unwrapped_class(module)
-
-
-def _is_same(function: object, other: object) -> bool:
-    """Return whether two functions are identical, or `partial` objects with equal functions and arguments.
-
-    Copying a model copies a `partial`, so identity is too strict for it.
-    """
-    if isinstance(function, partial) and isinstance(other, partial):
-        parts = [(each.func, each.args, each.keywords) for each in (function, other)]
-        return parts[0] == parts[1]
-    return function is other
 
 
 def _is_norm(norm: nn.Module | None) -> bool:
@@ -466,7 +452,7 @@ class _Describer:
                 layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
         head = getattr(model, "masked_language_head", None)
         activation = (_ACTIVATIONS | _GATES).get(config.activation)
-        if head is not None and not _is_same(self.get(head, "activation"), activation):
+        if head is not None and not is_same_function(self.get(head, "activation"), activation):
             raise UnknownError("masked_language_head has another activation than `model.activation`")
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
@@ -665,7 +651,7 @@ class _Describer:
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
-        name = next((name for name, listed in functions.items() if _is_same(listed, function)), None)
+        name = next((name for name, listed in functions.items() if is_same_function(listed, function)), None)
         if name is None:
             raise UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")

@@ -11,7 +11,7 @@ keys.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,13 @@ class _Tabulated(nn.Module):
         # The module moves to another device or dtype: no table stays behind, such as in a GPU's memory or in a pickle.
         self.table = torch.empty(0, self.table.shape[1], device="cpu")
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if (table := self._buffers.pop("table", None)) is not None:  # a model that version 0.1 pickled, with a buffer
+            self._non_persistent_buffers_set.discard("table")
+            self.table = table
 
 
 class SinusoidalPositions(_Tabulated):
@@ -230,8 +237,8 @@ class RotaryPositions(_Tabulated):
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
-            # A tensor made in inference mode cannot be used in training.
-            with torch.inference_mode(mode=False):
+            # A tensor made in inference mode cannot be used in training; `torch.compile` traces no keyword here.
+            with torch.inference_mode(False):  # noqa: FBT003
                 table = self._angles(max(needed, 2 * len(table), 256)).to(positions.device, dtype)
                 self.table = table
         rows = table[positions]

@@ -217,8 +217,6 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "set `max_length`, in tokens."
             )
         _check_penalties(self)
-        if self.diverse_groups == 1 and ("diversity_penalty", self.diversity_penalty) in EARLIER_DEFAULTS:
-            msgspec.structs.force_setattr(self, "diversity_penalty", _DIVERSITY_PENALTY)
         _check_beam(self)
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(

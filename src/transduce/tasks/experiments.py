@@ -31,7 +31,13 @@ from transduce.search.settings import override_search
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import least_memory_of, preflight
 from transduce.tasks.run.run_folder import changes_between
-from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
+from transduce.tasks.settings.reading import (
+    dotted_settings,
+    make_settings,
+    put_setting,
+    read_settings,
+    without_idle_defaults,
+)
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -272,10 +278,11 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
 
 
 def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    content = dict(read_settings(None if experiment.base is None else Path(experiment.base)))
+    content = read_settings(None if experiment.base is None else Path(experiment.base))
     for settings in (experiment.settings, changes):
         for key, value in settings.items():
             put_setting(content, key, value)
+    content = without_idle_defaults(content)
     if "seed" in content.get("training", {}):
         raise TransduceError("An experiment lists its `seeds`, but `training.seed` is set too: leave that out.")
     try:
@@ -501,7 +508,7 @@ def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | Non
     if not run.settings_path.exists() or not run.has_started:
         return None
     text = run.settings_path.read_text("utf-8")
-    former, settings = make_settings(tomllib.loads(text)), make_settings(run.content)
+    former, settings = _former_settings(run), make_settings(run.content)
     if _changed_search(run) is not None:
         former = msgspec.structs.replace(former, search=settings.search)
     changes = changes_between(former, settings)
@@ -529,6 +536,11 @@ _SEARCH_OPTIONS = (
 )
 
 
+def _former_settings(run: ExperimentRun) -> Settings:
+    """Return the settings that a run was started with."""
+    return make_settings(read_settings(run.settings_path))
+
+
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     """Return a dict of the search settings, by name, that have changed since a run was started, to test the run with.
 
@@ -536,7 +548,7 @@ def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
     or if options of `translate` do not express the change.
     """
-    former, settings = make_settings(tomllib.loads(run.settings_path.read_text("utf-8"))), make_settings(run.content)
+    former, settings = _former_settings(run), make_settings(run.content)
     search = settings.search
     if former.search == search:
         return {}

@@ -8,6 +8,7 @@ Legend: B batch, S source length, T target length.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -216,23 +217,15 @@ class DevSet(Validation):
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.objective = TranslationObjective(self.model)
-        search = SearchSettings(beam_size=1)
-        unsplit = TextSettings(split_sentences="never")
-        self.directions = [
-            (
-                each,
-                Translator(
-                    self.model,
-                    each.tokenizer,
-                    search=search,
-                    max_source_tokens=max_source,
-                    text=unsplit,
-                    document_context=context,
-                ),
-            )
-            for each in directions
-            if each.sources
-        ]
+        make_translator = partial(
+            Translator,
+            self.model,
+            search=SearchSettings(beam_size=1),
+            max_source_tokens=max_source,
+            text=TextSettings(split_sentences="never"),
+            document_context=context,
+        )
+        self.directions = [(each, make_translator(each.tokenizer)) for each in directions if each.sources]
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of

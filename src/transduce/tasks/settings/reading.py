@@ -15,6 +15,7 @@ from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_items, with_current_settings
 from transduce.errors import TransduceError, decode_utf8, near_name, shown_value, toml_error, with_half_width_hint
 from transduce.model.config import OWN_NAMES
+from transduce.search.settings import EARLIER_DEFAULTS
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
 from transduce.tasks.settings.structs import Settings, convert_settings
@@ -47,6 +48,10 @@ class FileSettings(dict[str, Any]):
         self._chosen_decay: float | None = None
         if isinstance(training, dict) and has_decay_of_steps(training):
             self._chosen_decay = training["weight_decay"]
+
+    def has_location(self, name: str) -> bool:
+        """Return whether the value of the setting `name` is the file's: no other source has overridden it."""
+        return name in self._lines
 
     def drop_location(self, name: str) -> None:
         """Forget the line of a setting or table, because another source, such as --set, overrides its value."""
@@ -279,12 +284,30 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
             range. For settings of a file, the message starts with file and line.
     """
     try:
-        return check_settings(with_preset(with_current_settings(content, warn=True)))
+        current = with_current_settings(without_idle_defaults(content), warn=True)
+        return check_settings(with_preset(current))
     except TransduceError as error:
         location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
         if location is None:
             raise
         raise TransduceError(f"{location}: {error}") from error
+
+
+def without_idle_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested tables of settings without a file's defaults of earlier versions that have no effect.
+
+    Runs of earlier versions wrote them to `settings.toml` although nobody had set them, and they are refused now.
+    Values that do not come from a file stay.
+    """
+    found, search = dict(content), content.get("search")
+    if isinstance(content, FileSettings) and isinstance(search, Mapping) and search.get("diverse_groups", 1) == 1:
+        idle = {
+            name
+            for name, value in EARLIER_DEFAULTS
+            if name in search and search[name] == value and content.has_location(f"search.{name}")
+        }
+        found["search"] = {name: value for name, value in search.items() if name not in idle}
+    return found
 
 
 def check_settings(content: Mapping[str, Any]) -> Settings:
