@@ -27,7 +27,7 @@ from transduce.kernels.select import (
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
-from transduce.model.known_classes import is_same_function
+from transduce.model.known_classes import checked_once, global_change, is_same_function
 from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
 from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
@@ -311,6 +311,17 @@ def test_global_hooks_and_replaced_forward_methods_take_the_reference_path(monke
     monkeypatch.setattr("transduce.model.attention.attend", lambda query, *_, **__: query)
     assert select_decoder(model).refused["compiled"].startswith("model.attention.attend was replaced")
     agree(model)
+
+
+def test_a_replaced_forward_is_noticed_after_batches_of_two_threads_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = checked_once(), checked_once()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert global_change() is None
+    monkeypatch.setattr(LayerNorm, "forward", lambda _, x: x)
+    assert global_change() == "LayerNorm.forward was replaced"
 
 
 @each_change

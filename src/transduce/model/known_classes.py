@@ -263,14 +263,14 @@ class Check:
 def checked_once() -> Iterator[None]:
     """Look for replaced functions now, and let `global_change` return the result in the body of the `with` statement.
 
-    The body computes a batch, or a component of it.
+    The body computes a batch, or a component of it. Bodies of several threads may overlap: the first that ends lets
+    the others look again.
     """
-    before = Check.is_open, Check.found
     Check.found, Check.is_open = replaced_function(), True
     try:
         yield
     finally:
-        Check.is_open, Check.found = before
+        Check.is_open = False
 
 
 def global_change() -> str | None:
