@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
 from transduce.kernels.select import (
-    decoded_model,
+    decoding_model,
     has_kernels,
     make_inference_copy,
     quantize,
@@ -273,8 +273,8 @@ def test_unchanged_weights_are_not_prepacked_again() -> None:
     model = build()
     model.get_parameter("encoder_layers.0.feed_forward.inner.bias")[3] = torch.nan  # which differs from itself
     make_inference_copy(model, torch.float32)
-    first = decoded_model(model)
-    assert first is decoded_model(model)
+    first = decoding_model(model)
+    assert first is decoding_model(model)
     assert first is not model
 
 
