@@ -301,7 +301,7 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
         hidden = self.decode_embedded(
             x, memory, memory_mask, mask=mask, positions=positions, cache=cache, present=present, trace=trace
         )
-        return self.finish(hidden)
+        return self.scale_output(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
         """Encode sentences (B, S), and return a decoding state that translates them step by step."""
@@ -397,7 +397,7 @@ class Encoder(VocabularyModel):
         """
         with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
             states, _ = self.encode(ids, token_types=token_types)
-            return self.project(self.hidden(states))
+            return self.project(self.head_states(states))
 
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
@@ -414,13 +414,13 @@ class Encoder(VocabularyModel):
         stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.encoder
         return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
-    def hidden(self, states: Tensor) -> Tensor:
+    def head_states(self, states: Tensor) -> Tensor:
         """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, D).
 
         A masked language head, if the model has one, is applied. A masked language model needs the states of masked
         positions only.
         """
-        return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
+        return self.scale_output(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
         """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
@@ -508,7 +508,7 @@ class Decoder(VocabularyModel):
         x = self.embedding(ids, self.source_weight, positions, present=present)
         stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.decoder
         hidden = run_stack(*stack, x, mask, positions=positions, cache=cache, present=present, weights_out=weights_out)
-        return self.finish(hidden)
+        return self.scale_output(hidden)
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache for the method `decode`."""

@@ -29,7 +29,7 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DocumentContext, Documents
@@ -356,7 +356,7 @@ class TranslationKind(SequenceToSequenceKind):
     names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
-    accepts_own_vocabularies = True
+    accepts_user_vocabularies = True
     samples_tokens = True
     accepts_weights = True
     accepts_context = True
@@ -569,11 +569,11 @@ class TranslationKind(SequenceToSequenceKind):
             f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
             if is_whole
             else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
-            f"train --resume --out {shell_word(placement.folder)}`), beam {search.beam_size}:\n{shown}"
+            f"train --resume --out {placement.folder_argument}`), beam {search.beam_size}:\n{shown}"
         )
         outcome = Outcome.of(
             chosen + measured,
-            f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
+            f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
             self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
