@@ -103,7 +103,10 @@ def test_version_option_prints_the_version(capsys: Capture) -> None:
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
         (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; pass texts with --source and"),
-        (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; pass texts with --source and --reference"),
+        (
+            ["compare", "m", "n", "x", "--source", "s", "--reference", "r"],
+            "x; pass texts with --source and --reference",
+        ),
         (["help", "trian"], "transduce: There is no command `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],
