@@ -278,7 +278,7 @@ def _encoder_decoder(
         return model.project(states).float().index_fill(-1, excluded, float("-inf"))  # type: ignore[no-any-return]
 
     def finish(x: Tensor) -> Tensor:
-        return model.scale_output(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
+        return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
     return Reading(
         model=model,
@@ -351,7 +351,7 @@ def _read_text(generator: Generator, text: str) -> Reading:
         labels=tuple(labels),
         column_name=vocabulary.token,
         forward=lambda copies: model.decode(inputs.expand(copies, -1)),
-        finish=lambda x: model.scale_output(normalize(model.norm, x, None)),
+        finish=lambda x: model.finish(normalize(model.norm, x, None)),
         positions=tuple(range(len(ids))),
         head=model.project,
         ids=tuple(ids),

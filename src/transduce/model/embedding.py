@@ -149,7 +149,7 @@ class VocabularyModel(nn.Module):
         """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
-    def scale_output(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor) -> Tensor:
         """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 

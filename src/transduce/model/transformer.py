@@ -301,7 +301,7 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
         hidden = self.decode_embedded(
             x, memory, memory_mask, mask=mask, positions=positions, cache=cache, present=present, trace=trace
         )
-        return self.scale_output(hidden)
+        return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
         """Encode sentences (B, S), and return a decoding state that translates them step by step."""
@@ -420,7 +420,7 @@ class Encoder(VocabularyModel):
         A masked language head, if the model has one, is applied. A masked language model needs the states of masked
         positions only.
         """
-        return self.scale_output(states if self.masked_language_head is None else self.masked_language_head(states))
+        return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
         """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
@@ -508,7 +508,7 @@ class Decoder(VocabularyModel):
         x = self.embedding(ids, self.source_weight, positions, present=present)
         stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.decoder
         hidden = run_stack(*stack, x, mask, positions=positions, cache=cache, present=present, weights_out=weights_out)
-        return self.scale_output(hidden)
+        return self.finish(hidden)
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache for the method `decode`."""
