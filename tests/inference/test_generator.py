@@ -9,7 +9,7 @@ import torch
 from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.generator import ContinuousGeneration, Generation, Generator
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.kernels.select import decoded_model, make_inference_copy
+from transduce.kernels.select import decoding_model, make_inference_copy
 from transduce.model.attention import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
@@ -50,7 +50,7 @@ def make_generator(tokenizer: Tokenizer, backend: str, context: int) -> Generato
     model = Decoder(config).eval()
     if backend == "machine code":
         make_inference_copy(model, torch.float32)
-        if decoded_model(model) is model:
+        if decoding_model(model) is model:
             pytest.skip("there are no kernels for this processor")
     return Generator(model, tokenizer, context=context)
 

@@ -68,3 +68,10 @@ def test_the_constructor_takes_all_that_load_reads_of_a_folder(trained: Path) ->
     assert list(histories[1].source[:-1]) == opened.tokenizer.source.encode("我")
     # The attributes are the same, so nothing else is set from outside.
     assert vars(made).keys() == vars(opened).keys()
+
+
+def test_the_constructor_refuses_an_unknown_argument(trained: Path) -> None:
+    opened = load(trained, task="translation", **HERE)
+    unknown: dict[str, Any] = {"context": 1}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'context'"):
+        Translator(opened.model, opened.tokenizer, **unknown)

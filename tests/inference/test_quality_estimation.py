@@ -436,6 +436,7 @@ def test_wrong_values_are_missing_even_with_the_same_digits(source: str, target:
         ("200 people", "이백 명"),
         ("40,000", "4万"),
         ("2만 5천 원", "25,000 won"),
+        ("인구 5만 2024년", "50,000 inhabitants in 2024"),
         ("120 million", "1억 2천만"),
         ("3만 5만 명", "30,000 or 50,000 people"),
         ("22 Uhr", "10:00 p.m."),

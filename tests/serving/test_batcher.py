@@ -8,7 +8,7 @@ import pytest
 from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher
-from transduce.serving.jobs import FunctionJob, Job
+from transduce.serving.jobs import FunctionJob, Job, TranslationJob
 from transduce.serving.messages import RequestError
 
 
@@ -26,8 +26,10 @@ def sentence(words: int) -> str:
     return " ".join(["a"] * (words - 1))
 
 
-def job(model: Any, *lengths: int, seconds: float = 60.0, beam_size: int = 1) -> Job:
-    return Job(model, [sentence(length) for length in lengths], SearchSettings(beam_size=beam_size), seconds=seconds)
+def job(model: Any, *lengths: int, seconds: float = 60.0, beam_size: int = 1) -> TranslationJob:
+    return TranslationJob(
+        model, [sentence(length) for length in lengths], SearchSettings(beam_size=beam_size), seconds=seconds
+    )
 
 
 def translated(text: str) -> Translation:
@@ -198,7 +200,7 @@ def test_a_running_request_continues_when_new_ones_must_wait(model: Any) -> None
     assert batcher.running == 0
 
 
-class JoiningJob(Job):
+class JoiningJob(TranslationJob):
     def can_join(self, other: Job) -> bool:
         return isinstance(other, JoiningJob)
 

@@ -17,7 +17,7 @@ from transduce.model.transformer import Decoder
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.batching import Batcher, Workers
 from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
-from transduce.serving.jobs import Job
+from transduce.serving.jobs import TranslationJob
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
@@ -419,7 +419,7 @@ def test_a_short_translation_overtakes_a_long_continuation(generator: ServedGene
     job = GenerationJob(generator, CompletionRequest("letters", ["abc"], max_tokens=90), ServingSettings())
     prompt = GenerationJob(generator, CompletionRequest("letters", ["d"], max_tokens=9), ServingSettings())
     model = gated_model()
-    translation = Job(model, ["gut"], model.search, seconds=60.0)
+    translation = TranslationJob(model, ["gut"], model.search, seconds=60.0)
 
     def translate(text: str) -> None:  # noqa: ARG001
         job.report = None

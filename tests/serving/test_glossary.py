@@ -9,7 +9,7 @@ from transduce.commands.serve import read_glossaries
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.serving.jobs import Job
+from transduce.serving.jobs import TranslationJob
 from transduce.serving.models import ServedModel
 from transduce.text.glossary import Glossary, Term, contains_phrase
 
@@ -65,7 +65,8 @@ def test_malformed_glossaries_are_refused(serve: Any, gated_model: Any, glossary
 def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: Any) -> None:
     model, search = gated_model(), SearchSettings(beam_size=1)
     first, same, other, none = (
-        Job(model, ["a"], search, seconds=9, glossary=glossary) for glossary in (OWN, OWN, Glossary(OWN.terms), None)
+        TranslationJob(model, ["a"], search, seconds=9, glossary=glossary)
+        for glossary in (OWN, OWN, Glossary(OWN.terms), None)
     )
     assert first.is_compatible_with(same)
     assert not first.is_compatible_with(other)

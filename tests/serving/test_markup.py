@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transduce.inference.translator import Translator
-from transduce.serving.jobs import Job, JobSentence
+from transduce.serving.jobs import JobSentence, TranslationJob
 from transduce.serving.models import ServedModel
 from transduce.text.word_spans import Span
 
@@ -13,7 +13,7 @@ from transduce.text.word_spans import Span
 def test_tags_of_expired_requests_are_not_aligned(gated_model: Any) -> None:
     model = gated_model()
     spans = {0: [Span(0, 3)]}
-    jobs = [Job(model, ["ein Satz"], model.search, seconds=seconds, marks=spans) for seconds in (60.0, 1e-9)]
+    jobs = [TranslationJob(model, ["ein Satz"], model.search, seconds=seconds, marks=spans) for seconds in (60.0, 1e-9)]
     observer = SimpleNamespace(after_step=lambda *_: ())
     waited_for, expired = jobs[0].decode([JobSentence(job, 0) for job in jobs], observer)
     assert waited_for.mark_spans == [[Span(0, 3)]]

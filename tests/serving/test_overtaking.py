@@ -12,7 +12,7 @@ from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving import batching
 from transduce.serving.batching import Batcher, Workers
-from transduce.serving.jobs import FunctionJob, Job
+from transduce.serving.jobs import FunctionJob, Job, TranslationJob
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
@@ -75,7 +75,9 @@ def test_short_requests_are_answered_while_a_long_one_is_decoded(model: ServedMo
     search = msgspec.structs.replace(model.search, beam_size=beam_size)
 
     def jobs() -> list[Job]:
-        return [Job(model, texts, search, seconds=60.0, progress=Progress()) for texts in ([LONG], *zip(SHORT))]
+        return [
+            TranslationJob(model, texts, search, seconds=60.0, progress=Progress()) for texts in ([LONG], *zip(SHORT))
+        ]
 
     alone, together = jobs(), jobs()
     for part in (alone[:1], alone[1:]):
@@ -106,7 +108,7 @@ def test_short_requests_are_answered_while_a_long_one_is_decoded(model: ServedMo
 def test_requests_go_on_when_another_one_is_canceled(model: ServedModel) -> None:
     """The long request is given up while two are decoded beside it, one of which is given up, too."""
     (expected,) = model.translator.translate(SHORT[:1], model.search)
-    long, short, canceled = (Job(model, [text], model.search, seconds=60.0) for text in (LONG, *SHORT[:2]))
+    long, short, canceled = (TranslationJob(model, [text], model.search, seconds=60.0) for text in (LONG, *SHORT[:2]))
     beside = threading.Event()
 
     def cancel_long() -> None:
@@ -149,7 +151,7 @@ class Held:
         self.job = self.request("lang " * 99)
 
     def request(self, *texts: str, seconds: float = 60.0) -> Job:
-        return Job(self.model, texts, self.model.search, seconds=seconds)
+        return TranslationJob(self.model, texts, self.model.search, seconds=seconds)
 
     def begin(self, batcher: Batcher) -> None:
         batcher.submit(self.job)
@@ -202,7 +204,7 @@ def test_all_accepted_requests_are_answered_at_the_end(held: Held) -> None:
 def request(model: Any, *lengths: int) -> Job:
     """Return a request of sentences with these numbers of tokens, including the end symbol."""
     sentences = [" ".join(["a"] * (length - 1)) for length in lengths]
-    return Job(model, sentences, SearchSettings(beam_size=1), seconds=60.0)
+    return TranslationJob(model, sentences, SearchSettings(beam_size=1), seconds=60.0)
 
 
 def test_only_much_shorter_requests_overtake(gated_model: Any) -> None:

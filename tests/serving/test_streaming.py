@@ -94,13 +94,15 @@ def test_a_beam_streams_the_common_prefix_of_its_hypotheses(gated_model: Any) ->
     import torch
 
     from transduce.serving.batching import Batcher, BatchObserver, JobBatch
-    from transduce.serving.jobs import Job, JobSentence
+    from transduce.serving.jobs import JobSentence, TranslationJob
     from transduce.serving.metrics import Metrics
 
     told: list[tuple[int, list[int], int]] = []
     model = gated_model()
     cut = "long " * (model.max_source_tokens + 1)  # of which one part is left in the batch
-    job = Job(model, ["a", "b c", "cut", cut], model.search, seconds=60, progress=lambda *said: told.append((*said,)))
+    job = TranslationJob(
+        model, ["a", "b c", "cut", cut], model.search, seconds=60, progress=lambda *said: told.append((*said,))
+    )
     batcher = Batcher(max_running=1, max_waiting=1, batch_tokens=100, gather_seconds=0)
     observer = BatchObserver(JobBatch([JobSentence(job, number) for number in (1, 0, 2, 3)]), batcher, Metrics())
     pieces = torch.tensor(

@@ -14,7 +14,7 @@ from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher, Workers
-from transduce.serving.jobs import Job
+from transduce.serving.jobs import TranslationJob
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
 from transduce.text.glossary import Glossary
@@ -101,7 +101,7 @@ def test_computing_workers_share_the_threads(threads_stay: None, threads: list[i
     batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=1, gather_seconds=0.0)
     workers = Workers(batcher, Metrics(), workers=3, threads=4)
     workers.start()
-    jobs = [Job(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
+    jobs = [TranslationJob(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
     batcher.submit(*jobs)
     for job in jobs:
         assert job.future.result(10)[0].translation.source == "a"
@@ -131,7 +131,7 @@ def test_a_worker_survives_a_batch_without_a_result_for_each_sentence(
     with serve(gated_model(), workers=1, overtaking=False) as live:
         with monkeypatch.context() as patch:
             if failing == "decode":
-                patch.setattr(Job, "decode", lambda *_: [])
+                patch.setattr(TranslationJob, "decode", lambda *_: [])
             else:
                 finish = Batcher.finish
 

@@ -41,7 +41,7 @@ from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import Hypothesis, Scorer, Search, run_search
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.batching import Batcher
-from transduce.serving.jobs import Job, JobSentence
+from transduce.serving.jobs import JobSentence, TranslationJob
 from transduce.serving.messages import UploadedFile
 from transduce.serving.models import ServedModel
 from transduce.serving.service import Service
@@ -224,7 +224,7 @@ def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
     lines = ["lamp is old", "it is big", "tree is new and very old", "it is red"]
     expected = translator(lines, document=True)
     served = ServedModel(translator, languages=("en", "de"))
-    job = Job(served, lines, translator.search, seconds=60.0)
+    job = TranslationJob(served, lines, translator.search, seconds=60.0)
     job.documents = Documents([False, True, True, True])
     batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=8, gather_seconds=0.0)
     batcher.submit(job)
@@ -233,7 +233,7 @@ def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
     found = job.decode(batch.sentences, Silent())
     assert [each.translation.text for each in found] == [each.text for each in expected]
     turns = [(line, each.text) for line, each in zip(lines, expected, strict=True)]
-    last = Job(served, lines[3:], translator.search, seconds=60.0)
+    last = TranslationJob(served, lines[3:], translator.search, seconds=60.0)
     last.documents = Documents([True], turns[:3])
     (answer,) = last.decode([JobSentence(last, 0)], Silent())
     assert answer.translation.text == expected[3].text

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from transduce.model.transformer import Encoder
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
 from transduce.text.sentences import find_sentences
+from transduce.text.text_settings import TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
 from transduce.text.word_spans import Span
@@ -116,6 +117,14 @@ class DocumentContext(NamedTuple):
     on_target: bool = False
     """True if the decoder also reads the translations of the earlier sentences, before it writes the next translation.
     """
+
+
+class TrainedOptions(TypedDict, total=False):
+    """Types of the keyword arguments of `Translator` that record how its model was trained; it explains them."""
+
+    training_lines: TrainingLines | None
+    document_context: DocumentContext | None
+    directions: Iterable[tuple[str, str]]
 
 
 class DocumentMemory:

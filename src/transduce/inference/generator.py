@@ -16,7 +16,7 @@ from msgspec import UNSET
 from torch import Tensor
 from typing_extensions import Unpack
 
-from transduce.acceleration import decoded_model
+from transduce.acceleration import decoding_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types
@@ -419,7 +419,7 @@ class Generator:
             TransduceError: the model is in training mode.
         """
         check_evaluation_mode(self.model)
-        ids, model = self._scored_ids(text), decoded_model(self.model)
+        ids, model = self._scored_ids(text), decoding_model(self.model)
         nats, scored = 0.0, 1  # the first token is the line start and is not scored
         while scored < len(ids):
             start = max(0, scored - 1 - self.context // 2)

@@ -13,12 +13,12 @@ from transduce.argument_checks import as_integer, as_list, as_phrases, as_text, 
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import (
-    DocumentContext,
     DocumentHistories,
     DocumentMemory,
     Documents,
     History,
     TextPart,
+    TrainedOptions,
     batch_token_budget,
     batches,
     decode_in_parallel,
@@ -71,7 +71,7 @@ from transduce.search.settings import SearchSettings, checked_search, override_w
 from transduce.text.glossary import Glossary
 from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
-from transduce.text.text_settings import TextSettings, TrainingLines
+from transduce.text.text_settings import TextSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
@@ -107,7 +107,7 @@ class Translator:
     """
 
     @renamed_arguments(examples="datastore")
-    def __init__(  # noqa: PLR0913  (all that a model folder has)
+    def __init__(
         self,
         model: EncoderDecoder,
         tokenizer: Tokenizer,
@@ -119,9 +119,7 @@ class Translator:
         max_source_tokens: int = DEFAULT_MAX_SOURCE,
         datastore: NeighborIndex | None = None,
         text: TextSettings | None = None,
-        training_lines: TrainingLines | None = None,
-        document_context: DocumentContext | None = None,
-        directions: Iterable[tuple[str, str]] = (),
+        **trained: Unpack[TrainedOptions],
     ) -> None:
         """Create a translator.
 
@@ -152,8 +150,10 @@ class Translator:
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         self.max_source_tokens = as_integer(max_source_tokens, "max_source_tokens", minimum=1)
-        self.training_lines, self.document_context = training_lines, document_context
-        self.directions = tuple(directions)
+        if unknown := trained.keys() - TrainedOptions.__annotations__.keys():
+            raise TypeError(f"Translator.__init__() got an unexpected keyword argument {min(unknown)!r}")
+        self.training_lines, self.document_context = trained.get("training_lines"), trained.get("document_context")
+        self.directions = tuple(trained.get("directions", ()))
         self._set_tokenizer(tokenizer, (source_language, target_language))
 
     examples = renamed_attribute("examples", "datastore")

@@ -245,7 +245,7 @@ class Batcher:
             job: the job (client's request) that has waited longest since its last batch.
             jobs: the jobs from which further sentences may come, if they are compatible with `job`.
         """
-        if job.documents is not None:
+        if job.is_sequential:
             return [JobSentence(job, number) for number in range(len(job.sentences))]
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))

@@ -330,8 +330,7 @@ class GenerationJob(Job):
             RequestError: a setting of the request is out of range.
         """
         search = _generator_search(model, request, settings.max_new_tokens)
-        # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
-        super().__init__(cast(Model, model), request.prompts, search, seconds=settings.deadline_seconds)
+        super().__init__(model, request.prompts, search, seconds=settings.deadline_seconds)
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None

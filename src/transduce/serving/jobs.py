@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
+from typing_extensions import override
 
 from transduce.documents.markup import protected_spans
 from transduce.inference.batching import Documents
@@ -180,44 +181,26 @@ class Job:
 
     def __init__(
         self,
-        model: Model,
+        model: QueuedModel,
         sentences: Sequence[str],
         search: SearchSettings,
         *,
         seconds: float,
         progress: HypothesisCallback | None = None,
-        glossary: Glossary | None = None,
-        text_settings: TextSettings | None = None,
-        marks: Mapping[int, Sequence[Span]] | None = None,
-        elements: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """Count the sentences' tokens and start the clock of the deadline.
 
         Args:
             model: the model to decode with.
-            sentences: the sentences to translate.
+            sentences: the sentences to decode.
             search: search settings.
             seconds: the server's time limit, counted from now.
             progress: called by the decoding thread after each step; None: no progress is reported.
-            glossary: terms to use in the translation; None: none.
-            text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
-            marks: spans to locate in the translation, by the index of their sentence.
-            elements: spans that stand for protected elements of HTML, by the index of their sentence.
         """
         self.model = model
         self.sentences = sentences
         self.search = search
         self.progress = progress
-        self.glossary = glossary
-        self.text_settings = text_settings or TextSettings()
-        self.marks = marks or {}
-        self.elements = elements or {}
-        self.documents: Documents | None = None
-        """The documents that the sentences belong to, for a model that reads context; None: each sentence is
-        translated by itself.
-
-        If set, the sentences are decoded in one batch, in order, without those of other jobs.
-        """
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.timeout: float | None = None
@@ -261,85 +244,48 @@ class Job:
     def expected_steps(self, number: int) -> int:
         """Return the expected number of decoding steps of the sentence at index `number`, to estimate the job's work.
 
-        For a translation it is the number of source tokens; subclasses may override it.
+        It is the sentence's number of tokens, unless a subclass overrides it.
         """
         return self.tokens[number]
+
+    @property
+    def is_sequential(self) -> bool:
+        """True if the sentences are decoded in one batch, in order, without those of other jobs."""
+        return False
 
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch.
 
-        The model and the settings of search, glossary and texts must be the same. A job with documents, whose sentences
-        are context of others, shares no batch.
+        The model and the search settings must be the same. A sequential job shares no batch.
         """
-        if self.documents is not None or other.documents is not None:
+        if self.is_sequential or other.is_sequential:
             return self is other
-        return (
-            self.model is other.model
-            and self.search == other.search
-            and self.glossary is other.glossary
-            and self.text_settings == other.text_settings
-        )
+        return self.model is other.model and self.search == other.search
 
     def continuous_decoder(self) -> ContinuousDecoder | None:
-        """Return a decoder for a batch that sentences of other jobs may join later, or None.
+        """Return a decoder for a batch that sentences of other jobs may join later.
 
-        The result is None for translations, whose batches are decoded as a whole by `decode`.
+        The result is None for a job whose batches are decoded as a whole by `decode`.
         """
         return None
 
     def can_join(self, other: "Job") -> bool:  # noqa: ARG002
         """Return whether this job's sentences may join a batch that another job's continuous decoder decodes.
 
-        The result is False for translations, whose batches are decoded as a whole.
+        The result is False for a job whose batches are decoded as a whole.
         """
         return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Decode a batch of sentences of this job and compatible ones, and return a list of their results in order.
 
-        For a translation job, a result is an `AlignedTranslation`.
+        A job with a continuous decoder needs no such method.
 
         Args:
             batch: the sentences.
             observer: called after every decoding step; it reports progress and drops sentences.
         """
-        sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
-        protected = None
-        if any(entry.elements for entry in batch):
-            protected = [protected_spans(entry.sentence, entry.elements, self.text_settings) for entry in batch]
-        translations = self.model.translate(
-            sentences,
-            self.search,
-            indices,
-            observer,
-            self.glossary,
-            self.text_settings,
-            protected=protected,
-            documents=self.documents,
-        )
-        located: dict[int, list[list[Span]]] = {}
-        for number, entry in enumerate(batch):
-            if entry.marks and not entry.job.is_expired:  # locating is slow: skip it if no client waits
-                located[number] = self._align_marks(translations[number], entry.marks)
-        return [
-            AlignedTranslation(translation, located.get(number, ())) for number, translation in enumerate(translations)
-        ]
-
-    def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """Return where the words of a sentence's inline HTML elements (marks) are in each alternative translation.
-
-        Args:
-            translation: the sentence's translation.
-            marks: the spans of the elements in the source sentence.
-
-        Returns:
-            For each alternative, a list with the character span of each mark.
-        """
-        single_alternatives = [
-            msgspec.structs.replace(translation, alternatives=(alternative,))
-            for alternative in translation.alternatives
-        ]
-        return self.model.align_spans(single_alternatives, [marks] * len(single_alternatives), self.glossary)
+        raise NotImplementedError
 
 
 _FIXED_COST = 4  # of a decoding step, in sentences
@@ -377,15 +323,121 @@ class JobSentence(NamedTuple):
         """The expected number of decoding steps of the sentence, by which work is estimated."""
         return self.job.expected_steps(self.number)
 
-    @property
-    def marks(self) -> Sequence[Span]:
-        """A sequence with the character span of each inline HTML element, which is located in the translation."""
-        return self.job.marks.get(self.number, ())
+
+class TranslationJob(Job):
+    """A job of the queue with the sentences of a request for translation."""
+
+    model: Model
+
+    def __init__(
+        self,
+        model: Model,
+        sentences: Sequence[str],
+        search: SearchSettings,
+        *,
+        seconds: float,
+        progress: HypothesisCallback | None = None,
+        glossary: Glossary | None = None,
+        text_settings: TextSettings | None = None,
+        marks: Mapping[int, Sequence[Span]] | None = None,
+        elements: Mapping[int, Sequence[Span]] | None = None,
+    ) -> None:
+        """Count the sentences' tokens and start the clock of the deadline.
+
+        Args:
+            model: the model to translate with.
+            sentences: the sentences to translate.
+            search: search settings.
+            seconds: the server's time limit, counted from now.
+            progress: called by the decoding thread after each step; None: no progress is reported.
+            glossary: terms to use in the translation; None: none.
+            text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
+            marks: character spans of inline HTML elements, which are located in the translation, by the index of their
+                sentence.
+            elements: character spans of protected HTML elements, which the translation must not change, by the index of
+                their sentence.
+        """
+        super().__init__(model, sentences, search, seconds=seconds, progress=progress)
+        self.glossary = glossary
+        self.text_settings = text_settings or TextSettings()
+        self.marks = marks or {}
+        self.elements = elements or {}
+        self.documents: Documents | None = None
+        """The documents that the sentences belong to, for a model that reads context; None: each sentence is
+        translated by itself.
+
+        If set, the sentences are decoded in one batch, in order, without those of other jobs.
+        """
 
     @property
-    def elements(self) -> Sequence[Span]:
-        """A sequence with the character span of each protected HTML element, which the translation must not change."""
-        return self.job.elements.get(self.number, ())
+    @override
+    def is_sequential(self) -> bool:
+        return self.documents is not None
+
+    def is_compatible_with(self, other: Job) -> bool:
+        """Return whether sentences of this job and of another may be translated in one batch.
+
+        The model and the settings of search, glossary and texts must be the same. A job with documents, whose sentences
+        are context of others, shares no batch.
+        """
+        return (
+            isinstance(other, TranslationJob)
+            and super().is_compatible_with(other)
+            and self.glossary is other.glossary
+            and self.text_settings == other.text_settings
+        )
+
+    def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
+        """Translate a batch of sentences of compatible jobs, and return a list with an `AlignedTranslation` each.
+
+        Args:
+            batch: the sentences.
+            observer: called after every decoding step; it reports progress and drops sentences.
+        """
+        sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
+        marks = [entry.job.marks.get(entry.number, ()) for entry in batch if isinstance(entry.job, TranslationJob)]
+        elements = [
+            entry.job.elements.get(entry.number, ()) for entry in batch if isinstance(entry.job, TranslationJob)
+        ]
+        protected = None
+        if any(elements):
+            protected = [
+                protected_spans(text, spans, self.text_settings)
+                for text, spans in zip(sentences, elements, strict=True)
+            ]
+        translations = self.model.translate(
+            sentences,
+            self.search,
+            indices,
+            observer,
+            self.glossary,
+            self.text_settings,
+            protected=protected,
+            documents=self.documents,
+        )
+        located: dict[int, list[list[Span]]] = {}
+        for number, entry in enumerate(batch):
+            if marks[number] and not entry.job.is_expired:  # locating is slow: skip it if no client waits
+                located[number] = self._align_marks(translations[number], marks[number])
+        return [
+            AlignedTranslation(translation, located.get(number, ())) for number, translation in enumerate(translations)
+        ]
+
+    def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
+        """Return where the words of a sentence's inline HTML elements (marks) are in each alternative translation.
+
+        Args:
+            translation: the sentence's translation.
+            marks: the spans of the elements in the source sentence.
+
+        Returns:
+            For each alternative, a list with the character span of each mark.
+        """
+        single_alternatives = [
+            msgspec.structs.replace(translation, alternatives=(alternative,))
+            for alternative in translation.alternatives
+        ]
+        return self.model.align_spans(single_alternatives, [marks] * len(single_alternatives), self.glossary)
 
 
 class FunctionJob(Job):
@@ -411,8 +463,7 @@ class FunctionJob(Job):
             seconds: the server's time limit, counted from now.
             work: the function, called on a decoding thread with the observer of a search.
         """
-        # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
-        super().__init__(cast(Model, model), [sentence], search, seconds=seconds)
+        super().__init__(model, [sentence], search, seconds=seconds)
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:

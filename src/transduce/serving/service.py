@@ -27,7 +27,7 @@ from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
-from transduce.serving.jobs import AlignedTranslation, Job, Model
+from transduce.serving.jobs import AlignedTranslation, Model, TranslationJob
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
 from transduce.serving.messages import DetectedLanguage, LineProgress, PageSettings, check_characters, invalid_request
@@ -287,7 +287,7 @@ class Service:
 
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
-    ) -> Job:
+    ) -> TranslationJob:
         """Return a job for the queue with all sentences of a request that one model translates.
 
         Args:
@@ -313,7 +313,7 @@ class Service:
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
-        job = Job(
+        job = TranslationJob(
             model,
             sentences,
             search,

@@ -277,7 +277,8 @@ def _numbers(text: str) -> list[_Number]:
         if (era := _ERAS.get(plain[max(0, start - 3) : start].strip()[-2:])) is not None:
             values |= {value + era for value in values}
         former = numbers[-1] if numbers and numbers[-1].is_scaled else None
-        if former is not None and (end == start or _is_rest(former, plain[end:start], values)):
+        is_year = stop - start == 4 and plain.startswith("년", stop)  # 5만 2024년
+        if former is not None and (end == start or (not is_year and _is_rest(former, plain[end:start], values))):
             numbers.pop()  # 3万5千 is one number, as is 3만 5천
             values = {former.value + value for value in values}
             start = end - len(former.text)

@@ -13,7 +13,6 @@ from typing_extensions import override
 from transduce.data.batches import Batch, BatchPlan, Plan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
-from transduce.errors import common_options, shell_word
 from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
@@ -171,8 +170,7 @@ class DenoisingKind(TextOnlyKind):
             f"Dev lines: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f})."
         )
-        used = f"{shell_word(placement.folder)}{common_options()}"
-        hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
+        hint = f"Go on with: transduce train --init-from {placement.folder_argument} --source … --target … --out DIR"
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 

@@ -8,6 +8,7 @@ Legend: B batch, S source length, T target length.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +29,7 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DocumentContext, Documents
@@ -216,23 +217,15 @@ class DevSet(Validation):
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.objective = TranslationObjective(self.model)
-        search = SearchSettings(beam_size=1)
-        unsplit = TextSettings(split_sentences="never")
-        self.directions = [
-            (
-                each,
-                Translator(
-                    self.model,
-                    each.tokenizer,
-                    search=search,
-                    max_source_tokens=max_source,
-                    text=unsplit,
-                    document_context=context,
-                ),
-            )
-            for each in directions
-            if each.sources
-        ]
+        make_translator = partial(
+            Translator,
+            self.model,
+            search=SearchSettings(beam_size=1),
+            max_source_tokens=max_source,
+            text=TextSettings(split_sentences="never"),
+            document_context=context,
+        )
+        self.directions = [(each, make_translator(each.tokenizer)) for each in directions if each.sources]
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of
@@ -361,7 +354,7 @@ class TranslationKind(SequenceToSequenceKind):
     names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
-    accepts_own_vocabularies = True
+    accepts_user_vocabularies = True
     samples_tokens = True
     accepts_weights = True
     accepts_context = True
@@ -574,11 +567,11 @@ class TranslationKind(SequenceToSequenceKind):
             f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
             if is_whole
             else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
-            f"train --resume --out {shell_word(placement.folder)}`), beam {search.beam_size}:\n{shown}"
+            f"train --resume --out {placement.folder_argument}`), beam {search.beam_size}:\n{shown}"
         )
         outcome = Outcome.of(
             chosen + measured,
-            f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
+            f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
             self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),

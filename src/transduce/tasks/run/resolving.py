@@ -590,7 +590,7 @@ def _resolve_cuda_graphs(specified: bool | None, choice: Choice[bool], choice_lo
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
     """Return a run's settings with every choice filled in, for a settings file to resume or to repeat the run."""
-    tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
+    tokenizer, model = msgspec.to_builtins(resolved.built_tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
         init_from=resolved.init_from,
@@ -600,7 +600,7 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
         if tokenizer is None
         else VocabularySettings(
             **_common(tokenizer, VocabularySettings)
-            | {name: getattr(resolved.vocabulary, name) for name in ("text", "vocabulary", "user_symbols")}
+            | {name: getattr(resolved.tokenizer, name) for name in ("text", "vocabulary", "user_symbols")}
         ),
         word_vectors=resolved.word_vectors,
         model=ModelSettings(**_common(model, ModelSettings)),
