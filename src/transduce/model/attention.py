@@ -399,8 +399,8 @@ def build_attention(config: ModelConfig) -> MultiHeadAttention:
         d_k=config.key_width,
         d_v=config.value_width,
         num_key_value_heads=config.num_key_value_heads,
-        bias=config.bias if config.projection_bias is None else config.projection_bias,
-        output_bias=config.bias if config.attention_output_bias is None else config.attention_output_bias,
+        bias=config.has_projection_bias,
+        output_bias=config.has_attention_output_bias,
         dropout=config.attention_dropout,
         score=build_score(config, num_heads=config.num_heads, d_k=config.key_width),
     )

@@ -569,6 +569,26 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
+    def key_value_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def has_projection_bias(self) -> bool:
+        """True if the projections of queries, keys and values have biases."""
+        return self.bias if self.projection_bias is None else self.projection_bias
+
+    @property
+    def has_attention_output_bias(self) -> bool:
+        """True if the output projection of attention has a bias."""
+        return self.bias if self.attention_output_bias is None else self.attention_output_bias
+
+    @property
+    def has_feed_forward_bias(self) -> bool:
+        """True if the linear layers of feed-forward networks have biases."""
+        return self.bias if self.feed_forward_bias is None else self.feed_forward_bias
+
+    @property
     def forbidden_tokens(self) -> list[int]:
         """A sorted list of the token ids that search never outputs: padding and start symbol.
 

@@ -14,8 +14,6 @@ from transduce.data.batches import Batch, BatchPlan, Plan, RandomPurpose, pad_ro
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.model.build import AnyModel
-from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, model_dtype
 from transduce.tasks.kinds.texts import TextOnlyKind, describe_frequencies, frequency_perplexity, text_only
@@ -106,9 +104,7 @@ class DenoisingKind(TextOnlyKind):
 
         The loss is the cross-entropy of the target tokens, given the corrupted text.
         """
-        assert isinstance(model, Transformer | Recurrent)
-        training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
+        return TranslationObjective.of_run(model, resolved)
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)

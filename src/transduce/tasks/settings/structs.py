@@ -555,6 +555,17 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 
+SET_WITHOUT_SETTINGS = frozenset(
+    {
+        *("source_vocabulary_size", "target_vocabulary_size", "pad_id", "eos_id", "start_id"),
+        *("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types"),
+        *("num_series", "predicts_deviations", "rotary_scaling"),
+    }
+)
+"""The names of the fields of `ModelConfig` that are no settings, because they come with the task, the vocabulary or an
+imported model. All others are fields of `ModelSettings`."""
+
+
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The model: `model.*` in a settings file. A field that is None follows the task and the preset."""
 
