@@ -26,7 +26,7 @@ __all__ = [
     "PackedLayers",
     "PrepackedModel",
     "compiled_state",
-    "decoded_model",
+    "decoding_model",
     "encode_fast",
     "exact_projection",
     "find_batch_search",
@@ -57,7 +57,7 @@ try:
     )
     from transduce.kernels.select import (
         compiled_state,
-        decoded_model,
+        decoding_model,
         encode_fast,
         exact_projection,
         find_batch_search,
@@ -150,7 +150,7 @@ except ModuleNotFoundError as missing:
         """Run the body of the `with` statement without prepacked weights."""
         yield
 
-    def decoded_model(model: _Model) -> _Model:
+    def decoding_model(model: _Model) -> _Model:
         """Return the model itself, since there is no inference copy without the kernels package."""
         return model
 

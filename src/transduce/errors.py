@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from itertools import islice
@@ -270,7 +269,6 @@ _NOT_USER_CODE = ("transduce", "torch", "contextlib")  # the latter two have fun
 
 
 _IS_WINDOWS = os.name == "nt"
-_COMMON_OPTIONS: list[tuple[str, str]] = []
 
 
 def shell_word(argument: str | Path) -> str:
@@ -284,33 +282,6 @@ def shell_word(argument: str | Path) -> str:
     if not _IS_WINDOWS:
         return shlex.quote(word)
     return word if re.fullmatch(r"[\w.:/\\+=@-]+", word) else f'"{word}"'
-
-
-def common_words() -> list[str]:
-    """Return the options that `use_common_options` set, as a list of the words of a command: ["--plugin", "FILE"].
-
-    Another command for the same model needs them, too.
-    """
-    return [word for option in _COMMON_OPTIONS for word in option]
-
-
-def common_options() -> str:
-    """Return the options that `use_common_options` set, as text for the end of a suggested command.
-
-    Values are quoted for the shell. The text begins with a space; without such options it is empty.
-    """
-    return "".join(f" {option} {shell_word(value)}" for option, value in _COMMON_OPTIONS)
-
-
-@contextmanager
-def use_common_options(options: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Add options, such as --plugin, to the commands that are suggested or started within a `with` block."""
-    before = list(_COMMON_OPTIONS)
-    _COMMON_OPTIONS.extend(options)
-    try:
-        yield
-    finally:
-        _COMMON_OPTIONS[:] = before
 
 
 # --- arguments of a wrong type ---

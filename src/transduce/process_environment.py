@@ -1,4 +1,4 @@
-"""Configure processes: signals, child processes, ranks, variables of PyTorch's libraries, and unused memory."""
+"""Configure processes: signals, child processes and their options, ranks, library variables, and unused memory."""
 
 import ctypes
 import mmap
@@ -9,13 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 
 # --- signals ---
 
@@ -86,6 +86,36 @@ def child_environment(*, stops_with_parent: bool = False) -> dict[str, str]:
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     parent = {_PARENT: str(os.getpid())} if stops_with_parent else {}
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | parent
+
+
+_COMMON_OPTIONS: list[tuple[str, str]] = []
+
+
+def common_words() -> list[str]:
+    """Return the options that `use_common_options` set, as a list of the words of a command: ["--plugin", "FILE"].
+
+    Another command for the same model needs them, too.
+    """
+    return [word for option in _COMMON_OPTIONS for word in option]
+
+
+def common_options() -> str:
+    """Return the options that `use_common_options` set, as text for the end of a suggested command.
+
+    Values are quoted for the shell. The text begins with a space; without such options it is empty.
+    """
+    return "".join(f" {option} {shell_word(value)}" for option, value in _COMMON_OPTIONS)
+
+
+@contextmanager
+def use_common_options(options: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Add options, such as --plugin, to the commands that are suggested or started within a `with` block."""
+    before = list(_COMMON_OPTIONS)
+    _COMMON_OPTIONS.extend(options)
+    try:
+        yield
+    finally:
+        _COMMON_OPTIONS[:] = before
 
 
 _PARENT = "TRANSDUCE_PARENT"  # the id of the process that must outlive this one

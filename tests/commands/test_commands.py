@@ -21,7 +21,7 @@ from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
 from transduce.demonstration.grammar import DemoCorpus
 from transduce.demonstration.run import STEPS, refuse_other_run
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, shell_word
 from transduce.exchange.export import FORMATS
 from transduce.inference.generator import DEFAULT_LENGTH
 from transduce.inference.translator import Translator
@@ -29,8 +29,9 @@ from transduce.inspection.attribution import Method
 from transduce.inspection.plots import SUFFIXES
 from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
-from transduce.model.config import OWN_NAMES
+from transduce.model.config import REGISTERED_NAMES
 from transduce.model.feed_forward import ACTIVATIONS
+from transduce.process_environment import common_options
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.tasks.settings import options as setting_options
@@ -102,7 +103,10 @@ def test_version_option_prints_the_version(capsys: Capture) -> None:
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
         (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; pass texts with --source and"),
-        (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; pass texts with --source and --reference"),
+        (
+            ["compare", "m", "n", "x", "--source", "s", "--reference", "r"],
+            "x; pass texts with --source and --reference",
+        ),
         (["help", "trian"], "transduce: There is no command `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],
@@ -157,7 +161,7 @@ def test_the_command_that_training_suggests_works_as_it_is(
         lines = str(write_lines("lines.zh", ["你好"] * 40))
         assert main([*words[1:], lines, "--workers", "2", *COMPUTING]) == 0  # in processes that need the plugin, too
     finally:
-        OWN_NAMES["activation"].discard("cubed_for_suggestions")
+        REGISTERED_NAMES["activation"].discard("cubed_for_suggestions")
         ACTIVATIONS.pop("cubed_for_suggestions", None)
     assert common_options() == ""
 

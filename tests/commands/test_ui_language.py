@@ -23,7 +23,7 @@ from transduce.exchange.exporters import exporter_for
 from transduce.inspection.corpus_doctor import _describe
 from transduce.inspection.corpus_doctor.alignment import LineRange
 from transduce.interop.hugging_face.stored_names import wrong_tensors
-from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
+from transduce.model.config import REGISTERED_NAMES, ModelConfig, convert_config, explained
 from transduce.tasks.kinds.classification import ClassificationKind
 from transduce.tasks.run.resolving import _resolve_weight_decay, explain_languages
 from transduce.tasks.settings.reading import _names, make_settings, read_settings, setting_names, struct_of
@@ -507,7 +507,7 @@ CHOICES = {name: choices for name in setting_names() if name.count(".") == 1 and
 @pytest.mark.usefixtures("chinese")
 @pytest.mark.parametrize("name", CHOICES)
 def test_values_that_a_setting_accepts_are_never_translated(name: str) -> None:
-    listed = "、".join([*CHOICES[name], *sorted(OWN_NAMES.get(name.removeprefix("model."), ()))])
+    listed = "、".join([*CHOICES[name], *sorted(REGISTERED_NAMES.get(name.removeprefix("model."), ()))])
     shown = f"{listed} 之一，但现在是 `" if "、" in listed or name == "model.attention" else f"或 {listed}，但现在是 `"
     assert f"`{name}` 必须是" in _wrong_setting(name)
     assert shown in _wrong_setting(name)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transduce.data.batches import Blocks, cut_batches, in_length_order, length_order, permutation
+from transduce.data.batches import Blocks, find_batch_starts, in_length_order, length_order, permutation
 
 
 def test_a_permutation_depends_on_its_key_only() -> None:
@@ -58,7 +58,7 @@ def test_sorting_lengths_alone_gives_the_order_of_pairs() -> None:
 
 def cut(source: list[int], target: list[int], batch_tokens: int, max_padded_tokens: int) -> list[int]:
     lengths = np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
-    return [int(start) for start in cut_batches(*lengths, batch_tokens, max_padded_tokens)]
+    return [int(start) for start in find_batch_starts(*lengths, batch_tokens, max_padded_tokens)]
 
 
 def test_batches_end_where_the_target_tokens_are_spent() -> None:

@@ -50,7 +50,7 @@ def compute(model: Any) -> Tensor:
             output = model(target)
         elif model.config.kind == "encoder":
             states = model.encode(source)[0]
-            output = model.classify(states) if model.config.num_labels else model.project(model.hidden(states))
+            output = model.classify(states) if model.config.num_labels else model.project(model.head_states(states))
         else:
             output = model(source, target)
     assert isinstance(output, Tensor)

@@ -165,6 +165,15 @@ def test_a_template_is_found_wherever_a_folder_stores_it_and_exported(
         assert theirs == {"tool_use": "tools", "default": TURNS}
 
 
+def test_templates_outside_of_a_folder_are_not_copied(make_decoder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_decoder("LlamaForCausalLM")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "notes.jinja").write_text("private", "utf-8")
+    (folder / "additional_chat_templates").symlink_to(tmp_path / "private")
+    with pytest.raises(TransduceError, match="additional_chat_templates is a link that leads out of its folder"):
+        import_model_folder(folder, tmp_path / "ours")
+
+
 def test_a_saved_copy_of_a_model_keeps_its_template_and_exports_it(make_decoder: MakeFolder, tmp_path: Path) -> None:
     generator = opened(with_template(make_decoder("GPT2LMHeadModel"), TURNS))
     transduce.save(generator.model, tmp_path / "saved", tokenizer=generator.tokenizer)

@@ -14,7 +14,7 @@ from transduce.kernels.cpu.decoding.state import CompiledState
 from transduce.kernels.cpu.gemm.decode import CompiledLinear, CompiledVocabulary
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
-from transduce.kernels.select import decoded_model, make_inference_copy, start_fast, temporary_inference_copy
+from transduce.kernels.select import decoding_model, make_inference_copy, start_fast, temporary_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import DecodingState, MemoryState, Transformer
@@ -177,7 +177,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(dtype: torch.dtype, first_sen
 @torch.inference_mode()
 def test_logits_of_a_whole_target_equal_those_of_its_steps(dtype: torch.dtype) -> None:
     model, _ = build(dtype, {"output_bias": True})
-    packed, target = decoded_model(model), torch.tensor([[0, 7, 9, 30, 4]])
+    packed, target = decoding_model(model), torch.tensor([[0, 7, 9, 30, 4]])
     whole = packed.project(packed.hidden(SOURCES[:1], target))[0]
     state = start_fast(model, SOURCES[:1])
     assert isinstance(state, CompiledState)
@@ -308,8 +308,8 @@ def test_models_without_an_inference_copy_are_decoded_by_pytorch() -> None:
     model, plain = build(torch.float32)
     assert isinstance(start_fast(plain, SOURCES), MemoryState)
     assert isinstance(start_fast(copy.deepcopy(model), SOURCES), MemoryState)
-    assert decoded_model(plain) is plain
+    assert decoding_model(plain) is plain
     for changes in OTHERS:  # which compiled decoding does not support
         other, _ = build(torch.float32, changes)
         assert isinstance(start_fast(other, SOURCES), MemoryState)
-        assert decoded_model(other) is other
+        assert decoding_model(other) is other

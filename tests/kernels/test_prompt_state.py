@@ -14,7 +14,7 @@ from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.kernels.cpu.decoding.state import CompiledPromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
-from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
+from transduce.kernels.select import decoding_model, make_inference_copy, quantize, start_prompts
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, DecodingState, PromptState
 from transduce.search.beam import BeamOptions, BeamSearch
@@ -101,7 +101,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(precision: str) -> None:
 def test_logits_of_a_whole_text_equal_those_of_its_steps(precision: str) -> None:
     model, _ = build(precision, VARIANTS["GPT-2"])
     text = [5, 9, 30, 4, 200]
-    whole = decoded_model(model)(torch.tensor([text]))[0]  # (5, V)
+    whole = decoding_model(model)(torch.tensor([text]))[0]  # (5, V)
     state = start_prompts(model, torch.tensor([text[:2]]), torch.tensor([2]))
     assert isinstance(state, CompiledPromptState)
     for place, piece in enumerate([PAD, *text[2:]], start=1):

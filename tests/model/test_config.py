@@ -178,3 +178,20 @@ def test_a_transformer_refuses_the_configuration_of_another_kind() -> None:
     config = ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9)
     with pytest.raises(TransduceError, match=r"but `kind` of its configuration is recurrent"):
         Transformer(config)
+
+
+@pytest.mark.parametrize("own", [None, True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_settings_that_are_none_follow_others(bias: bool, own: bool | None) -> None:
+    config = ModelConfig(
+        source_vocabulary_size=9,
+        target_vocabulary_size=9,
+        bias=bias,
+        projection_bias=own,
+        attention_output_bias=own,
+        feed_forward_bias=own,
+    )
+    in_effect = bias if own is None else own
+    assert config.has_projection_bias is config.has_attention_output_bias is config.has_feed_forward_bias is in_effect
+    assert config.key_value_heads == config.num_heads == 8
+    assert msgspec.structs.replace(config, num_key_value_heads=2).key_value_heads == 2

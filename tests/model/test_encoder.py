@@ -111,7 +111,7 @@ def test_masked_positions_may_be_projected_alone() -> None:
     model = build()
     states, _ = model.encode(IDS)
     chosen = torch.tensor([[True, False, True, False, False], [False, True, False, False, False]])
-    close(model.project(model.hidden(states[chosen])), model(IDS)[chosen])
+    close(model.project(model.head_states(states[chosen])), model(IDS)[chosen])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_encoder_has_only_the_heads_that_are_configured() -> None:
     names = {name.partition(".")[0] for name in bare.state_dict()}
     assert names == {"source_weight", "embedding", "layers"}
     states, _ = bare.encode(IDS)
-    assert bare.hidden(states) is states
+    assert bare.head_states(states) is states
     with pytest.raises(TransduceError, match=r"has no pooler: set `model\.pooler` or `model\.num_labels`\."):
         bare.pool(states)
     with pytest.raises(TransduceError, match=r"has no classes of texts: set `model\.num_labels`\."):
@@ -148,7 +148,7 @@ def test_an_encoder_has_only_the_heads_that_are_configured() -> None:
 def test_every_weight_learns() -> None:
     model = build(num_labels=3, token_types=2, output_bias=True, norm_order="sandwich").train()
     states, _ = model.encode(IDS, token_types=(IDS > 6).long())
-    (model.project(model.hidden(states)).square().mean() + (model.classify(states) ** 3).sum()).backward()
+    (model.project(model.head_states(states)).square().mean() + (model.classify(states) ** 3).sum()).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -163,7 +163,7 @@ def test_the_projecting_loss_includes_the_output_bias() -> None:
     model = build(output_bias=True)
     states, _ = model.encode(IDS)
     labels = torch.tensor([[4, 0, 5, 0, 0], [0, 7, 0, 0, 0]])
-    hidden, frozen = model.hidden(states), model.config.frozen_row
+    hidden, frozen = model.head_states(states), model.config.frozen_row
     loss = projected_cross_entropy(
         hidden, model.output_weight, labels, pad_id=PAD, bias=model.output_bias, frozen_row=frozen
     )

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
 from transduce.kernels.select import (
-    decoded_model,
+    decoding_model,
     has_kernels,
     make_inference_copy,
     quantize,
@@ -27,7 +27,7 @@ from transduce.kernels.select import (
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
-from transduce.model.known_classes import is_same_function
+from transduce.model.known_classes import checked_once, global_change, is_same_function
 from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
 from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
@@ -273,8 +273,8 @@ def test_unchanged_weights_are_not_prepacked_again() -> None:
     model = build()
     model.get_parameter("encoder_layers.0.feed_forward.inner.bias")[3] = torch.nan  # which differs from itself
     make_inference_copy(model, torch.float32)
-    first = decoded_model(model)
-    assert first is decoded_model(model)
+    first = decoding_model(model)
+    assert first is decoding_model(model)
     assert first is not model
 
 
@@ -311,6 +311,17 @@ def test_global_hooks_and_replaced_forward_methods_take_the_reference_path(monke
     monkeypatch.setattr("transduce.model.attention.attend", lambda query, *_, **__: query)
     assert select_decoder(model).refused["compiled"].startswith("model.attention.attend was replaced")
     agree(model)
+
+
+def test_a_replaced_forward_is_noticed_after_batches_of_two_threads_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = checked_once(), checked_once()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert global_change() is None
+    monkeypatch.setattr(LayerNorm, "forward", lambda _, x: x)
+    assert global_change() == "LayerNorm.forward was replaced"
 
 
 @each_change

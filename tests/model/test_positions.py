@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import transduce
 from transduce.errors import TransduceError
 from transduce.model.build import build_model
-from transduce.model.config import OWN_NAMES
+from transduce.model.config import REGISTERED_NAMES
 from transduce.model.positions import BIASES, NoPositions, SinusoidalPositions, interleaving, sinusoids
 
 
@@ -160,5 +160,5 @@ def test_a_registered_position_scheme_that_is_no_bias_is_refused(
         with pytest.raises(TransduceError, match=rf"`model\.positions` = own-scheme must be a bias.*{problem}"):
             build_model(config)
     finally:
-        OWN_NAMES["positions"].discard("own-scheme")
+        REGISTERED_NAMES["positions"].discard("own-scheme")
         BIASES.pop("own-scheme")

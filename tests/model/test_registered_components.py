@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import transduce
 from transduce.errors import TransduceError
 from transduce.model.build import _REGISTRIES, build_any_model, build_model, check_registered
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, ModelConfig
 from transduce.model.masks import BiasedMask
 from transduce.model.transformer import Transformer
 
@@ -188,7 +188,7 @@ def _registered() -> Iterator[None]:
     for setting, components in COMPONENTS.items():
         for name in components:
             _REGISTRIES[setting][0].pop(name)
-            OWN_NAMES[setting].discard(name)
+            REGISTERED_NAMES[setting].discard(name)
 
 
 @pytest.mark.parametrize(("setting", "name", "packed"), [(*each, each[0] in ("activation", "norm")) for each in RIGHT])

@@ -18,7 +18,7 @@ from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.model.attention import ATTENTIONS
 from transduce.model.build import build_any_model
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.norms import NORMS
 from transduce.model.recurrent import Recurrent
@@ -326,7 +326,7 @@ def own_norm() -> Any:
     transduce.register("norm", "own-norm")(OwnNorm)
     yield
     NORMS.pop("own-norm")
-    OWN_NAMES["norm"].discard("own-norm")
+    REGISTERED_NAMES["norm"].discard("own-norm")
 
 
 @pytest.mark.usefixtures("own_norm")
@@ -374,4 +374,4 @@ def test_a_class_that_was_registered_anew_since_is_refused(translator: Translato
             transduce.save(model, tmp_path, tokenizer=translator.tokenizer)
     finally:
         ATTENTIONS.pop("own-attention")
-        OWN_NAMES["attention"].discard("own-attention")
+        REGISTERED_NAMES["attention"].discard("own-attention")

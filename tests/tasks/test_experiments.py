@@ -26,7 +26,7 @@ from transduce.exchange.exporters import FORMATS, exporter_for
 from transduce.inspection.experiments import _score_translations
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, ModelConfig
 from transduce.tasks import experiments
 from transduce.tasks.experiments import (
     ExperimentOptions,
@@ -69,7 +69,7 @@ def plugin(tmp_path: Path) -> Any:
     path.write_text(PLUGIN, "utf-8")
     yield path
     ATTENTIONS.pop("gated", None)
-    OWN_NAMES["attention"].discard("gated")
+    REGISTERED_NAMES["attention"].discard("gated")
 
 
 @pytest.fixture

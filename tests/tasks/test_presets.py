@@ -63,8 +63,12 @@ def test_the_presets_of_the_paper_follow_section_5(
     assert (model.tie_source_target, model.tie_output, model.scale_embeddings) == (True, True, True)
     assert not model.has_final_norm
     # Section 5.1.
-    assert resolved.tokenizer is not None
-    assert (resolved.tokenizer.kind, resolved.tokenizer.joint, resolved.tokenizer.placeholders) == ("bpe", True, 0)
+    assert resolved.built_tokenizer is not None
+    assert (resolved.built_tokenizer.kind, resolved.built_tokenizer.joint, resolved.built_tokenizer.placeholders) == (
+        "bpe",
+        True,
+        0,
+    )
     assert make_settings({"preset": preset}).tokenizer.vocabulary_size == 37_000
     assert training.batch_tokens == 25_000
     # Sections 5.2 and 5.3; equation (3) before, at and after the end of the warm-up.

@@ -204,7 +204,7 @@ def test_a_resumed_run_knows_both_names_of_its_batch_size(trained: bool) -> None
     same = apply_changes(stored, {"training": {"batch_size": 32}}, trained=trained)
     assert same == stored
     if trained:
-        with pytest.raises(TransduceError, match=r"`training\.batch_tokens` was 32 when this run started"):
+        with pytest.raises(TransduceError, match=r"`training\.batch_size` was 32 when this run started"):
             apply_changes(stored, {"training": {"batch_size": 16}}, trained=True)
 
 

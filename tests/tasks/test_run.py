@@ -18,11 +18,12 @@ import msgspec
 import pytest
 import torch
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.evaluation.scores import ScoreReport
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.process_environment import use_common_options
 from transduce.search.settings import SearchSettings
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
@@ -336,7 +337,9 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(
+        corpus, resolved, RunPlacement(folder=trained, folder_argument="", device="cpu", threads=1)
+    )
     assert isinstance(dev, DevSet)
     ((direction, translator),) = dev.directions
     dev.directions = [
@@ -355,7 +358,9 @@ def test_contributions_to_exact_matches_have_the_score_as_their_mean(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(
+        corpus, resolved, RunPlacement(folder=trained, folder_argument="", device="cpu", threads=1)
+    )
     assert isinstance(dev, DevSet)
     dev.best_by = "exact_match"
     ((direction, translator),) = dev.directions
@@ -828,11 +833,13 @@ def test_an_evaluation_that_a_time_budget_does_not_allow_scores_fewer_sentences(
     monkeypatch.setattr(translation, "_FEWEST_SENTENCES", 10)
     settings = {k: v for k, v in toy_settings.items() if k not in ("training.steps", "training.validate_every")}
     settings |= {"training.minutes": 0.04, "training.translate_dev": 0}
-    train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
+    with use_common_options([("--plugin", "my plugin.py")]):
+        train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
     assert scored[:2] == [8, 10]
     assert scored[-1] < 50  # ten sentences take a second, and far less is left
     said = capsys.readouterr().err
     assert f"Dev set, only {scored[-1]} of 50 sentences, because the time is over (for all: `transduce train" in said
+    assert f"train --resume --out {shell_word(tmp_path / 'run')} --plugin {shell_word('my plugin.py')}`)" in said
     seconds_each[0] = 0.0
     train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
     assert scored[-1] == 50

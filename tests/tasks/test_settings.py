@@ -4,18 +4,27 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
 from transduce.model_folder.write import to_toml
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
-from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.tasks.settings.structs import SET_WITHOUT_SETTINGS, DataSettings, ModelSettings, Settings
 from transduce.tasks.train import train
 
 WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+def test_model_settings_are_the_fields_of_a_configuration_that_users_set() -> None:
+    stored = {name: kind for name, kind in get_type_hints(ModelConfig).items() if name not in SET_WITHOUT_SETTINGS}
+    assert get_type_hints(ModelSettings) == {name: kind | None for name, kind in stored.items()}
+    assert list(ModelConfig.__struct_fields__) == list(get_type_hints(ModelConfig))
+    assert set(ModelConfig.__struct_fields__) >= SET_WITHOUT_SETTINGS
+    assert ModelSettings() == ModelSettings(**dict.fromkeys(stored))
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.model.build import register
-from transduce.model.config import OWN_NAMES
+from transduce.model.config import REGISTERED_NAMES
 from transduce.model.norms import NORMS
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.train import train
@@ -95,7 +95,7 @@ def test_a_registered_component_that_decodes_otherwise_than_it_trains_is_refused
                 )
     finally:
         NORMS.pop("over-time")
-        OWN_NAMES["norm"].discard("over-time")
+        REGISTERED_NAMES["norm"].discard("over-time")
     assert not (tmp_path / "run").exists()
 
 

@@ -18,7 +18,8 @@ from transduce.commands.options import (
     read_aligned_lines,
     write_report,
 )
-from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.errors import TransduceError, count_noun, shell_word
+from transduce.process_environment import common_options
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:

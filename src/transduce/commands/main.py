@@ -21,9 +21,14 @@ from transduce.errors import (
     WrongLanguageWarning,
     near_name,
     option_with_other_dashes,
+)
+from transduce.process_environment import (
+    handle_hangup,
+    handle_sigterm,
+    set_library_defaults,
+    stop_with_parent,
     use_common_options,
 )
-from transduce.process_environment import handle_hangup, handle_sigterm, set_library_defaults, stop_with_parent
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 

@@ -28,8 +28,8 @@ from transduce.commands.options import (
     write_json_report,
     write_report,
 )
-from transduce.errors import TransduceError, common_options, shell_word
-from transduce.process_environment import launched_ranks
+from transduce.errors import TransduceError, shell_word
+from transduce.process_environment import common_options, launched_ranks
 from transduce.tasks.settings.options import OPTIONS, TASK_KINDS
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS, Callback

@@ -129,7 +129,9 @@ def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[L
     return source.astype(np.int32), target.astype(np.int32)
 
 
-def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: int, max_padded_tokens: int) -> Indices:
+def find_batch_starts(
+    source_lengths: Lengths, target_lengths: Lengths, batch_tokens: int, max_padded_tokens: int
+) -> Indices:
     """Return the index of the first pair of each batch and, at the end, the number of pairs: (batches + 1,).
 
     The pairs must be sorted by length. Each batch is the longest run with at most ``batch_tokens`` target tokens, and
@@ -391,7 +393,7 @@ class BatchPlan:
         source, target = self._corpus.read_ranges(ranges)
         numbers = np.concatenate([np.arange(*each) for each in ranges])
         order = self._order(source.lengths, target.lengths, numbers, ties_key)
-        starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
+        starts = find_batch_starts(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
         return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
 
@@ -410,7 +412,7 @@ class BatchPlan:
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))
-        return len(cut_batches(source, target, *self._limits)) - 1
+        return len(find_batch_starts(source, target, *self._limits)) - 1
 
 
 # --- largest batches ---
@@ -444,7 +446,7 @@ def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *,
     """
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}
     for source, target in ordered:
-        starts = cut_batches(source, target, batch_tokens, 2 * batch_tokens)
+        starts = find_batch_starts(source, target, batch_tokens, 2 * batch_tokens)
         for name, sizes in _sizes(source, target, starts).items():
             batch = int(sizes.argmax())
             rows = slice(starts[batch], starts[batch + 1])

@@ -25,7 +25,7 @@ from transduce.data.batches import (
     Lengths,
     PairRange,
     RandomPurpose,
-    cut_batches,
+    find_batch_starts,
     in_length_order,
     largest_among,
     permutation,
@@ -290,7 +290,7 @@ class MixedPlan(BatchPlan):
         counts = _rounded([share * self._window_pairs for share in shares], self._seed, len(self._windows))
         window = _Window(first, taken, tuple(counts), 0)
         source, target = self._ordered_lengths(window, len(self._windows))
-        return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
+        return window._replace(batches=len(find_batch_starts(source, target, *self._limits)) - 1)
 
     def _ordered_lengths(self, window: _Window, index: int) -> tuple[Lengths, Lengths]:
         """Return two arrays: the source and the target lengths of a window's pairs, in the order of batches.
@@ -319,7 +319,9 @@ class MixedPlan(BatchPlan):
         order = super()._order(source_lengths, target_lengths, numbers, ties_key)
         if not self._spreads(numbers):
             return order
-        return spread_copies(order, numbers, cut_batches(source_lengths[order], target_lengths[order], *self._limits))
+        return spread_copies(
+            order, numbers, find_batch_starts(source_lengths[order], target_lengths[order], *self._limits)
+        )
 
     def _spreads(self, numbers: Indices) -> bool:
         """Return whether copies of a pair must be spread over batches.

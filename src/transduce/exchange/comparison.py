@@ -118,7 +118,7 @@ class OriginalEncoder(ExportedEncoder):
         states, _ = self._model.encode(pad(rows, config.pad_id, _CPU), token_types=types)  # (B, L, D)
         outputs = {"states": _without_padding(states, rows)}
         if self._model.masked_language_head is not None:
-            outputs["logits"] = _without_padding(self._model.project(self._model.hidden(states)), rows)
+            outputs["logits"] = _without_padding(self._model.project(self._model.head_states(states)), rows)
         if self._model.pooler is not None:
             outputs["pooled"] = list(self._model.pool(states).numpy())
         if config.token_labels:

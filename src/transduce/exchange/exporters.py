@@ -45,7 +45,7 @@ from transduce.interop.onnx.export import (
     onnx_obstacles,
     write_onnx,
 )
-from transduce.model.config import OWN_NAMES, Kind, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
@@ -288,9 +288,9 @@ class Exporter(ABC):
             TransduceError: the format does not support a setting, or the model has a component that a user registered.
         """
         name, title, config = self.name, self.subject, self.original.config
-        own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
-        if own:
-            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in own)
+        registered = [each for each, names in REGISTERED_NAMES.items() if getattr(config, each) in names]
+        if registered:
+            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in registered)
             raise TransduceError(
                 f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
                 "translate with transduce and `--plugin`."

@@ -81,12 +81,12 @@ def import_model_folder(
         TransduceError: the folder cannot be imported, or `out` holds a model.
     """
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
-    is_own = was_saved_by_transformers(folder)
-    model_type = "transduce" if is_own else check_hugging_face_folder(folder)
+    is_resaved = was_saved_by_transformers(folder)
+    model_type = "transduce" if is_resaved else check_hugging_face_folder(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
     weights: Mapping[str, Tensor]
-    if is_own:
+    if is_resaved:
         content = read_saved_by_transformers(folder)
         if content.directions and (source_language, target_language) != (None, None):
             chosen = with_languages(content, source_language, target_language).manifest
@@ -106,7 +106,7 @@ def import_model_folder(
     tokenizer_files = read_original_tokenizer(folder, languages) if has_class and is_imported else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)} | kept_documents(folder)
-    if is_own:
+    if is_resaved:
         documents |= {
             name: file_inside(folder, name).read_text("utf-8")
             for name in (SETTINGS_FILE, DIRECTIONS, CONTEXT)
@@ -135,7 +135,7 @@ def import_model_folder(
         source_language=languages[0],
         target_language=languages[1],
         languages=() if tags is None else tuple(sorted(tags.tags)),
-        notes=() if is_own else hugging_face_notes(folder),
+        notes=() if is_resaved else hugging_face_notes(folder),
     )
 
 

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from torch import Tensor
 from typing_extensions import Unpack
 
-from transduce.acceleration import decoded_model
+from transduce.acceleration import decoding_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types
@@ -419,7 +419,7 @@ class Generator:
             TransduceError: the model is in training mode.
         """
         check_evaluation_mode(self.model)
-        ids, model = self._scored_ids(text), decoded_model(self.model)
+        ids, model = self._scored_ids(text), decoding_model(self.model)
         nats, scored = 0.0, 1  # the first token is the line start and is not scored
         while scored < len(ids):
             start = max(0, scored - 1 - self.context // 2)
@@ -505,7 +505,13 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = DecoderOnlyScorer(self.model, ids, max_context=self.context, excluded_ids=never)
+            scorer = DecoderOnlyScorer(
+                self.model,
+                ids,
+                max_context=self.context,
+                excluded_ids=never,
+                row_per_text=search.sampling is not None,
+            )
         end = vocabulary.eos_id if may_end else _ENDLESS
         count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
         limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))

@@ -125,7 +125,7 @@ class Filler:
         framed = torch.tensor([self._special_tokens.frame(ids, self.length)], device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
-        logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
+        logits = self.model.project(self.model.head_states(masked)).float()  # (M, V)
         return logits[:, self._ordinary].softmax(dim=-1).cpu()
 
     def _candidates(self, token_ids: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import override
 
-from transduce.acceleration import decoded_model
+from transduce.acceleration import decoding_model
 from transduce.errors import TransduceError
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inference.scoring import target_states
@@ -282,7 +282,7 @@ def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) 
 def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
     """Return the output of the last decoder layer before each target token of all pairs, float32, (N, D)."""
     with torch.inference_mode():
-        return target_states(decoded_model(model), source_ids, target_ids).float().cpu()
+        return target_states(decoding_model(model), source_ids, target_ids).float().cpu()
 
 
 def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import decoded_model, exact_projection
+from transduce.acceleration import decoding_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
@@ -208,7 +208,7 @@ def _score_batch(
     """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = excluded_tokens(models[0].config, generate)
-    hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
+    hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoding_model, models))
     log_probabilities = torch.stack(
         [token_log_probabilities(model, states, tokens, excluded) for model, states in hidden]
     )

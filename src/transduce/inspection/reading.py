@@ -386,7 +386,7 @@ def _read_masked(filler: Filler, text: str) -> Reading:
     ordinary[filler.text_tokens] = True
 
     def head(states: Tensor) -> Tensor:
-        logits = model.project(model.hidden(states))  # (C, R, V)
+        logits = model.project(model.head_states(states))  # (C, R, V)
         return logits.masked_fill(~ordinary.to(logits.device), float("-inf"))
 
     labels = _best(model, framed, positions, head) if masked else ids

@@ -105,15 +105,15 @@ _GPT_LAYER: _Layer = {
     "feed_forward_residual.{norm}.{p}": ("ln_2.{p}",),
 }
 
-_OWN_NAMES = (
+_TRANSDUCE_NAMES = (
     *(f"{name}.{{p}}" for name in ("self_attention.projection", "self_attention.output")),
     *(f"{name}.{{p}}" for name in ("memory_attention.projection", "memory_attention.output")),
     *("feed_forward.inner.{p}", "feed_forward.outer.{p}"),
 )
-_OWN_RESIDUALS = ("self_attention_residual", "memory_attention_residual", "feed_forward_residual")
-_OWN_LAYER: _Layer = {
-    **{name: (name,) for name in _OWN_NAMES},
-    **{f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _OWN_RESIDUALS},
+_TRANSDUCE_RESIDUALS = ("self_attention_residual", "memory_attention_residual", "feed_forward_residual")
+_TRANSDUCE_LAYER: _Layer = {
+    **{name: (name,) for name in _TRANSDUCE_NAMES},
+    **{f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _TRANSDUCE_RESIDUALS},
 }
 
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
@@ -131,7 +131,7 @@ _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
         | _block("memory_attention", "attention2", "addnorm2")
         | _block_feed_forward("addnorm3"),
     ),
-    "transduce": (_OWN_LAYER, _OWN_LAYER),
+    "transduce": (_TRANSDUCE_LAYER, _TRANSDUCE_LAYER),
     "karpathy": ({}, _GPT_LAYER),  # a decoder without an encoder
 }
 _ANNOTATED_EPSILON = 1e-6

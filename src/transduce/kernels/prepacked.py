@@ -210,18 +210,18 @@ PREPACKABLE = table(
 """The `Table` of components and options that a model may have if `prepack` is to lay out its weights."""
 
 
-InferenceModel = Transformer | Decoder | Encoder
+PrepackableModel = Transformer | Decoder | Encoder
 """The union of the model classes whose weights can be prepacked: `Transformer`, `Decoder` and `Encoder`."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
 """The union of the model classes with prepacked weights, those with names that begin with `Prepacked`."""
-_PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
+_PREPACKED_CLASSES: dict[type[PrepackableModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,
     Encoder: PrepackedEncoder,
 }
 
 
-def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
+def prepack(model: PrepackableModel, make: MakeLinear) -> AnyPrepacked:
     """Return a model with prepacked weights, made from a float32 model, which must not be used afterwards.
 
     Args:
@@ -344,13 +344,13 @@ def packed_layers(model: nn.Module) -> PackedLayers | None:
 class InferenceCopy:
     """A holder of a model's prepacked copy, which it makes again when the model's weights or modules have changed."""
 
-    def __init__(self, model: InferenceModel, make: MakeLinear) -> None:
+    def __init__(self, model: PrepackableModel, make: MakeLinear) -> None:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
         self.record_weights(model)
 
-    def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
+    def current(self, model: PrepackableModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
 
         `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
@@ -470,7 +470,7 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _in_float32(model: InferenceModel, *, counts_apart: bool = False) -> InferenceModel:
+def _in_float32(model: PrepackableModel, *, counts_apart: bool = False) -> PrepackableModel:
     """Return a copy of a model in float32; parameters that are in float32 already share the model's memory.
 
     Parameters that several modules share stay shared. If `counts_apart`, the copy's parameters have versions of their
@@ -495,5 +495,5 @@ def _in_float32(model: InferenceModel, *, counts_apart: bool = False) -> Inferen
         return made
 
     made = copy_module(model)
-    assert isinstance(made, InferenceModel)
+    assert isinstance(made, PrepackableModel)
     return made

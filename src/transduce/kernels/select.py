@@ -26,10 +26,10 @@ from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
     InferenceCopy,
-    InferenceModel,
     LinearUse,
     MakeLinear,
     PackedLayers,
+    PrepackableModel,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import CompiledState
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_Quantizable = TypeVar("_Quantizable", bound=InferenceModel)
+_Quantizable = TypeVar("_Quantizable", bound=PrepackableModel)
 _MIN_LLVMLITE = (0, 50)
 _MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
@@ -153,7 +153,9 @@ def outline_quantized(model: nn.Module) -> PackedLayers | None:
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         return (
-            PackedLayers(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+            PackedLayers(cast(AnyPrepacked, quantize(model)), originals)
+            if isinstance(model, PrepackableModel)
+            else None
         )
     except TransduceError:
         return None
@@ -286,7 +288,7 @@ def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
         states = encode_texts(prepacked, kernels, ids)
         if states is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
-    return decoded_model(model).encode(ids)[0].to(model.source_weight.dtype)
+    return decoding_model(model).encode(ids)[0].to(model.source_weight.dtype)
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
@@ -307,7 +309,7 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
 
 def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
     """Return a pair of a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
-    prepacked = decoded_model(model)
+    prepacked = decoding_model(model)
     if not isinstance(prepacked, AnyPrepacked):
         return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
@@ -357,9 +359,9 @@ def _why_not_triton(model: nn.Module, device: str) -> str | None:
     return why_not_triton(model)
 
 
-def _can_be_prepacked(model: nn.Module) -> TypeGuard[InferenceModel]:
+def _can_be_prepacked(model: nn.Module) -> TypeGuard[PrepackableModel]:
     """Return whether a model is on a CPU, in evaluation mode and of a class that prepacking supports."""
-    is_kind = isinstance(model, InferenceModel)
+    is_kind = isinstance(model, PrepackableModel)
     return is_kind and not model.training and model.source_weight.device.type == "cpu"
 
 
@@ -367,7 +369,7 @@ _INFERENCE_COPIES: WeakKeyDictionary[nn.Module, InferenceCopy] = WeakKeyDictiona
 
 
 def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a model to a dtype in place, and make the prepacked copy with which `decoded_model` replaces it on a CPU.
+    """Convert a model to a dtype in place, and make the prepacked copy that `decoding_model` returns on a CPU.
 
     No copy is made if kernels do not support the model, or if the copy would be too large.
 
@@ -410,7 +412,7 @@ def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
     return None if make is None else InferenceCopy(model, make)
 
 
-def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear | None:
+def _find_linear_maker(model: PrepackableModel, dtype: torch.dtype) -> MakeLinear | None:
     """Return a function that makes a prepacked linear layer in `dtype` from a weight and a bias, for a copy of a model.
 
     The result is None if kernels do not support the model, or if the copy would take more than a quarter of the usable
@@ -433,7 +435,7 @@ def _max_copy_bytes() -> int:
     return usable_memory() // _COPY_SHARE
 
 
-def decoded_model(model: _Model) -> _Model:
+def decoding_model(model: _Model) -> _Model:
     """Return the model that decoding computes with: the up-to-date prepacked copy, or the model itself if it has none.
 
     The model itself is also returned in training mode, and if it has components that cannot be prepacked.

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError, explain_wrong_types, near_name, shown_names
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
-from transduce.model.config import ONLY_WITH, OWN_NAMES, ModelConfig
+from transduce.model.config import ONLY_WITH, REGISTERED_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS, Dropout
 from transduce.model.known_classes import HOOKS, is_same_function, replaced_function
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -198,10 +198,10 @@ def _different_attributes(where: str, module: nn.Module, described: nn.Module) -
     None in `described` is skipped too: such a class may set it when it is used. `where` names the module in messages.
     """
     of_training = [name for kinds, names in _OF_TRAINING if isinstance(described, kinds) for name in names]
-    is_own = type(described).__module__.startswith("transduce.")
+    is_builtin = type(described).__module__.startswith("transduce.")
     for name in sorted(vars(described).keys() - _ADMINISTRATION - set(of_training)):
         value, found = (getattr(each, name, None) for each in (described, module))
-        if (is_own or value is not None) and _is_comparable(value) and not _is_equal(found, value):
+        if (is_builtin or value is not None) and _is_comparable(value) and not _is_equal(found, value):
             shown, expected = (getattr(each, "__name__", each) for each in (found, value))
             yield Difference(f"{where} has `{name}` {shown}, not {expected}", _SET_BACK)
 
@@ -305,7 +305,7 @@ def register(setting: str, name: str) -> Callable[[C], C]:
     if setting not in _REGISTRIES:
         raise TransduceError(f"Components can be registered for {', '.join(_REGISTRIES)}, but not for `{setting}`.")
     registry, base = _REGISTRIES[setting]
-    if not isinstance(name, str) or not name or (name in registry and name not in OWN_NAMES[setting]):
+    if not isinstance(name, str) or not name or (name in registry and name not in REGISTERED_NAMES[setting]):
         raise TransduceError(f"`model.{setting}` = {name!r} is no new name: choose another for your component.")
 
     def add(component: C) -> C:
@@ -315,7 +315,7 @@ def register(setting: str, name: str) -> Callable[[C], C]:
             expected = f"a subclass of {base.__name__}" if base is not None else "callable"
             raise TransduceError(f"A component for `model.{setting}` must be {expected}, but is {component!r}.")
         registry[name] = component
-        OWN_NAMES[setting].add(name)
+        REGISTERED_NAMES[setting].add(name)
         return component
 
     return add
@@ -351,17 +351,17 @@ def check_registered(config: ModelConfig) -> None:
         TransduceError: decoding with a cache, or padding, changes the model's output; stored weights are not all that
             it needs; or an attention or score ignores another setting, such as the positions.
     """
-    own = [name for name, names in OWN_NAMES.items() if getattr(config, name) in names]
-    if not own:
+    registered = [name for name, names in REGISTERED_NAMES.items() if getattr(config, name) in names]
+    if not registered:
         return
-    named = ", ".join(f"`model.{name}` = {getattr(config, name)}" for name in own)
+    named = ", ".join(f"`model.{name}` = {getattr(config, name)}" for name in registered)
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(1)
         try:
             model = build_any_model(_smaller(config)).eval()
             difference = _difference_from_meta_config(model, named)
             by_cache, by_padding = _largest_changes(model)
-            ignored = _ignored_setting(_smaller(config), own)
+            ignored = _ignored_setting(_smaller(config), registered)
         except TransduceError:
             raise
         except Exception as error:
@@ -390,16 +390,16 @@ def check_registered(config: ModelConfig) -> None:
         )
 
 
-def _ignored_setting(config: ModelConfig, own: Sequence[str]) -> str | None:
+def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | None:
     """Return a setting without effect on a small model with the user's attention or score; None if there is none.
 
     A setting counts as ignored only if it has an effect once the project's attention and score replace the user's,
-    which are among `own`, the settings that name components of the user's.
+    which are among `registered`, the settings that name components of the user's.
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
     if config.positions not in ("sinusoidal", "learned"):  # which are added to embeddings, whatever the attention
         defaults["positions"] = "none"
-    replaced = {name: defaults[name] for name in ("attention", "attention_score") if name in own}
+    replaced = {name: defaults[name] for name in ("attention", "attention_score") if name in registered}
     config = msgspec.structs.replace(config, dropout=0.0, activation_dropout=0.0)
     for name in ("positions", "attention_kind", "attention_score", "attention_scale", "attention_dropout"):
         if not replaced or name in replaced or getattr(config, name) == defaults[name]:

@@ -84,18 +84,18 @@ def check_config(config: "ModelConfig") -> None:
     _check_positions(config)
 
 
-# Names of components that `transduce.register` added, by setting.
-OWN_NAMES: dict[str, set[str]] = {"activation": set(), "norm": set(), "attention": set()}
-OWN_NAMES |= {"attention_score": set(), "positions": set()}
+# Names of components that users registered by `transduce.register`, by setting.
+REGISTERED_NAMES: dict[str, set[str]] = {"activation": set(), "norm": set(), "attention": set()}
+REGISTERED_NAMES |= {"attention_score": set(), "positions": set()}
 
 
-def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def split_registered_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split a model's settings into two dicts: those with built-in values, and those that name registered components.
 
     The second dict maps a setting, such as `norm`, to the name of the component that a user registered.
     """
-    own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in tuple(known)}
-    return {name: value for name, value in content.items() if name not in own}, own
+    registered = {name: content[name] for name, known in REGISTERED_NAMES.items() if content.get(name) in tuple(known)}
+    return {name: value for name, value in content.items() if name not in registered}, registered
 
 
 def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
@@ -105,14 +105,14 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
         msgspec.ValidationError: a value has the wrong type, or names no component.
         TransduceError: the values contradict each other.
     """
-    plain, own = split_own_names(content)
-    return msgspec.structs.replace(msgspec.convert(plain, ModelConfig), **own)
+    plain, registered = split_registered_names(content)
+    return msgspec.structs.replace(msgspec.convert(plain, ModelConfig), **registered)
 
 
 def explained(error: msgspec.ValidationError) -> str:
     """Return an error's message without its period; for an unknown component, a message with the remedy instead."""
     found = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(?:model\.)?(\w+)`", str(error))
-    if found is None or found[2] not in OWN_NAMES:
+    if found is None or found[2] not in REGISTERED_NAMES:
         return str(error).rstrip(".")
     return (
         f"`model.{found[2]}` is {found[1]}, which is no built-in component; pass the file that registers it "
@@ -130,7 +130,7 @@ def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
 def _check_choices(config: "ModelConfig") -> None:
     kind: Any = type(config)
     for name, choices in _choices_of(kind).items():
-        if (value := getattr(config, name)) not in choices and value not in OWN_NAMES.get(name, ()):
+        if (value := getattr(config, name)) not in choices and value not in REGISTERED_NAMES.get(name, ()):
             raise TransduceError(f"`model.{name}` must be one of {', '.join(choices)}, but is {value!r}.")
 
 
@@ -567,6 +567,26 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def value_width(self) -> int:
         """The width d_v of one head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def has_projection_bias(self) -> bool:
+        """True if the projections of queries, keys and values have biases."""
+        return self.bias if self.projection_bias is None else self.projection_bias
+
+    @property
+    def has_attention_output_bias(self) -> bool:
+        """True if the output projection of attention has a bias."""
+        return self.bias if self.attention_output_bias is None else self.attention_output_bias
+
+    @property
+    def has_feed_forward_bias(self) -> bool:
+        """True if the linear layers of feed-forward networks have biases."""
+        return self.bias if self.feed_forward_bias is None else self.feed_forward_bias
 
     @property
     def forbidden_tokens(self) -> list[int]:

@@ -193,6 +193,6 @@ def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:
         d_model=config.d_model,
         d_ff=config.d_ff,
         activation=config.activation,
-        bias=config.bias if config.feed_forward_bias is None else config.feed_forward_bias,
+        bias=config.has_feed_forward_bias,
         dropout=config.activation_dropout,
     )

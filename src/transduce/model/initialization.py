@@ -73,9 +73,9 @@ def initialize_layers(model: nn.Module) -> None:
     PyTorch's layers inside a component that a user registered keep the weights that its constructor gave them. A
     component's own `reset_parameters` is called last.
     """
-    own_layers = set(_own_layers(model, is_own=not _is_of(model, "transduce", "torch")))
+    user_layers = set(_user_layers(model, is_registered=not _is_of(model, "transduce", "torch")))
     for module in model.modules():
-        if isinstance(module, nn.Linear) and id(module) not in own_layers:
+        if isinstance(module, nn.Linear) and id(module) not in user_layers:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -88,20 +88,20 @@ def initialize_layers(model: nn.Module) -> None:
             reset()
 
 
-def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
+def _user_layers(module: nn.Module, *, is_registered: bool) -> Iterator[int]:
     """Yield the `id` of each PyTorch layer inside components that users registered, whose weights stay as constructed.
 
     Args:
         module: the module to search.
-        is_own: True if the module itself is such a component or inside one.
+        is_registered: True if the module itself is such a component or inside one.
     """
     for child in module.children():
         if _is_of(child, "torch"):
-            if is_own:
+            if is_registered:
                 yield id(child)
-            yield from _own_layers(child, is_own=is_own)
+            yield from _user_layers(child, is_registered=is_registered)
         else:
-            yield from _own_layers(child, is_own=not _is_of(child, "transduce"))
+            yield from _user_layers(child, is_registered=not _is_of(child, "transduce"))
 
 
 def _is_of(module: nn.Module, *packages: str) -> bool:
@@ -109,9 +109,9 @@ def _is_of(module: nn.Module, *packages: str) -> bool:
     return type(module).__module__.partition(".")[0] in packages
 
 
-def _comes_from_torch(kind: type) -> bool:
+def _comes_from_torch(cls: type) -> bool:
     """Return whether a class inherits its method `reset_parameters` from PyTorch instead of defining one."""
-    definer = next(base for base in kind.__mro__ if "reset_parameters" in vars(base))
+    definer = next(base for base in cls.__mro__ if "reset_parameters" in vars(base))
     return definer.__module__.partition(".")[0] == "torch"
 
 

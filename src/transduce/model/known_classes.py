@@ -88,7 +88,7 @@ _WRAPPERS: dict[type, str] = {}  # the package of the hooks that each wrapper ad
 
 
 def register_class(
-    kind: type[nn.Module],
+    cls: type[nn.Module],
     *,
     computes: type[nn.Module] | None = None,
     children: Iterable[str] | None = (),
@@ -98,31 +98,31 @@ def register_class(
     """Register a module class, with its current methods, as known to the layer graph.
 
     Args:
-        kind: the exact class; subclasses stay unknown.
-        computes: the reference class whose function `kind` computes in another number format; None: `kind` itself.
+        cls: the exact class; subclasses stay unknown.
+        computes: the reference class whose function `cls` computes in another number format; None: `cls` itself.
         children: names of the submodules that a module of the class may hold; None: any.
         tensors: names of the parameters and buffers that a module of the class may hold; None: any.
         sizes: for a linear layer, the attributes with the numbers of inputs and outputs, if the class has any.
     """
     if sizes is not None:
-        SIZES[kind] = sizes
+        SIZES[cls] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
-    KNOWN[kind] = _Entry(computes or kind, *names)
-    METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-    _remember_class(kind)
+    KNOWN[cls] = _Entry(computes or cls, *names)
+    METHODS[cls] = frozenset(name for name in dir(cls) if callable(getattr(cls, name)))
+    _remember_class(cls)
 
 
-def _remember_class(kind: type) -> None:
+def _remember_class(cls: type) -> None:
     """Record the methods and properties of a class: those defined in this package, and those that run a module."""
-    ours = [holder for holder in kind.__mro__ if holder.__module__.startswith("transduce.")]
+    ours = [holder for holder in cls.__mro__ if holder.__module__.startswith("transduce.")]
     names = [
         name
         for holder in ours
         for name, value in vars(holder).items()
         if callable(value) or isinstance(value, property)
     ]
-    called = ("forward", "__call__", "_call_impl") if issubclass(kind, nn.Module) else ()
-    _remember(kind, [*names, *called])
+    called = ("forward", "__call__", "_call_impl") if issubclass(cls, nn.Module) else ()
+    _remember(cls, [*names, *called])
 
 
 def _remember_file(name: str) -> None:
@@ -152,13 +152,13 @@ def _remember(owner: Any, names: Iterable[str]) -> None:
         _VALUES.append(_READERS[-1](owner))
 
 
-def register_parametrization(kind: type[nn.Module]) -> None:
+def register_parametrization(cls: type[nn.Module]) -> None:
     """Register a parametrization, such as LoRA's, as known, so that the layer graph describes modules that have it.
 
     It may change only weights; backends read the resulting weights.
     """
-    _PARAMETRIZATIONS.add(kind)
-    register_class(kind, children=None, tensors=None)
+    _PARAMETRIZATIONS.add(cls)
+    register_class(cls, children=None, tensors=None)
 
 
 def register_wrapper(mixin: type, hooks_from: str) -> None:
@@ -263,14 +263,14 @@ class Check:
 def checked_once() -> Iterator[None]:
     """Look for replaced functions now, and let `global_change` return the result in the body of the `with` statement.
 
-    The body computes a batch, or a component of it.
+    The body computes a batch, or a component of it. Bodies of several threads may overlap: the first that ends lets
+    the others look again.
     """
-    before = Check.is_open, Check.found
     Check.found, Check.is_open = replaced_function(), True
     try:
         yield
     finally:
-        Check.is_open, Check.found = before
+        Check.is_open = False
 
 
 def global_change() -> str | None:
@@ -396,5 +396,5 @@ def unwrapped_class(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
-def _is_wrapped(kind: type) -> bool:
-    return kind.__bases__[0] in _WRAPPERS and len(kind.__bases__) == 2 and "forward" not in vars(kind)
+def _is_wrapped(cls: type) -> bool:
+    return cls.__bases__[0] in _WRAPPERS and len(cls.__bases__) == 2 and "forward" not in vars(cls)

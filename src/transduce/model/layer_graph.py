@@ -596,7 +596,7 @@ class _Describer:
             raise UnknownError(f"{path} has other widths than those of its heads")
         if self.config is not None:
             config = self.config
-            expected = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
+            expected = (config.num_heads, config.key_value_heads, config.key_width, config.value_width)
             for size, *values in zip(names, (heads, shared, d_k, d_v), expected, strict=True):
                 self.must_be(path, size, values[0], size, values[1])
         score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache, LayerCache, Window, block_length, build_attention
 from transduce.model.backend import Component
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, ModelConfig
 from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.norms import build_norm, normalize
@@ -174,7 +174,7 @@ def _bias(config: ModelConfig, causal: bool) -> nn.Module:
             f"`model.positions` = {config.positions} cannot be built: {error}. It is called with the configuration and "
             "whether the stack is causal."
         ) from None
-    if config.positions in OWN_NAMES["positions"] and not torch.empty(0).is_meta:
+    if config.positions in REGISTERED_NAMES["positions"] and not torch.empty(0).is_meta:
         _check_bias(bias, config)
     return bias
 

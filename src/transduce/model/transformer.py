@@ -397,7 +397,7 @@ class Encoder(VocabularyModel):
         """
         with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
             states, _ = self.encode(ids, token_types=token_types)
-            return self.project(self.hidden(states))
+            return self.project(self.head_states(states))
 
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
@@ -414,7 +414,7 @@ class Encoder(VocabularyModel):
         stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.encoder
         return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
-    def hidden(self, states: Tensor) -> Tensor:
+    def head_states(self, states: Tensor) -> Tensor:
         """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, D).
 
         A masked language head, if the model has one, is applied. A masked language model needs the states of masked

@@ -295,10 +295,16 @@ def read_any_model_folder(folder: Path, *, prepacked_precision: str | None = Non
     config = _read_config(folder)
     if config.kind == "series":
         raise _other_kind(folder, config, "a model of text")
-    own = _read_own(folder, config, build_model, prepacked_precision=prepacked_precision)
+    stored = _read_stored(folder, config, build_model, prepacked_precision=prepacked_precision)
     tokenizer = _read_tokenizer(folder, config)
     return ModelFolder(
-        own.model, tokenizer, own.manifest, read_directions(folder), own.weights_digest, (own.file,), own.prepacked
+        stored.model,
+        tokenizer,
+        stored.manifest,
+        read_directions(folder),
+        stored.weights_digest,
+        (stored.file,),
+        stored.prepacked,
     )
 
 
@@ -353,10 +359,10 @@ def read_series_model(folder: Path) -> SeriesTransformer:
     config = _read_config(_checked_folder(folder))
     if config.kind != "series":
         raise _other_kind(folder, config, "a model of time series")
-    return _read_own(folder, config, SeriesTransformer).model
+    return _read_stored(folder, config, SeriesTransformer).model
 
 
-class _Own(NamedTuple, Generic[Built]):
+class _Stored(NamedTuple, Generic[Built]):
     """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it.
 
     `weights_digest` is a digest of weights and configuration, and `prepacked` the cache file with prepacked weights, if
@@ -370,9 +376,9 @@ class _Own(NamedTuple, Generic[Built]):
     prepacked: MappedTensors | None = None
 
 
-def _read_own(
+def _read_stored(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, prepacked_precision: str | None = None
-) -> _Own[Built]:
+) -> _Stored[Built]:
     """Read the model, manifest and files of a folder that this package wrote, after checking every file's digest.
 
     With `prepacked_precision`, the model gets prepacked weights from the folder's cache if it has them.
@@ -393,10 +399,10 @@ def _read_own(
         found = _read_prepacked(folder, config, build, cache)
         if found is not None:
             model, file, prepacked = found
-            return _Own(model, manifest, weights_digest, file, prepacked)
+            return _Stored(model, manifest, weights_digest, file, prepacked)
     least_bytes = _LEAST_BYTES if prepacked_precision is None else 1
     model, file = _read_model(folder, config, build, verified, bytes_per_weight=least_bytes)
-    return _Own(model, manifest, weights_digest, file)
+    return _Stored(model, manifest, weights_digest, file)
 
 
 def _read_prepacked(

@@ -34,7 +34,7 @@ from transduce.model_folder.read import (
     Manifest,
     check_tokenizer,
 )
-from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_optional_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, file_inside, read_bounded, read_optional_json
 from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
@@ -74,7 +74,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
     settings, config = (read_optional_json(folder, name) for name in (_TOKENIZER_SETTINGS, "config.json"))
-    if named := sorted((folder / "additional_chat_templates").glob("*.jinja")):
+    if named := sorted(file_inside(folder, "additional_chat_templates").glob("*.jinja")):
         # The same templates are a list in tokenizer_config.json, so that no further folder is needed.
         contents = {path.stem: read_bounded(path.parent, path.name, MAX_VOCABULARY_BYTES) for path in named}
         if (default := files.pop("chat_template.jinja", None)) is not None:

@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
-from transduce.errors import TransduceError, common_words, decode_utf8, toml_error
+from transduce.errors import TransduceError, decode_utf8, toml_error
 from transduce.evaluation.scores import choose_tokenizer
 from transduce.machine import available_memory, detect_machine, format_bytes, openmp_threads, usable_cores
 from transduce.model.build import load_plugin
-from transduce.model.config import OWN_NAMES
+from transduce.model.config import REGISTERED_NAMES
 from transduce.model_folder.load import read_search_settings
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
-from transduce.process_environment import child_environment, handle_sigterm, module_command
+from transduce.process_environment import child_environment, common_words, handle_sigterm, module_command
 from transduce.search.settings import override_search
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import least_memory_of, preflight
@@ -496,8 +496,8 @@ def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
     user's own.
     """
     model = run.content.get("model", {})
-    is_own = any(model.get(name) in own for name, own in OWN_NAMES.items())
-    return [f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}" for path in plugins] if is_own else []
+    is_affected = any(model.get(name) in names for name, names in REGISTERED_NAMES.items())
+    return [f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}" for path in plugins] if is_affected else []
 
 
 def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | None:

@@ -374,8 +374,8 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
             "`transduce train` with it, or prepare one pair by `data.source` and `data.target`."
         )
     if request.tokenizer is not None and load_tokenizer(request.tokenizer).writes_line_feeds:
-        vocabulary = msgspec.structs.replace(settings.tokenizer, line_feeds=True)
-        settings = msgspec.structs.replace(settings, tokenizer=vocabulary)
+        tokenizer = msgspec.structs.replace(settings.tokenizer, line_feeds=True)
+        settings = msgspec.structs.replace(settings, tokenizer=tokenizer)
     data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
     settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)
     kind.check(settings)

@@ -289,7 +289,7 @@ def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
     """
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
-    heads = config.num_key_value_heads or config.num_heads
+    heads = config.key_value_heads
     return (config.num_heads * config.key_width, heads * config.key_width, heads * config.value_width)
 
 

@@ -65,13 +65,13 @@ def effective_settings(config: ModelConfig) -> dict[str, object]:
     Examples are the width of a head and the number of key/value heads, which follow from other settings.
     """
     return msgspec.structs.asdict(config) | {
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "num_key_value_heads": config.key_value_heads,
         "d_k": config.key_width,
         "d_v": config.value_width,
         "final_norm": config.has_final_norm,
-        "projection_bias": config.bias if config.projection_bias is None else config.projection_bias,
-        "attention_output_bias": config.bias if config.attention_output_bias is None else config.attention_output_bias,
-        "feed_forward_bias": config.bias if config.feed_forward_bias is None else config.feed_forward_bias,
+        "projection_bias": config.has_projection_bias,
+        "attention_output_bias": config.has_attention_output_bias,
+        "feed_forward_bias": config.has_feed_forward_bias,
     }
 
 

@@ -651,7 +651,7 @@ def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
         config: the model's configuration.
         length: name of the axis of positions, whose size is dynamic.
     """
-    heads = config.num_key_value_heads or config.num_heads
+    heads = config.key_value_heads
     return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
 
 

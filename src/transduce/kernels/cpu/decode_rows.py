@@ -182,10 +182,10 @@ class HeadShape(NamedTuple):
     @staticmethod
     def of(config: ModelConfig) -> "HeadShape":
         """Return the `HeadShape` of a model's attention, whose scores must be (scaled) dot products."""
-        shared, scale = config.num_key_value_heads or config.num_heads, config.attention_scale
+        scale = config.attention_scale
         if scale is None:
             scale = 1.0 if config.attention_score == "dot" else 1.0 / math.sqrt(config.key_width)
-        return HeadShape(config.num_heads, shared, config.key_width, scale)
+        return HeadShape(config.num_heads, config.key_value_heads, config.key_width, scale)
 
     @property
     def queries(self) -> int:

@@ -36,7 +36,7 @@ class PackedHeads:
             weight: a tensor in the dtype and on the device of the model.
         """
         width = config.key_width
-        plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
+        plain = width == config.value_width and config.key_value_heads == config.num_heads
         if not plain or max_length > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
             return False
         rows = max(16, power_of_2(max_length))

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError, common_options, count_noun, shell_word, shown_names
+from transduce.errors import TransduceError, count_noun, shown_names
 from transduce.evaluation.label_scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -317,7 +317,7 @@ class ClassificationKind(LabelChoices, TextKind):
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(
             summary,
-            f"Try: transduce classify {shell_word(placement.folder)}{common_options()}",
+            f"Try: transduce classify {placement.folder_argument}",
             card,
             event,
             weakness=None

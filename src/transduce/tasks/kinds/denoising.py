@@ -13,10 +13,7 @@ from typing_extensions import override
 from transduce.data.batches import Batch, BatchPlan, Plan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
-from transduce.errors import common_options, shell_word
 from transduce.model.build import AnyModel
-from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, model_dtype
 from transduce.tasks.kinds.texts import TextOnlyKind, describe_frequencies, frequency_perplexity, text_only
@@ -107,9 +104,7 @@ class DenoisingKind(TextOnlyKind):
 
         The loss is the cross-entropy of the target tokens, given the corrupted text.
         """
-        assert isinstance(model, Transformer | Recurrent)
-        training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
+        return TranslationObjective.of_run(model, resolved)
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
@@ -171,8 +166,7 @@ class DenoisingKind(TextOnlyKind):
             f"Dev lines: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f})."
         )
-        used = f"{shell_word(placement.folder)}{common_options()}"
-        hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
+        hint = f"Go on with: transduce train --init-from {placement.folder_argument} --source … --target … --out DIR"
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 

@@ -93,10 +93,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
     if has_class and has_files:
         return opening_sentence(model)
     is_exported = has_class and bool(pipeline_files(tokenizer))
-    if is_exported:
-        nothing = AFTER_EXPORT
-    else:
-        nothing = NO_TOKENIZER if has_class else NO_CLASS
+    nothing = AFTER_EXPORT if is_exported else NO_TOKENIZER if has_class else NO_CLASS
     exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface" or is_exported]
     for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
     return f"{nothing}; `transduce.load` opens it{for_others}."
@@ -207,6 +204,8 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Path
     """The run's folder."""
+    folder_argument: str
+    """The folder in a suggested command, quoted, followed by options that every command for the model needs."""
     device: str
     """PyTorch device, such as "cpu" or "cuda"."""
     threads: int
@@ -326,7 +325,7 @@ class TaskKind(ABC, Generic[C]):
     """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
     """True if a run may have corpora of several language pairs (`data.corpora`)."""
-    accepts_own_vocabularies: ClassVar[bool] = False
+    accepts_user_vocabularies: ClassVar[bool] = False
     """True if the vocabulary may be the user's own, whole words, or have a token for line feeds."""
     accepts_user_symbols: ClassVar[bool] = True
     """True if the vocabulary may have the user's symbols (`tokenizer.user_symbols`)."""
@@ -387,16 +386,16 @@ class TaskKind(ABC, Generic[C]):
             refuse_unused(self.name, {f"model.{name}": name not in used and value not in (None, _UNUSED_LAYERS)})
 
     def _check_vocabulary(self, settings: Settings) -> None:
-        training, vocabulary = settings.training, settings.tokenizer
+        training, tokenizer = settings.training, settings.tokenizer
         unused = {
             "training.bpe_dropout": training.bpe_dropout and not self.samples_tokens,
             "training.unigram_alpha": training.unigram_alpha and not self.samples_tokens,
-            "tokenizer.vocabulary": vocabulary.vocabulary and not self.accepts_own_vocabularies,
-            "tokenizer.line_feeds": vocabulary.line_feeds and not self.accepts_own_vocabularies,
-            "tokenizer.user_symbols": vocabulary.user_symbols and not self.accepts_user_symbols,
+            "tokenizer.vocabulary": tokenizer.vocabulary and not self.accepts_user_vocabularies,
+            "tokenizer.line_feeds": tokenizer.line_feeds and not self.accepts_user_vocabularies,
+            "tokenizer.user_symbols": tokenizer.user_symbols and not self.accepts_user_symbols,
         }
         refuse_unused(self.name, unused)
-        if vocabulary.kind == "word" and not self.accepts_own_vocabularies:
+        if tokenizer.kind == "word" and not self.accepts_user_vocabularies:
             raise TransduceError(
                 f"`tokenizer.kind` = word means nothing where `task.kind` is {self.name}: leave it out."
             )

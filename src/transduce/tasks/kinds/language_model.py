@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from transduce.data.batches import Batch
-from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.generator import load_generator
 from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -273,7 +273,7 @@ class LanguageModelKind(TextOnlyKind):
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f}), {event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
-        hint = f'Try: transduce generate {shell_word(placement.folder)}{common_options()} "the beginning"'
+        hint = f'Try: transduce generate {placement.folder_argument} "the beginning"'
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 

@@ -24,7 +24,7 @@ from transduce.data.masked_language_model import (
     MaskingSettings,
     SentenceStore,
 )
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -161,7 +161,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
         assert isinstance(batch, MaskedBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
-        hidden = self.model.hidden(states[present][None])  # (1, N, D)
+        hidden = self.model.head_states(states[present][None])  # (1, N, D)
         masked_loss = projected_cross_entropy(
             hidden,
             self.model.output_weight,
@@ -221,7 +221,7 @@ class MaskedDevSet(Validation):
         states, labels = self.objective.encode(batch)
         present = labels != self.model.config.pad_id
         targets = labels[present]
-        logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
+        logits = self.model.project(self.model.head_states(states[present])).float()  # (N, V)
         nats = float(F.cross_entropy(logits, targets, reduction="sum"))
         correct = int((logits.argmax(-1) == targets).sum())
         if self.model.classifier is None:
@@ -452,9 +452,8 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        folder = shell_word(placement.folder)
         mask = corpus.tokenizer.source.special_token_names[2]
-        hint = f'Try: transduce fill-mask {folder}{common_options()} "a text with a {mask} in it"'
+        hint = f'Try: transduce fill-mask {placement.folder_argument} "a text with a {mask} in it"'
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 

@@ -13,7 +13,7 @@ import msgspec
 from typing_extensions import override
 
 from transduce.atomic_io import write_file
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError
 from transduce.evaluation.label_scores import score_trees
 from transduce.inference.parser import Parser, load_parser
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -198,7 +198,7 @@ class ParsingKind(SequenceToSequenceKind):
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
-        hint = f'Try: echo "The cat sleeps ." | transduce parse {shell_word(placement.folder)}{common_options()}'
+        hint = f'Try: echo "The cat sleeps ." | transduce parse {placement.folder_argument}'
         return Outcome.of(
             measured,
             hint,

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
-from transduce.errors import TransduceError, common_options, count_noun, shell_word, shown_names
+from transduce.errors import TransduceError, count_noun, shell_word, shown_names
 from transduce.evaluation.label_scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -463,7 +463,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev.model.load_state_dict(tagger.model.state_dict())
         report, baseline = dev.report(), baseline_report(corpus)
         words = shell_word(" ".join(corpus.dev[0].words[:_WORDS_IN_HINT]))
-        hint = f"Try: echo {words} | transduce tag {shell_word(placement.folder)}{common_options()}"
+        hint = f"Try: echo {words} | transduce tag {placement.folder_argument}"
         return Outcome.of(
             f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
             hint,

@@ -29,7 +29,7 @@ from transduce.data.series import (
     measure_scale,
     read_table,
 )
-from transduce.errors import TransduceError, common_options, shell_word, shown_names
+from transduce.errors import TransduceError, shown_names
 from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.machine import Precision
@@ -515,8 +515,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
-        used = f"{shell_word(placement.folder)}{common_options()}"
-        hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
+        hint = f"Try: transduce forecast {placement.folder_argument} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(
             f"Dev part:\n{report}",
             hint,

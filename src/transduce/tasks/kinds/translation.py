@@ -29,7 +29,7 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError, common_options, count_noun, shell_word
+from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.scores import ScoreReport, exact_matches, mean_words_per_line, score
 from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DocumentContext, Documents
@@ -89,9 +89,7 @@ _FEWEST_SENTENCES, _WARM_UP_SENTENCES, _OVERESTIMATE = 100, 8, 2.0
 _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
-_MIN_EXACT = (
-    0.1  # a model with a smaller share of exact translations and scores too low for a comparison cannot translate
-)
+_MIN_EXACT = 0.1  # a model with a smaller share of exact translations, and too low scores, cannot translate
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
@@ -101,8 +99,7 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
 
     The first token of each row is the start symbol, and the last token of the target is left out.
     """
-    start = torch.full_like(target[:, :1], start_id)
-    return torch.cat([start, target[:, :-1]], dim=1)
+    return torch.cat([torch.full_like(target[:, :1], start_id), target[:, :-1]], dim=1)
 
 
 class TranslationObjective(Objective[EncoderDecoder]):
@@ -120,6 +117,13 @@ class TranslationObjective(Objective[EncoderDecoder]):
         self._packed = (
             PackedLoss(model, label_smoothing, cuda_graphs=cuda_graphs) if isinstance(model, Transformer) else None
         )
+
+    @classmethod
+    def of_run(cls, model: AnyModel, resolved: ResolvedSettings) -> "TranslationObjective":
+        """Return the training objective of a run, whose model must be an encoder-decoder model."""
+        assert isinstance(model, Transformer | Recurrent)
+        training = resolved.training
+        return cls(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
 
     def prefetch(self, batch: Batch) -> None:
         """Prepare the next batch while the current step runs (`training/prefetch.py`); no-op for recurrent models."""
@@ -321,9 +325,7 @@ class SequenceToSequenceKind(TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the training objective, a function from a batch to its `Loss`: teacher-forced cross-entropy."""
-        assert isinstance(model, Transformer | Recurrent)
-        training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, cuda_graphs=training.cuda_graphs)
+        return TranslationObjective.of_run(model, resolved)
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return the time of the final beam search of the whole dev set, as a multiple of that of one validation.
@@ -354,7 +356,7 @@ class TranslationKind(SequenceToSequenceKind):
     names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
-    accepts_own_vocabularies = True
+    accepts_user_vocabularies = True
     samples_tokens = True
     accepts_weights = True
     accepts_context = True
@@ -567,11 +569,11 @@ class TranslationKind(SequenceToSequenceKind):
             f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
             if is_whole
             else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
-            f"train --resume --out {shell_word(placement.folder)}`), beam {search.beam_size}:\n{shown}"
+            f"train --resume --out {placement.folder_argument}`), beam {search.beam_size}:\n{shown}"
         )
         outcome = Outcome.of(
             chosen + measured,
-            f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
+            f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
             self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),

@@ -465,7 +465,7 @@ def build_initial_model(
         return model
     if trained or resolved.init_from is None:
         return build_any_model(resolved.model)
-    return _build(resolved, reinitialized, None if resolved.tokenizer is None else load_tokenizer(folder))
+    return _build(resolved, reinitialized, None if resolved.built_tokenizer is None else load_tokenizer(folder))
 
 
 def extend_weights(
@@ -503,7 +503,7 @@ def _build(resolved: ResolvedSettings, reinitialized: Reinitialized, tokenizer: 
     folder = Path(resolved.init_from)
     base = read_any_model_folder(folder)
     base_weights: Mapping[str, Tensor] = base.model.state_dict()
-    if tokenizer is not None and base.tokenizer is not None and resolved.vocabulary.symbols:
+    if tokenizer is not None and base.tokenizer is not None and resolved.tokenizer.symbols:
         base_weights = extend_weights(base_weights, base.model.config, base.tokenizer, tokenizer)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if reinitialized.reinitialize is not None:

@@ -4,7 +4,7 @@ Each setting and its reason go to a choice log, which is shown when training sta
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (
+    SET_WITHOUT_SETTINGS,
     TASKS_WITH_BATCH_SIZE,
     DataSettings,
     ModelSettings,
@@ -590,7 +591,7 @@ def _resolve_cuda_graphs(specified: bool | None, choice: Choice[bool], choice_lo
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
     """Return a run's settings with every choice filled in, for a settings file to resume or to repeat the run."""
-    tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
+    tokenizer, model = msgspec.to_builtins(resolved.built_tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
         init_from=resolved.init_from,
@@ -599,18 +600,18 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
         tokenizer=VocabularySettings()
         if tokenizer is None
         else VocabularySettings(
-            **_common(tokenizer, VocabularySettings)
-            | {name: getattr(resolved.vocabulary, name) for name in ("text", "vocabulary", "user_symbols")}
+            **_without(tokenizer, {"keep_spaces"})  # which the task determines
+            | {name: getattr(resolved.tokenizer, name) for name in ("text", "vocabulary", "user_symbols")}
         ),
         word_vectors=resolved.word_vectors,
-        model=ModelSettings(**_common(model, ModelSettings)),
+        model=ModelSettings(**_without(model, SET_WITHOUT_SETTINGS)),
         training=TrainingSettings(**msgspec.to_builtins(resolved.training)),
         search=resolved.search,
     )
 
 
-def _common(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in struct.__struct_fields__}
+def _without(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 # --- preflight ---

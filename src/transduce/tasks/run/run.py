@@ -22,7 +22,7 @@ from torch import Tensor
 from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError, count_noun
+from transduce.errors import TransduceError, count_noun, shell_word
 from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -34,7 +34,7 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_context
 from transduce.model_folder.read import CONFIG, SETTINGS_FILE, ModelFolder
 from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
-from transduce.process_environment import handle_sigterm, keep_freed_memory
+from transduce.process_environment import common_options, handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
@@ -305,8 +305,8 @@ class Run:
             init_from=settings.init_from,
             task=settings.task,
             data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
-            tokenizer=corpus.tokenizer_settings,
-            vocabulary=settings.tokenizer,
+            tokenizer=settings.tokenizer,
+            built_tokenizer=corpus.tokenizer_settings,
             word_vectors=settings.word_vectors,
             model=model,
             training=training,
@@ -727,6 +727,7 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
 def _placement(run: Run, evaluation_seconds: float | None = None) -> RunPlacement:
     return RunPlacement(
         folder=run.request.out,
+        folder_argument=f"{shell_word(run.request.out)}{common_options()}",
         device=run.machine.device,
         threads=run.machine.threads,
         evaluation_seconds=evaluation_seconds,

@@ -221,9 +221,8 @@ def apply_changes(
     content = msgspec.json.decode(msgspec.json.encode(stored))
     for name, leaf in dotted_settings(specified):
         value = list(leaf) if isinstance(leaf, tuple) else leaf
-        if name == batch_setting(stored.task.kind):
-            name = "training.batch_tokens"
-        table, last = _find(content, name)
+        is_batch = name == batch_setting(stored.task.kind)
+        table, last = _find(content, "training.batch_tokens" if is_batch else name)
         old = table.get(last)
         is_moved = name == "data.prepared" and None not in (old, value)  # the corpus is compared when it is opened
         if name in _TEXT_FILES and old and value and len(old) == len(value):

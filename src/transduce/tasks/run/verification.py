@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
-from transduce.errors import TransduceError, common_words, count_noun
-from transduce.process_environment import child_environment, module_command
+from transduce.errors import TransduceError, count_noun
+from transduce.process_environment import child_environment, common_words, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.training.checkpoint import Environment, load_checkpoint

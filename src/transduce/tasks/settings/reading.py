@@ -14,7 +14,7 @@ import msgspec
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_items, with_current_settings
 from transduce.errors import TransduceError, decode_utf8, near_name, shown_value, toml_error, with_half_width_hint
-from transduce.model.config import OWN_NAMES
+from transduce.model.config import REGISTERED_NAMES
 from transduce.search.settings import EARLIER_DEFAULTS
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
@@ -352,12 +352,12 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
         if index and (entry := _entry_struct(hint)) is not None:
             hint, content = entry, content[int(index)]
     kinds, name, value = _kinds(hint), ".".join(path), str(content)
-    own = sorted(OWN_NAMES.get(path[-1], ())) if path[0] == "model" else []
-    names = [*_names(hint), *own]
+    registered = sorted(REGISTERED_NAMES.get(path[-1], ())) if path[0] == "model" else []
+    names = [*_names(hint), *registered]
     intended = _OTHER_NAMES.get(value.lower())
     close_name = intended if intended in names else near_name(value, names)
     suggestion = f": did you mean `{close_name}`?" if close_name else ""
-    if not close_name and path[0] == "model" and path[-1] in OWN_NAMES:
+    if not close_name and path[0] == "model" and path[-1] in REGISTERED_NAMES:
         suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py, or `plugins`)."
     choices = ", ".join(names)
     if kinds and choices:

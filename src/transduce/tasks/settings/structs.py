@@ -22,7 +22,7 @@ from transduce.model.config import (
     Norm,
     NormOrder,
     Positions,
-    split_own_names,
+    split_registered_names,
 )
 from transduce.search.settings import SearchSettings
 from transduce.tasks import TaskName
@@ -555,6 +555,17 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 
+SET_WITHOUT_SETTINGS = frozenset(
+    {
+        *("source_vocabulary_size", "target_vocabulary_size", "pad_id", "eos_id", "start_id"),
+        *("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types"),
+        *("num_series", "predicts_deviations", "rotary_scaling"),
+    }
+)
+"""The names of the fields of `ModelConfig` that are no settings, because they come with the task, the vocabulary or an
+imported model. All others are fields of `ModelSettings`."""
+
+
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The model: `model.*` in a settings file. A field that is None follows the task and the preset."""
 
@@ -657,9 +668,13 @@ def convert_settings(content: Mapping[str, Any]) -> Settings:
         TransduceError: a value is out of its range.
     """
     model = content.get("model")
-    plain, own = split_own_names(model) if isinstance(model, Mapping) else (model, {})
-    settings = msgspec.convert({**content, **({"model": plain} if own else {})}, Settings)
-    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, **own)) if own else settings
+    plain, registered = split_registered_names(model) if isinstance(model, Mapping) else (model, {})
+    settings = msgspec.convert({**content, **({"model": plain} if registered else {})}, Settings)
+    return (
+        msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, **registered))
+        if registered
+        else settings
+    )
 
 
 # --- resolved settings ---
@@ -674,10 +689,10 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Folder of the base model that training starts from; None: random weights."""
     task: TaskSettings
     data: DataSettings
-    tokenizer: TokenizerSettings | None
-    """Settings of the tokenizer; None for a task without text."""
-    vocabulary: VocabularySettings = VocabularySettings()
-    """The user's settings of the vocabulary, with what `tokenizer` lacks, such as files of further text."""
+    tokenizer: VocabularySettings = VocabularySettings()
+    """The user's settings of the tokenizer, from which `built_tokenizer` follows."""
+    built_tokenizer: TokenizerSettings | None
+    """Settings of the tokenizer that was built or adopted; None for a task without text."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining
