@@ -1,6 +1,7 @@
 """Test HTML, XML and XLIFF: tags stay balanced, entities stay intact, and text is translated."""
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,10 @@ def test_prices_and_single_marks_are_no_formulas() -> None:
     assert translate("<p>\\( opens, and \\) closes</p>") == "<p>\\( OPENS, AND \\) CLOSES</p>"
     for name in ("math", "title mathjax"):  # arXiv marks texts that may contain formulas by mathjax
         assert translate(f'<div class="{name}">one</div>') == f'<div class="{name}">ONE</div>'
+    monotonous = "<p>" + "\\( a b \\" * 30_000
+    started = time.process_time()
+    assert translate(monotonous) == monotonous.replace("a b", "A B")
+    assert time.process_time() - started < 10.0
     assert translate('<div class="MathJax">one</div>') == '<div class="MathJax">one</div>'
 
 

@@ -432,6 +432,8 @@ def test_a_wrong_type_is_named_with_the_outermost_argument_and_other_errors_stay
         vocabulary.decode([1, None])  # type: ignore[list-item]
     with pytest.raises(TransduceError, match=r"^Token ids are 0 to [\d,]+ in .*, but one is 99999\."):
         vocabulary.decode([1, 99999])
+    with pytest.raises(TransduceError, match=rf"^Token ids are 0 to [\d,]+ in .*, but one is {2**31}\."):
+        vocabulary.decode([1, 2**31])
     with pytest.raises(TransduceError, match=r"of the type `Iterable\[int\]`, but is tensor\(3\)\."):
         vocabulary.decode(torch.tensor(3))
     with pytest.raises(TransduceError, match=r"^`rank` of `LowRankSettings` must be of the type `int`, but is None\."):

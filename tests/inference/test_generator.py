@@ -10,6 +10,7 @@ from transduce.errors import IdleSettingWarning, TransduceError
 from transduce.inference.generator import ContinuousGeneration, Generation, Generator
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernels.select import decoding_model, make_inference_copy
+from transduce.model.attention import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.search.rules import GenerateSettings
@@ -121,6 +122,55 @@ def test_reordered_texts_go_on_from_their_parents(generator: Generator) -> None:
             wanted = generator.model(torch.tensor([[*prompt, 4, newest]]))[0, -1]
             wanted[never] = float("-inf")
             torch.testing.assert_close(row, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("row_per_text", [False, True])
+def test_texts_of_a_prompt_are_continued_from_their_parents_also_beyond_the_context(
+    generator: Generator, row_per_text: bool
+) -> None:
+    prompts, never = [generator.prompt_ids("abc"), generator.prompt_ids("d")], [generator.vocabulary.pad_id]
+    texts, random = [[list(prompt)] for prompt in prompts], torch.Generator().manual_seed(2)
+    with torch.inference_mode():
+        scorer = DecoderOnlyScorer(
+            generator.model, prompts, max_context=CONTEXT, excluded_ids=never, row_per_text=row_per_text
+        )
+        scorer.step(torch.zeros(2, 1, dtype=torch.int64))
+        for step in range(2 * CONTEXT):
+            parents = torch.randint(len(texts[0]), (len(texts), 3), generator=random)
+            tokens = torch.randint(3, 8, (len(texts), 3), generator=random)
+            scorer.reorder(parents)
+            texts = [
+                [[*own[parent], token] for parent, token in zip(*each, strict=True)]
+                for own, each in zip(texts, zip(parents.tolist(), tokens.tolist(), strict=True), strict=True)
+            ]
+            if max(len(text) for own in texts for text in own) > CONTEXT:
+                texts = [[text[-CONTEXT // 2 :] for text in own] for own in texts]
+            logits = scorer.step(tokens)
+            for own, found in zip(texts, logits, strict=True):
+                for text, row in zip(own, found, strict=True):
+                    wanted = generator.model(torch.tensor([text]))[0, -1]
+                    wanted[never] = float("-inf")
+                    torch.testing.assert_close(row, wanted, atol=1e-4, rtol=1e-3)
+            if step == CONTEXT + 4:
+                scorer.keep_sentences(torch.tensor([1]))
+                texts = texts[1:]
+
+
+@pytest.mark.parametrize("heads", [2, 1])
+def test_a_beam_copies_no_keys(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(
+        kind="decoder", source_vocabulary_size=9, target_vocabulary_size=9, num_decoder_layers=1, d_model=8, d_ff=8,
+        num_heads=2, num_key_value_heads=heads, positions="rotary",
+    )  # fmt: skip
+    model = Decoder(config).eval()
+    with torch.inference_mode():
+        scorer = DecoderOnlyScorer(model, [[3, 4]], max_context=50, excluded_ids=[])
+        scorer.step(torch.zeros(1, 1, dtype=torch.int64))
+        monkeypatch.setattr(KeyValueCache, "keep_sentences", lambda *_: pytest.fail("keys were copied"))
+        monkeypatch.setattr(torch.Tensor, "repeat_interleave", lambda *_, **__: pytest.fail("keys were repeated"))
+        for parents in ([[0, 0, 0]], [[1, 0, 2]], [[2, 2, 0]]):
+            scorer.reorder(torch.tensor(parents))
+            assert scorer.step(torch.tensor([[5, 6, 7]])).shape == (1, 3, 9)
 
 
 def test_samples_depend_on_the_seed(generator: Generator) -> None:

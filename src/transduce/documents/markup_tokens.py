@@ -103,7 +103,7 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 _LABELED = ("option", "optgroup")
 """Names of HTML elements that show their attribute `label`."""
 _MATH = re.compile(
-    r"\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
+    r"(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
     r"|(?<!\$)\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
 )
 """The formulas of LaTeX in a page, between marks that MathJax and KaTeX read; words alone are no formula."""

@@ -505,7 +505,13 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = DecoderOnlyScorer(self.model, ids, max_context=self.context, excluded_ids=never)
+            scorer = DecoderOnlyScorer(
+                self.model,
+                ids,
+                max_context=self.context,
+                excluded_ids=never,
+                row_per_text=search.sampling is not None,
+            )
         end = vocabulary.eos_id if may_end else _ENDLESS
         count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
         limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))

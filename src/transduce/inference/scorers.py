@@ -99,9 +99,10 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 
 
 # --- decoder-only models ---
-# A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
-# text into a new cache.
-# Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
+# The W texts of a beam that continue a prompt share one row of the decoding state, so that reordering them copies no
+# keys. A decoder has a limited number of positions: when a text has filled them, the scorer re-reads the newest half of
+# each text into a new state, with a row for each text, since the texts of a prompt no longer begin alike.
+# Legend: B prompts, W texts of each, N texts (B × W), P tokens of the longest prompt, V vocabulary size, t new tokens.
 
 
 class DecoderOnlyScorer(Scorer):
@@ -112,7 +113,13 @@ class DecoderOnlyScorer(Scorer):
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], *, max_context: int, excluded_ids: Sequence[int]
+        self,
+        model: Decoder,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_context: int,
+        excluded_ids: Sequence[int],
+        row_per_text: bool = False,
     ) -> None:
         """Encode the prompts into a decoding state, so that the first step returns the logits after their last tokens.
 
@@ -121,64 +128,86 @@ class DecoderOnlyScorer(Scorer):
             prompts: token ids of each prompt.
             max_context: maximum number of tokens that the model attends to.
             excluded_ids: token ids that are never generated.
+            row_per_text: keep a row of keys and values for each text; False: the texts of a prompt share one. This is
+                faster if texts are not reordered, as in sampling, since each attends only to its own tokens.
         """
         self.model = model
         self._project = exact_projection(model)
         self.max_context = max_context
-        self.width = 1
-        self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
         self.forbidden_tokens = list(excluded_ids)
-        self._forbidden_tokens = torch.tensor(
-            self.forbidden_tokens, dtype=torch.int64, device=model.source_weight.device
-        )
-        self.state = self._read()
+        device = model.source_weight.device
+        self._forbidden_tokens = torch.tensor(self.forbidden_tokens, dtype=torch.int64, device=device)
         self.has_started = False
+        # The state has one row for each of these texts, which are followed by new tokens: (B, W, t).
+        self._read_texts = [list(prompt) for prompt in prompts]
+        self._new_tokens = torch.zeros(len(prompts), 1, 0, dtype=torch.int64, device=device)
+        self._row_per_text = row_per_text
+        self.state = self._read()
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token of W texts per prompt, (B, W, V), after their newest tokens, (B, W).
 
         The first call ignores its argument, because the prompts are already in the state.
         """
-        newest = tokens.reshape(-1, 1)  # (N, 1)
+        width = self._new_tokens.shape[1]
         if self.has_started:
-            for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
-                text.append(token)
+            self._new_tokens = torch.cat([self._new_tokens, tokens[:, :, None]], dim=2)
             if self.remaining_positions == 0:
-                self.state = self._read()
+                self._read_again()
             else:
                 self.remaining_positions -= 1
         self.has_started = True
-        logits = _step_to_logits(self.state, self._project, newest)[1]  # (N, 1, V)
+        newest = tokens.reshape(-1, 1) if self._row_per_text else tokens
+        logits = _step_to_logits(self.state, self._project, newest)[1]  # (B, W, V) or (N, 1, V)
         logits = logits.index_fill_(-1, self._forbidden_tokens, float("-inf"))
-        return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
+        return logits.view(-1, width, logits.shape[-1])
 
     @override
     def reorder(self, parents: Tensor) -> None:
-        first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
-        rows = (first + parents).flatten()
-        self.width = parents.shape[1]
-        if len(rows) != len(self.texts) or bool((rows != torch.arange(len(rows), device=rows.device)).any()):
+        width = self._new_tokens.shape[1]
+        index = parents[:, :, None].expand(-1, -1, self._new_tokens.shape[2])
+        self._new_tokens = self._new_tokens.gather(1, index)
+        if not self._row_per_text:
+            self.state.reorder(parents)
+            return
+        rows = (torch.arange(len(parents), device=parents.device)[:, None] * width + parents).flatten()
+        if len(rows) != len(self._read_texts) or bool((rows != torch.arange(len(rows), device=rows.device)).any()):
             self._keep_rows(rows)
 
     @override
     def keep_sentences(self, rows: Tensor) -> None:
-        offsets = torch.arange(self.width, device=rows.device)
-        self._keep_rows((rows[:, None] * self.width + offsets).flatten())
+        width = self._new_tokens.shape[1]
+        self._new_tokens = self._new_tokens.index_select(0, rows)
+        if self._row_per_text:
+            rows = (rows[:, None] * width + torch.arange(width, device=rows.device)).flatten()
+        self._keep_rows(rows)
 
     def _keep_rows(self, rows: Tensor) -> None:
-        self.texts = [list(self.texts[row]) for row in rows.tolist()]
+        self._read_texts = [self._read_texts[row] for row in rows.tolist()]
         self.state.keep_sentences(rows)
 
+    def _read_again(self) -> None:
+        """Encode the prompts and what was generated anew, with a row of the decoding state for each text."""
+        batch, width, _ = self._new_tokens.shape
+        texts = self._read_texts
+        if not self._row_per_text:
+            texts = [text for text in texts for _ in range(width)]
+        new = self._new_tokens.flatten(0, 1).tolist()
+        self._read_texts = [[*text, *tokens] for text, tokens in zip(texts, new, strict=True)]
+        self._new_tokens = self._new_tokens.new_zeros(batch, width, 0)
+        self._row_per_text = True
+        self.state = self._read()
+
     def _read(self) -> DecodingState:
-        """Encode all texts (prompts and what was generated) anew, and return the decoding state.
+        """Encode all texts, and return the decoding state.
 
         If any text is longer than the context, all are cut to their last tokens, half as many as the context has.
         """
-        if max(map(len, self.texts)) > self.max_context:
-            self.texts = [text[-max(1, self.max_context // 2) :] for text in self.texts]
-        lengths, device = list(map(len, self.texts)), self.model.source_weight.device
+        if max(map(len, self._read_texts)) > self.max_context:
+            self._read_texts = [text[-max(1, self.max_context // 2) :] for text in self._read_texts]
+        lengths, device = list(map(len, self._read_texts)), self.model.source_weight.device
         self.remaining_positions = self.max_context - max(lengths)
-        prompt_ids = pad(self.texts, self.model.config.pad_id, device)
+        prompt_ids = pad(self._read_texts, self.model.config.pad_id, device)
         return start_prompts(self.model, prompt_ids, torch.tensor(lengths, device=device))
 
 

@@ -277,14 +277,16 @@ class MultiHeadAttention(Component):
         Returns:
             (B, H, Q, V).
         """
-        groups, one_query = self.num_key_value_heads, query.shape[2] == 1
+        groups, queries = self.num_key_value_heads, query.shape[2]
         if groups == self.num_heads:
             return self._attend_by_head(query, key, value, mask, weights_out)
-        if one_query and self.score is None and weights_out is None and _hides_keys_from_all(mask):
+        if self.score is None and weights_out is None and _is_of_few_queries(mask, queries, key.shape[2]):
             # The H / G heads that share keys become queries of one head, so that no cached key is copied.
-            query = query.reshape(len(query), groups, self.num_heads // groups, self.d_k)  # (B, G, H / G, K)
+            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G × Q, K)
+            if isinstance(mask, AttentionMask) and queries > 1:
+                mask = AttentionMask(mask.allowed.repeat(1, 1, self.num_heads // groups, 1))
             heads = self._attend_by_head(query, key, value, mask, None)
-            return heads.reshape(len(query), self.num_heads, 1, self.d_v)
+            return heads.reshape(len(query), self.num_heads, queries, self.d_v)
         key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
         return self._attend_by_head(query, key, value, mask, weights_out)
 
@@ -336,12 +338,14 @@ class MultiHeadAttention(Component):
         return heads.transpose(1, 2)  # (B, H, L, K)
 
 
-def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
-    """Return whether the mask is None, or hides each hidden key from all heads and queries of its sentence.
+def _is_of_few_queries(mask: AttentionMask | Window | None, queries: int, keys: int) -> bool:
+    """Return whether the queries are those of a decoding step, and the mask is the same for all heads.
 
-    Query heads that share keys can then be computed as several queries of one head, without a copy of the keys.
+    Query heads that share keys can then be computed as more queries of one head, without a copy of the keys.
     """
-    return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
+    if type(mask) is not AttentionMask:
+        return mask is None and queries == 1
+    return mask.allowed.shape[1:3] == (1, queries) and (queries == 1 or queries < keys)
 
 
 class QueryKeyNormAttention(MultiHeadAttention):

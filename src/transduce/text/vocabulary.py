@@ -294,7 +294,7 @@ class Vocabulary:
         visible = [int(id) for id in ids if int(id) not in self._special]
         try:
             text: str = self._processor.decode(visible)
-        except IndexError:
+        except (IndexError, TypeError):  # a TypeError from 2³¹ on
             raise self._unknown_id(next(id for id in visible if not 0 <= id < self.size)) from None
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
@@ -310,7 +310,7 @@ class Vocabulary:
         """
         try:
             token: str = self._processor.id_to_piece(int(id))
-        except IndexError:
+        except (IndexError, TypeError):  # a TypeError from 2³¹ on
             raise self._unknown_id(id) from None
         except UnicodeDecodeError:
             name = self._name
