@@ -135,10 +135,10 @@ class Translator:
             datastore: datastore for kNN retrieval, for a single model; None: no retrieval.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
                 `auto` splits texts unless the model was trained on lines with several sentences.
-            training_lines: measurements of the lines of training, by which `auto` decides; None: unknown.
-            document_context: the earlier sentences of a document that the model reads, if it was trained with context
-                (`data.context_before`); None: each sentence is translated by itself.
-            directions: the pairs of source and target language that a multilingual model was trained for.
+            **trained: what the model was trained for. `training_lines` are measurements of the lines of training, by
+                which `auto` decides (None: unknown). `document_context` sets the earlier sentences of a document that a
+                model trained with context (`data.context_before`) reads; None: each sentence is translated by itself.
+                `directions` are the pairs of source and target language of a multilingual model.
 
         Raises:
             TransduceError: the model is of another kind, or the tokenizer is that of another model.
