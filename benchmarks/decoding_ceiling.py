@@ -115,7 +115,7 @@ def instruction_kernel(tile: Tile) -> CompiledKernel:
     """Compile a loop of a tile's multiplications on registers.
 
     The kernel's arguments are the number of turns and an address for the sums. Each turn multiplies every sum by
-    itself, so that no turn can be left out.
+    itself, and its neighbor by it where a tile multiplies two groups of inputs, so that no multiplication is left out.
     """
     k = new_builder("instruction", tile)
     with kernel(k, "instruction", 2) as ((turns, out), _thread, _threads):
@@ -123,10 +123,10 @@ def instruction_kernel(tile: Tile) -> CompiledKernel:
         like = ir.Constant(k.ints, ir.Undefined)
         weights = ir.VectorType(I16 if tile.kind == "words" else I8, tile.group * k.lanes)
         with k.loop(0, turns):
-            for each in sums:
-                total = k.load_variable(each, like)
-                factors = [k.build.bitcast(total, weights)] * tile.groups
-                k.store(decode._multiply(k, tile, total, factors, factors), each)
+            for number, each in enumerate(sums):
+                values = [k.load_variable(sums[(number + g) % _ACCUMULATORS], like) for g in range(tile.groups)]
+                factors = [k.build.bitcast(value, weights) for value in values]
+                k.store(decode._multiply(k, tile, values[0], factors, factors[:1] * tile.groups), each)
         for number, each in enumerate(sums):
             k.store(k.load_variable(each, like), k.element_pointer(k.pointer(out), number * k.lanes))
     return compile_kernels(k, ("instruction",))["instruction"]
