@@ -198,7 +198,7 @@ def test_other_searches_have_no_groups() -> None:
 
 
 def test_an_ensemble_is_evaluated(trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
-    """Of two equal models, the ensemble writes what each of them writes."""
+    """An ensemble of two equal models writes what one of them writes."""
     files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
     for name, folders in (("one", [str(trained)]), ("two", [str(trained)] * 2)):
         assert main(["evaluate", *folders, *files, "--output", str(tmp_path / name), "--precision", "fp32"]) == 0
