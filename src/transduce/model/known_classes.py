@@ -143,11 +143,8 @@ def _remember_file(name: str) -> None:
 
 def _remember(owner: Any, names: Iterable[str]) -> None:
     if owner not in _NAMES:
-        _NAMES[owner] = (
-            *dict.fromkeys(names),
-            "__name__",
-            "__name__",
-        )  # of one name alone, `attrgetter` returns no tuple
+        # `attrgetter` of one name returns no tuple, so a name that every owner has is read twice.
+        _NAMES[owner] = (*dict.fromkeys(names), "__name__", "__name__")
         _READERS.append(attrgetter(*_NAMES[owner]))
         _VALUES.append(_READERS[-1](owner))
 
