@@ -421,21 +421,16 @@ def _anaphora(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
         pronouns = [number for number, word in enumerate(words) if word.lower() in _PRONOUNS]
         row = pronouns[-1] if pronouns else int(others.max(axis=(0, 2)).argmax())
     order = np.argsort(-others[:, row].max(axis=-1), kind="stable")[:2]
-    panels = [WordLines(title=f"head {order[0] + 1}", left=words, right=words, weights=heads[order[:1]])]
-    panels.append(
-        WordLines(
-            title=f"from {words[row]} alone",
-            left=words,
-            right=words,
-            weights=_only(heads[order], row),
-            head_names=tuple(f"head {number + 1}" for number in order),
-        )
+    names = tuple(f"head {number + 1}" for number in order)
+    sharpest = WordLines(title=names[0], left=words, right=words, weights=heads[order[:1]])
+    alone = WordLines(
+        title=f"from {words[row]} alone", left=words, right=words, weights=_only(heads[order], row), head_names=names
     )
     found = tuple(
-        (f"head {number + 1}", words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
-        for number in order
+        (name, words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
+        for name, number in zip(names, order, strict=True)
     )
-    return tuple(panels), found, ("attention head", "word", "attends most to", "weight")
+    return (sharpest, alone), found, ("attention head", "word", "attends most to", "weight")
 
 
 def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:

@@ -252,7 +252,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
         for sentence, span in zip(segmented.sentences, spans, strict=True)
     ]
     protected = copied + [
-        (sentence.source_span(source), Span(span.start + target.start, span.start + target.end))
+        (sentence.source_span(source), target.shifted(span.start))
         for sentence, span, part in zip(segmented.sentences, spans, parts, strict=True)
         for source, target in part.protected
     ]
@@ -262,8 +262,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
             for pairs in (positions, protected)
         )
     is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
-    is_split = len(parts) > 1
-    numbers = range(len(parts) if is_split else 0)
+    numbers = range(len(parts) if len(parts) > 1 else 0)
     sentences = tuple(_with_own_source(segmented, number, parts[number], positions[number][0]) for number in numbers)
     return Translation(
         segmented.original,
@@ -294,8 +293,7 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 
     def moved(read: Span) -> Span:
         own = segmented.sentences[number].source_span(read)
-        start, end = own if segmented.origin is None else segmented.origin.original_span(own)
-        return Span(start - span.start, end - span.start)
+        return (own if segmented.origin is None else segmented.origin.original_span(own)).shifted(-span.start)
 
     protected = tuple((moved(read), target) for read, target in part.protected)
     return msgspec.structs.replace(part, source=source, protected=protected)
@@ -326,18 +324,13 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation], *
         # Sources of protected spans stay, in the sentence and in the layout before it.
         inside = [pair[0] for pair in translation.protected if source.start <= pair[0].start < source.end]
         before = [pair for pair in translation.protected if end <= pair[1].start < target.start]
-        protected += [(pair, Span(at.start + shift, at.end + shift)) for pair, at in before]
+        protected += [(pair, at.shifted(shift)) for pair, at in before]
         start = target.start + shift
-        protected += [
-            (pair, Span(start + at.start, start + at.end))
-            for pair, (_, at) in zip(inside, sentence.protected, strict=False)
-        ]
+        protected += [(pair, at.shifted(start)) for pair, (_, at) in zip(inside, sentence.protected, strict=False)]
         written += [translation.text[end : target.start], sentence.text]
         moved.append((source, Span(start, start + len(sentence.text))))
         end, shift = target.end, moved[-1][1].end - target.end
-    protected += [
-        (pair, Span(at.start + shift, at.end + shift)) for pair, at in translation.protected if at.start >= end
-    ]
+    protected += [(pair, at.shifted(shift)) for pair, at in translation.protected if at.start >= end]
     best = _joined_alternative("".join([*written, translation.text[end:]]), chosen)
     return msgspec.structs.replace(
         translation,
@@ -367,16 +360,16 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
         return [[0] * len(parts)]
     if len(parts) == 1:
         return [[index] for index in range(len(parts[0].alternatives))]
-    # Each entry has its rank and a linked list of indices, from the last part to the first.
-    best: list[tuple[tuple[int, float], tuple[object, int] | None]] = [((0, 0.0), None)]
+    best: list[tuple[tuple[int, float], list[int]]] = [((0, 0.0), [])]  # ranks and combinations of the parts so far
     for part in parts:
         extended = [
-            ((truncated + (not each.ended), cost + lost), (chain, index))
-            for (truncated, cost), chain in best
+            ((truncated + (not each.ended), cost + lost), indices, index)
+            for (truncated, cost), indices in best
             for index, (each, lost) in enumerate(zip(part.alternatives, _costs(part), strict=True))
         ]
-        best = nsmallest(n_best, extended, key=lambda entry: entry[0])
-    return [_unlinked(chain) for _, chain in best]
+        chosen = nsmallest(n_best, extended, key=lambda entry: entry[0])
+        best = [(rank, [*indices, index]) for rank, indices, index in chosen]
+    return [indices for _, indices in best]
 
 
 def _costs(part: Translation) -> list[float]:
@@ -386,18 +379,6 @@ def _costs(part: Translation) -> list[float]:
     """
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
-
-
-def _unlinked(chain: object) -> list[int]:
-    """Return a list of alternatives' indices in the order of the parts, from a linked list with the last part first.
-
-    The linked list consists of pairs (earlier parts, index), and None at its end.
-    """
-    indices: list[int] = []
-    while isinstance(chain, tuple):
-        chain, index = chain
-        indices.append(index)
-    return indices[::-1]
 
 
 def _join(
@@ -413,10 +394,7 @@ def _join(
     writer, written, length = LayoutWriter(segmented), list[str](), 0
     spans, copied = list[Span](), list[tuple[Span, Span]]()
     for number, gap in enumerate(segmented.gaps):
-        copied += [
-            (Span(gap.start + start, gap.start + end), Span(length + start, length + end))
-            for start, end in segmented.protected_in_gap(number)
-        ]
+        copied += [(each.shifted(gap.start), each.shifted(length)) for each in segmented.protected_in_gap(number)]
         text = chosen[number].text if number < len(chosen) else ""
         written += [writer.next_gap(), writer.write(text)]
         length += len(written[-2]) + len(written[-1])

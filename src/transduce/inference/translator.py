@@ -175,12 +175,10 @@ class Translator:
         Raises:
             TransduceError: the model was not trained for several target languages, or not for these languages.
         """
+        passed = source
         if self.directions:
-            passed = source
             source, language = choose_direction(self.directions, source, language)
-            if passed is None and (self.source_language, language) in self.directions:
-                source = self.source_language
-        elif source is None:
+        if passed is None and (not self.directions or (self.source_language, language) in self.directions):
             source = self.source_language
         return self._with_tokenizer(self.tokenizer.for_target(language), (source, language))
 
@@ -357,12 +355,13 @@ class Translator:
         required = (
             None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
         )
-        seeds = None if indices is None else one_per_sentence("index", len(sentences), indices)
-        seeds = None if seeds is None else [as_integer(each, "indices", minimum=0) for each in seeds]
-        spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
-        if spans is not None:
-            each_with_text = zip(spans, sentences, strict=True)
-            spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
+        seeds, spans = None, list[list[Span] | None]()
+        if indices is not None:
+            checked = one_per_sentence("index", len(sentences), indices)
+            seeds = [as_integer(each, "indices", minimum=0) for each in checked]
+        if protected is not None:
+            pairs = zip(one_per_sentence("list of spans", len(sentences), protected), sentences, strict=True)
+            spans = [None if each is None else check_spans(each, text) for each, text in pairs]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
         document = self._histories(documents, len(texts), text_settings or self.text)
@@ -477,7 +476,7 @@ class Translator:
         terms, settings = as_glossary(glossary), text_settings or self.text
         required = as_phrases(phrases)
         has_terms = terms is not None and bool(terms.find(as_text(sentence)))
-        texts = self._segment([as_text(sentence)], settings, None)
+        texts = self._segment([as_text(sentence)], settings)
         translates_in_order = self.document_context is not None and self.document_context.on_target
         if has_terms or translates_in_order or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
@@ -494,8 +493,8 @@ class Translator:
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
-            batch = batch._replace(histories=[part.document_history])
+            indices, histories = [part.seed_index(None)], [part.document_history]
+            batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], indices, histories=histories)
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -518,10 +517,8 @@ class Translator:
         (hypotheses,) = progress.results()
         if not hypotheses:
             return
-        ids = list(hypotheses[0].ids)
-        rest = growing.finish(decode_like(self.tokenizer.target, ids, line_feeds=has_line_feeds))
-        if rest:
-            yield rest
+        text = decode_like(self.tokenizer.target, list(hypotheses[0].ids), line_feeds=has_line_feeds)
+        yield from filter(None, [growing.finish(text)])
 
     def score(
         self,
@@ -652,24 +649,20 @@ class Translator:
             return []
         if search.batch_invariant:
             self._proof.check(search)
-        none: list[list[int]] = [[]] * len(source_ids)
+        count = len(source_ids)
         batch = SentenceBatch(
-            source_ids,
-            prefixes or none,
-            phrases or [()] * len(source_ids),
-            indices or range(len(source_ids)),
-            histories=histories,
+            source_ids, prefixes or [[]] * count, phrases or [()] * count, indices or range(count), histories=histories
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run_search(self._begin(batch, search), observer)
 
     def _segment(
-        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
+        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[list[Span] | None] = ()
     ) -> list[SegmentedText]:
         """Divide texts into sentences and layout, and return a `SegmentedText` for each; too long sentences are cut.
 
-        The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
-        entry in it, is None, the text's protected spans are searched for.
+        The measured lines of training decide whether `auto` splits a text into sentences. If `protected` is empty, or a
+        text's entry in it is None, the text's protected spans are searched for.
         """
         lines, max_tokens, splits = self.training_lines, self.max_sentence_tokens, settings.split_sentences
         is_for_documents = max_tokens > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
@@ -689,11 +682,7 @@ class Translator:
                 cut_long_sentence, vocabulary=self.tokenizer.source, max_tokens=max_tokens, gathers=is_for_documents
             ),
         )
-        spans = protected or [None] * len(texts)
-        return [
-            segmenter(text, None if each is None else [Span(*span) for span in each])
-            for text, each in zip(texts, spans, strict=True)
-        ]
+        return list(map(segmenter, texts, protected or [None] * len(texts)))
 
     def decode_start(self, ids: Sequence[int], source: str) -> str:
         """Return the text of the first target tokens of a sentence's translation, as it begins the finished text."""
@@ -704,7 +693,7 @@ class Translator:
 
         The settings decide how texts are divided; None: the translator's defaults.
         """
-        (segmented,) = self._segment([as_text(text)], text_settings or self.text, None)
+        (segmented,) = self._segment([as_text(text)], text_settings or self.text)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))
@@ -751,7 +740,7 @@ class Translator:
             return DocumentHistories(None, continues)
         earlier = documents.before[-context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
-            parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
+            parts = encode_parts(self._segment([text], settings), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
         return DocumentHistories(memory, continues, is_sequential=context.on_target)
 

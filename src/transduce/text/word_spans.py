@@ -26,6 +26,10 @@ class Span(NamedTuple):
     start: int
     end: int
 
+    def shifted(self, offset: int) -> "Span":
+        """Return the span with `offset` added to its start and its end."""
+        return Span(self.start + offset, self.end + offset)
+
 
 def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
     """Return the span of a full text that corresponds to a span of a text extracted from it.
