@@ -233,6 +233,7 @@ def experience(random: Random) -> Phrase:
 
 
 def an_experience(random: Random) -> Action:
+    """Return a random `Action` that is worth mentioning as an experience, such as 去 北京 / be in Beijing."""
     if random.random() < 0.15:
         return Action(lexicon.VISIT, destination(random.choice([p for p in DESTINATIONS if p.source in lexicon.FAR])))
     verb, noun = random.choice(_EXPERIENCED)
@@ -249,6 +250,7 @@ def skill(random: Random) -> Phrase:
 
 
 def a_skill(random: Random) -> Action:
+    """Return a random `Action` that somebody has learned, such as 说 中文 / speak Chinese."""
     verb = random.choice((*lexicon.SKILLS * 2, *[lexicon.SPOKEN] * 3, lexicon.PLAYED))
     return Action(verb, bare(a_noun(random, verb.objects)).object if verb.objects else NOTHING)
 
@@ -268,6 +270,7 @@ def animal(random: Random) -> Phrase:
 
 
 def destination(place: Place) -> Phrase:
+    """Return a place as a bilingual `Phrase` that says where to, such as 学校 / school after "go to"."""
     return phrase(place.source, place.destination)
 
 

@@ -73,8 +73,8 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 def phrase(source: str, target: str, links: str = "") -> Phrase:
     """Create a bilingual `Phrase` from source words and target words, each separated by spaces.
 
-    ``links`` has the form "0-1 1-0", source index first; without links, every source word is linked to every target
-    word that is not an article. Without words, the result is NOTHING.
+    `links` has the form "0-1 1-0", source index first; if it is empty, every source word is linked to every target word
+    that is not an article. Without words, the result is NOTHING.
     """
     left, right = tuple(source.split()), tuple(target.split())
     if not left and not right:
@@ -126,7 +126,8 @@ def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal
     Args:
         words: the phrase in both languages.
         agreement: `FIRST`, `THIRD` or `OTHER`, which selects the verb form after the phrase as subject.
-        owner: the name of the owner, who then counts as a person that the phrase refers to.
+        owner: the Chinese name of the thing's owner, who then counts as a person that the phrase refers to; empty:
+            nobody.
     """
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 

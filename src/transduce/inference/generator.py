@@ -256,9 +256,10 @@ class Generator:
         template_variables: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
-        """Answer a conversation; return a `Generation` of the rendered prompt and the answers, `answer` the first.
+        """Answer a conversation; return a `Generation` of the rendered prompt, whose continuations are the answers.
 
-        The arguments are those of `chat_prompt`, which raises the same errors, and the options those of a call.
+        The first answer is its `answer`. The arguments are those of `chat_prompt`, which raises the same errors, and
+        the options those of a call of the generator.
         """
         prompt = self.chat_prompt(
             messages, continue_final_message=continue_final_message, template_variables=template_variables
@@ -268,14 +269,14 @@ class Generator:
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
     ) -> Generation:
-        """Continue one text with these search settings, and return a `Generation`: the prompt with its continuations.
+        """Continue one text with search settings, and return a `Generation`: the prompt with its continuations.
 
         Args:
             prompt: the start of the text; an empty prompt starts a new line.
-            search: search settings.
+            search: search settings; without a `max_length`, it is 200 tokens.
             one_line: end each continuation at the end of its line.
-            observer: called after each step with the new tokens; if it abandons the prompt, the continuations end;
-                None: no observer.
+            observer: called after each step with the new tokens; None: no observer. If it abandons the prompt, its
+                continuations end.
 
         Raises:
             TransduceError: a setting is not supported by language models.
@@ -293,7 +294,7 @@ class Generator:
 
         Args:
             prompts: the starts of the texts, of any lengths.
-            search: search settings.
+            search: search settings; without a `max_length`, it is 200 tokens.
             one_line: end each continuation at the end of its line.
 
         Returns:
@@ -333,8 +334,8 @@ class Generator:
     ) -> dict[int, list[Hypothesis]]:
         """Continue prompts in one search that new prompts join as others finish; return hypotheses by prompt index.
 
-        The result is an empty dict if all prompts fit into one batch, or if the search cannot do that; the caller then
-        decodes in batches. Prompts whose continuation may fill the context are left out.
+        The dict is empty if all prompts fit into one batch, or if prompts cannot join the search. The caller continues
+        the prompts that are not in the dict, such as those whose continuation may fill the context.
         """
         fitting = [number for number, each in enumerate(prompts) if each.max_positions <= self.context]
         order = sorted(fitting, key=lambda number: -len(prompts[number].ids))

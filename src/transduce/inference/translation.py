@@ -153,7 +153,7 @@ class Translation(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: str, text: str) -> "Translation":
-        """Create a translation from a given source and text, without tokens and with the score 0."""
+        """Create a translation of a source from its translated text, without tokens and with the score 0."""
         return cls(source, (Alternative(text=text, tokens=(), token_log_probabilities=(), score=0.0, ended=True),))
 
     @property
@@ -302,7 +302,8 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:
     """Return a tuple of at most as many alternatives as `former` has, with `best` in front.
 
-    The new best alternative replaces the first sample, or alternatives of equal text; the last one may be dropped.
+    If `former` are samples (`sampled`), `best` replaces the first. Otherwise it replaces those of equal text, and the
+    last one may be dropped.
     """
     return (best, *(former[1:] if sampled else (each for each in former if each.text != best.text)))[: len(former)]
 
@@ -463,7 +464,7 @@ class PartsObserver:
         Args:
             observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
             texts: the texts that the parts (sentences) of the batches belong to.
-            decode: returns the text of a part's first target tokens; None: no partial texts are reported.
+            decode: function from a part and its first target tokens to their text; None: no partial texts are reported.
             hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
                 not reported.
         """

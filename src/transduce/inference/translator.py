@@ -77,7 +77,7 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
 SearchParts = Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]]
-"""A function that searches for the translations of parts (sentences), and returns a dict of them by part key."""
+"""A function that searches for the translations of parts (sentences), and returns them in a dict by `TextPart.key`."""
 
 
 class TranslateOptions(TypedDict, total=False):
@@ -332,12 +332,13 @@ class Translator:
                 list marks, tabs, and lines without a letter.
             search: the search settings.
             prefix: text that every translation must start with.
-            phrases: a list of required phrases for each text. In a text of several sentences, each phrase is required
-                in the sentence whose translation has it anyway, or else whose score it lowers least.
-            glossary: terms that must be translated as specified.
+            phrases: a list of required phrases for each text; None: no phrases. In a text of several sentences, each
+                phrase is required in the sentence whose translation has it anyway, or else whose score it lowers least.
+            glossary: terms that must be translated as specified; None: no terms.
             indices: index of each text in the whole input, which seeds sampling; None: from 0.
-            observer: called after each step with text indices from 0. The index of a split text occurs once for each
-                part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
+            observer: called after each step with text indices from 0; None: no observer. The index of a split text
+                occurs once for each part in the batch. A text that the observer stops is stopped in all its parts, and
+                marked in the result (`Translation.stopped`).
             text_settings: settings for texts; None: the translator's defaults.
             protected: spans of each text that translation must not change, in order and disjoint; None, also for a
                 single text: placeholders, URLs and other spans that `find_protected` finds.
@@ -560,7 +561,7 @@ class Translator:
         )
 
     def histories(self, sources: Sequence[str], targets: Sequence[str]) -> list[History] | None:
-        """Return a list of the context that the model reads before each pair; None if the model reads no context.
+        """Return a list with the context that the model reads before each pair; None if the model reads no context.
 
         Args:
             sources: consecutive sentences of documents; an empty one ends a document.
@@ -609,7 +610,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, *languages)
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores lists of sources and translations as a search with these settings ranks.
+        """Return a function of sources and translations that scores each pair as a search with these settings ranks it.
 
         In a batch-invariant search, each pair is scored alone.
         """
@@ -767,9 +768,9 @@ class Translator:
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """A tuple of token ids that no translation contains: the separator, if the model reads translations.
+        """A tuple of token ids that no translation may contain: the separator of sentences in a document's context.
 
-        The separator divides the sentences of a document's context.
+        The tuple is empty if the model does not read the translations of earlier sentences.
         """
         is_separated = self.document_context is not None and self.document_context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()

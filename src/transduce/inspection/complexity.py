@@ -56,8 +56,11 @@ class LayerType(NamedTuple):
 
     name: str
     complexity: str
+    """The paper's formula of the operations of one layer, such as "O(n² · d)"."""
     sequential: str
+    """The paper's formula of the operations that must wait for one another."""
     path: str
+    """The paper's formula of the longest path between two positions, in layers or steps."""
     run: Callable[[Tensor, int], Tensor]
     """A function of x (n, d) and a layer's index from 0, which selects its weights, that returns the layer's output (n,
     d).

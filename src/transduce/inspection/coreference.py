@@ -193,27 +193,25 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
     """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
+    left_to_right = translation_of is not None or isinstance(reader, Generator)
     if isinstance(reader, Translator):
         source = sentence if translation_of is None else translation_of
         sentence_ids(reader, source)  # raises an error for models and sentences that cannot be inspected
-        maps = attention_maps(reader, source, "" if translation_of is None else sentence)
-        vocabulary = reader.tokenizer.source if translation_of is None else reader.tokenizer.target
-        # The decoder reads the start symbol before the sentence.
-        first = len(vocabulary.before) + (translation_of is not None)
-        weights = maps.encoder if translation_of is None else maps.decoder
-        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), first, translation_of is not None)
-    if isinstance(reader, Generator):
-        ids, weights = reader.vocabulary.encode(sentence), attention_maps(reader, sentence).decoder
-        first = len(reader.prompt_ids(sentence)) - len(ids)
-        return _Reading(weights, reader.vocabulary.token_texts(ids), first, left_to_right=True)
-    if isinstance(reader, Filler):
-        vocabulary = reader.tokenizer.source
-        weights = attention_maps(reader, sentence).encoder
-        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), 1, left_to_right=False)
-    raise TransduceError(
-        "Attention from a pronoun needs a translator, a language model or a masked language model, but this model is "
-        f"a {type(reader).__name__.lower()}: pass another folder."
-    )
+        maps = attention_maps(reader, source, sentence if left_to_right else "")
+        vocabulary = reader.tokenizer.target if left_to_right else reader.tokenizer.source
+        first = len(vocabulary.before) + left_to_right  # the decoder reads the start symbol before the sentence
+    elif isinstance(reader, Generator):
+        maps, vocabulary = attention_maps(reader, sentence), reader.vocabulary
+        first = len(reader.prompt_ids(sentence)) - len(vocabulary.encode(sentence))
+    elif isinstance(reader, Filler):
+        maps, vocabulary, first = attention_maps(reader, sentence), reader.tokenizer.source, 1
+    else:
+        raise TransduceError(
+            "Attention from a pronoun needs a translator, a language model or a masked language model, but this model "
+            f"is a {type(reader).__name__.lower()}: pass another folder."
+        )
+    tokens = vocabulary.token_texts(vocabulary.encode(sentence))
+    return _Reading(maps.decoder if left_to_right else maps.encoder, tokens, first, left_to_right)
 
 
 def _from_pronoun(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:

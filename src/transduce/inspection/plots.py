@@ -212,6 +212,9 @@ def save_chart(chart: Chart, path: Path) -> None:
 def render_chart(chart: Chart, format: str) -> bytes:
     """Return the bytes of a picture of a chart in `format` ("png", "svg" or "pdf"); equal charts give equal bytes.
 
+    Titles and labels are in the user's language. If that is Chinese and no installed font has its characters, the
+    labels stay English, with a warning.
+
     Raises:
         TransduceError: matplotlib is missing, or no font has the Chinese characters.
     """

@@ -52,6 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """Message that says what was found, and what to do."""
     examples: tuple[Example, ...] = ()
+    """At most three affected lines or pairs."""
 
     def __str__(self) -> str:
         head = f"{column(_MARKS[self.severity], 6)}{column(self.name, 22)} {localized(self.message)}"
@@ -64,9 +65,13 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     """True if no finding is a problem."""
     source: tuple[str, ...]
+    """The paths of the files of the source side, or of pairs."""
     target: tuple[str, ...]
+    """The paths of the files of the target side; those of `source` if these are files of pairs."""
     source_lines: int
+    """The number of lines of the source side."""
     target_lines: int
+    """The number of lines of the target side."""
     line_ranges: tuple[LineRange, ...]
     """Ranges of source lines whose translations are shifted equally; empty if files are too short or unrelated."""
     findings: tuple[Finding, ...]
@@ -156,6 +161,7 @@ class Side:
     starts: tuple[int, ...]
     """For each file, the index of its first line in `lines`."""
     notes: LineNotes
+    """Counts of what reading removed, such as byte order marks."""
     numbers: Sequence[int] | None = None
     """The number of each line in its file, from 1, if it differs from the order, as lines of tables may be left out;
     None: the lines are numbered in order.
@@ -190,7 +196,7 @@ class CorpusText:
     source: Side
     target: Side
     malformed: tuple[str, ...] = ()
-    """Locations (FILE:LINE) of table lines without two columns, which are therefore on neither side."""
+    """Locations (FILE:LINE) of the lines of tables that lack two columns, and are therefore on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:

@@ -330,7 +330,6 @@ def _position_mistakes(subject: Subject) -> Iterator[KnownMistake]:
     exponents = {
         "2i / d_model for every dimension i": 2 * columns,
         "2i / d_model with i in steps of two": 2 * pairs,
-        "2i / d_model for the sine, and 2(i + 1) / d_model for the cosine, with i in steps of two": 2 * columns,
         "i / d_model for every dimension i": columns,
     }
     for name, exponent in exponents.items():
