@@ -452,16 +452,16 @@ def base_code(language: str) -> str:
 
 # Codes that users write, and their canonical forms. Chinese codes carry the script.
 _CODES_AND_ALIASES = {
-    "zh-Hans": "zh zh-cn zh-sg zh-hans-cn zh-hans-sg cmn cmn-hans zho chi",
-    "zh-Hant": "zh-tw zh-hk zh-mo zh-hant-tw zh-hant-hk cmn-hant zt",
-    "nb": "no nor nob nb-no no-no",
+    "zh-Hans": "zh|zh-cn|zh-sg|zh-hans-cn|zh-hans-sg|cmn|cmn-hans|zho|chi",
+    "zh-Hant": "zh-tw|zh-hk|zh-mo|zh-hant-tw|zh-hant-hk|cmn-hant|zt",
+    "nb": "no|nor|nob|nb-no|no-no",
     "pt-BR": "pb",
     "he": "iw",
     "id": "in",
     "yi": "ji",
     "tl": "fil",
 }
-_ALIASES = {alias: code for code, aliases in _CODES_AND_ALIASES.items() for alias in aliases.split()}
+_ALIASES = {alias: code for code, aliases in _CODES_AND_ALIASES.items() for alias in aliases.split("|")}
 
 
 def canonical(code: str) -> str:
