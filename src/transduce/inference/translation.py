@@ -456,7 +456,7 @@ class PartsObserver:
         self,
         observer: Observer | None,
         texts: Sequence[SegmentedText] = (),
-        decode: Callable[[TextPart, list[int]], str] | None = None,
+        decode: Callable[[TextPart, list[int]], str] = lambda _part, _ids: "",
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
         """Wrap an observer of whole texts, which may be None.
@@ -464,7 +464,7 @@ class PartsObserver:
         Args:
             observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
             texts: the texts that the parts (sentences) of the batches belong to.
-            decode: function from a part and its first target tokens to their text; None: no partial texts are reported.
+            decode: function from a part and its first target tokens to their text.
             hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
                 not reported.
         """
@@ -497,8 +497,8 @@ class PartsObserver:
         indices = sentence_indices.tolist()
         sentences = sentence_indices.new_tensor([self.batch[index].text_index for index in indices])
         self.abandoned.update(self.observer.after_step(sentences, tokens))
-        if isinstance(self.observer, TextObserver) and self._decode is not None:
-            self._report_texts(self.observer, self._decode, indices, tokens)
+        if isinstance(self.observer, TextObserver):
+            self._report_texts(self.observer, indices, tokens)
         return [index for index, part in enumerate(self.batch) if part.text_index in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
@@ -509,13 +509,7 @@ class PartsObserver:
         if self.observer is not None and isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
-    def _report_texts(
-        self,
-        observer: TextObserver,
-        decode: Callable[[TextPart, list[int]], str],
-        indices: Sequence[int],
-        tokens: Tensor,
-    ) -> None:
+    def _report_texts(self, observer: TextObserver, indices: Sequence[int], tokens: Tensor) -> None:
         texts = set()
         for number, index in enumerate(indices):
             text, part = self.batch[index].key
@@ -524,7 +518,8 @@ class PartsObserver:
             if is_whole or (text, part) in self._hidden:
                 continue
             ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
-            self._drafts[text, part] = decode(self.batch[index], ids[:certain]), decode(self.batch[index], ids)
+            certain_text = self._decode(self.batch[index], ids[:certain])
+            self._drafts[text, part] = certain_text, self._decode(self.batch[index], ids)
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

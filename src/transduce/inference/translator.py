@@ -495,14 +495,16 @@ class Translator:
                 continue
             indices, histories = [part.seed_index(None)], [part.document_history]
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], indices, histories=histories)
-            for text in self._stream_batch(batch, search):
+            for text in self._stream_batch(batch, search, line_feeds="\n" in part.text):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
 
-    def _stream_batch(self, batch: SentenceBatch, search: SearchSettings) -> Iterator[str]:
-        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final."""
-        has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
-        growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
+    def _stream_batch(self, batch: SentenceBatch, search: SearchSettings, *, line_feeds: bool) -> Iterator[str]:
+        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final.
+
+        `line_feeds` is True if the sentence has some, which its translation then keeps.
+        """
+        growing = GrowingText(self.tokenizer.target, line_feeds=line_feeds)
         if search.batch_invariant:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
@@ -517,7 +519,7 @@ class Translator:
         (hypotheses,) = progress.results()
         if not hypotheses:
             return
-        text = decode_like(self.tokenizer.target, list(hypotheses[0].ids), line_feeds=has_line_feeds)
+        text = decode_like(self.tokenizer.target, list(hypotheses[0].ids), line_feeds=line_feeds)
         yield from filter(None, [growing.finish(text)])
 
     def score(

@@ -179,15 +179,9 @@ def _attribute(
             if method == "integrated":
                 by_token = subject.whole_changes()
                 changes = np.array([by_token[group].sum() for group in target_groups], dtype=np.float32)
+            outputs = subject.reading.outputs
             found[method] = Attribution(
-                method,
-                subject.tokens,
-                subject.reading.outputs,
-                np.asarray(tokens, dtype=np.float32),
-                source_words,
-                target_words,
-                np.asarray(words, dtype=np.float32),
-                changes,
+                method, subject.tokens, outputs, tokens, source_words, target_words, words, changes
             )
     return found
 
@@ -256,8 +250,6 @@ class _Subject:
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
         """Return a tuple of the words whose contributions are measured, and a list of each word's token indices."""
-        if self.is_pair:
-            return group_words(self.tokens[:-1])
         positions = [number for number, is_special in enumerate(self.is_special) if not is_special]
         words, groups = group_words([self.tokens[number] for number in positions])
         return words, [[positions[number] for number in group] for group in groups]

@@ -47,9 +47,9 @@ class Reading:
     """The tokens that the encoder reads, special tokens included; empty without an encoder."""
     decoder_tokens: tuple[str, ...] = ()
     """The tokens that the decoder reads, the start symbol included; empty without a decoder."""
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
     """A name for each prediction: the predicted token, the tagged word, the class, …; empty without predictions."""
-    labels: tuple[int, ...] = ()
+    labels: Sequence[int] = ()
     """For each prediction, the index of its token, class or tag in the logits; empty for vectors and numbers."""
     column_name: Callable[[int], str] = str
     """Function from an index in the logits to the name of its token, class or tag."""
@@ -61,7 +61,7 @@ class Reading:
     """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model), and keeps the
     shape; None for models without Transformer layers.
     """
-    positions: tuple[int, ...] = ()
+    positions: Sequence[int] = ()
     """For each prediction, the position of the state that it is computed from."""
     head: Callable[[Tensor], Tensor] | None = None
     """Function from predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns); None
@@ -447,16 +447,12 @@ def _encoder_reading(
     text: str,
     answer: str,
     framed: list[int],
-    *,
-    outputs: tuple[str, ...] = (),
-    labels: Sequence[int] = (),
-    positions: Sequence[int] = (),
-    column_name: Callable[[int], str] = str,
-    head: Callable[[Tensor], Tensor] | None = None,
+    **predictions: Any,
 ) -> Reading:
-    """Return the `Reading` of an encoder, whose fields are the arguments; without a head, there are no predictions.
+    """Return the `Reading` of an encoder.
 
-    `framed` are the token ids that the model reads, with special tokens.
+    `framed` are the token ids that the model reads, with special tokens, and `predictions` are fields of the `Reading`
+    that describe the predictions, if the model has a head.
     """
     model, vocabulary = reader.model, reader.tokenizer.source
     device, mask = model.source_weight.device, vocabulary.special_token_names[2]
@@ -467,15 +463,11 @@ def _encoder_reading(
         answer=answer,
         # A mask replaces the space before it, but is a word of its own.
         source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.tokens(framed)),
-        outputs=outputs,
-        labels=tuple(labels),
-        column_name=column_name,
         states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, device))[0],
         finish=lambda x: normalize(model.norm, x, None),
-        positions=tuple(positions),
-        head=head,
         ids=tuple(framed),
         special_tokens=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
+        **predictions,
     )
 
 

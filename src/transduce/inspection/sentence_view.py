@@ -25,7 +25,7 @@ from transduce.ui_language import columns_of, localized, padded, ui_language
 _MARK = "◀"
 
 
-class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+class Pointer(msgspec.Struct, frozen=True):
     """For one attention head, the word and the candidate antecedent that it attends to most from a pronoun."""
 
     layer: int
@@ -78,15 +78,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         word = int(np.argmax(weights))
         sums = [sum(weights[number] for number in candidate) for candidate in self.candidates]
         best = int(np.argmax(sums))
-        return Pointer(
-            layer=layer,
-            head=head,
-            word=word,
-            weight=weights[word],
-            candidate=best,
-            candidate_weight=sums[best],
-            points=best == self.antecedent,
-        )
+        return Pointer(layer, head, word, weights[word], best, sums[best], points=best == self.antecedent)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Open this package's Transformers as subjects of the doctor: a model, a model folder or a settings file."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -164,21 +164,23 @@ def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
     if order == "sandwich" or model.config.norm == "batch":
         return ()
 
-    def layers(stack: str, modules: Iterable[nn.Module], run: _Run, *sublayers: str) -> Iterator[ResidualLayer]:
-        for number, layer in enumerate(modules):
-            yield ResidualLayer(
-                name=f"{stack} layer {number}",
-                run=partial(run, layer),
-                sublayers=tuple(map(layer.get_submodule, sublayers)),
-                norm_order=order,
-                d_model=width,
-            )
+    def residual_layer(name: str, layer: nn.Module, run: _Run, *sublayers: str) -> ResidualLayer:
+        modules = tuple(map(layer.get_submodule, sublayers))
+        return ResidualLayer(name=name, run=partial(run, layer), sublayers=modules, norm_order=order, d_model=width)
 
     def decode(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x, torch.zeros_like(x), mask=None, memory_mask=None)  # type: ignore[no-any-return]
 
-    encoder = layers("encoder", model.encoder_layers, lambda layer, x: layer(x, None), "self_attention", "feed_forward")
-    decoder = layers("decoder", model.decoder_layers, decode, "self_attention", "memory_attention", "feed_forward")
+    encoder = (
+        residual_layer(
+            f"encoder layer {number}", layer, lambda layer, x: layer(x, None), "self_attention", "feed_forward"
+        )
+        for number, layer in enumerate(model.encoder_layers)
+    )
+    decoder = (
+        residual_layer(f"decoder layer {number}", layer, decode, "self_attention", "memory_attention", "feed_forward")
+        for number, layer in enumerate(model.decoder_layers)
+    )
     return (*encoder, *decoder)
 
 

@@ -25,7 +25,7 @@ def render_page(title: str, payload: str) -> str:
         title: the page's title.
         payload: an `inspection.sentence_view.InspectionPage` as JSON.
     """
-    return _render(title, payload, _ALONE)
+    return _render(title, payload, _ALONE, styles=("page.css",), connect="'none'")
 
 
 def render_text_page(title: str, payload: str) -> str:
@@ -35,7 +35,7 @@ def render_text_page(title: str, payload: str) -> str:
         title: the page's title.
         payload: an `inspection.sentence_view.TextInspectionPage` as JSON.
     """
-    return _render(title, payload, _TEXT)
+    return _render(title, payload, _TEXT, styles=("page.css",), connect="'none'")
 
 
 def render_live_page(settings: str) -> str:
@@ -47,9 +47,7 @@ def render_live_page(settings: str) -> str:
     return _render("transduce", settings, _LIVE, styles=("page.css", "live.css"), connect="'self'")
 
 
-def _render(
-    title: str, payload: str, scripts: Sequence[str], *, styles: Sequence[str] = ("page.css",), connect: str = "'none'"
-) -> str:
+def _render(title: str, payload: str, scripts: Sequence[str], *, styles: Sequence[str], connect: str) -> str:
     script = "\n" + "\n".join(map(read_part, scripts))
     parts = {
         "title": html.escape(title),
