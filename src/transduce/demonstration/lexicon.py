@@ -61,14 +61,14 @@ class Adjective(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place: its Chinese name, its English as a location ("at school"), and its English after "go to" ("school").
-
-    The latter is empty if nobody goes there.
-    """
+    """A place where people are or to which they go, in Chinese and English."""
 
     source: str
+    """The Chinese name."""
     where: str
+    """The English phrase for being there: "at school"."""
     destination: str
+    """The English name after "go to": "school"; empty if no sentence is about going there."""
 
 
 # --- people ---

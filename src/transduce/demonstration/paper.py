@@ -171,7 +171,14 @@ def _slug(name: str) -> str:
 
 
 def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """Return a dict, by dotted name, of all settings of a row of Table 3, for a base model of any size."""
+    """Return all settings with which a row of Table 3 is trained, in a dict by dotted name.
+
+    Args:
+        name: name of the row, one of `VARIATIONS`.
+        base: settings of the base model by dotted name, such as `SMALL_BASE`; it may have any size.
+        steps: training steps; the row `big` takes three times as many.
+        warmup_steps: steps of the warm-up.
+    """
     variation = VARIATIONS[name]
     width = base["model.d_model"] // base["model.num_heads"]
     sizes = {"model.d_k": width, "model.d_v": width, **base}

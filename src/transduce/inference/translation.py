@@ -277,9 +277,10 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
 
 
 def _with_own_source(segmented: SegmentedText, number: int, part: Translation, span: Span) -> Translation:
-    """Return the translation of a sentence with its source as the caller wrote it, instead of as the model reads it.
+    """Return a sentence's translation whose source is what the caller wrote, instead of what the model reads.
 
-    The translation of a sentence that was joined from several lines is returned unchanged.
+    The two differ by composition (NFC), for example. The translation of a sentence that was joined from several lines
+    is returned unchanged.
 
     Args:
         segmented: the text.
@@ -450,7 +451,7 @@ def join_sentences(
 
 
 class PartsObserver:
-    """An `Observer` of a batch of sentences that reports each step of the search to an observer of whole texts."""
+    """An `Observer` of a search for sentences, which reports each step to an observer of whole texts."""
 
     def __init__(
         self,

@@ -131,7 +131,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return the weights of a kind of attention, (layers, heads, Q, L), and the tokens of queries and of keys."""
+        """Return a kind of attention: its weights, (layers, heads, Q, L), the Q query tokens and the L key tokens."""
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source

@@ -200,6 +200,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     measure: str
     """The name of the score, such as "BLEU", by which the variants are compared: the first that all runs have."""
     measures: tuple[str, ...]
+    """The names of all scores in the report, in the order of its columns; a variant may lack some."""
     variants: tuple[VariantResult, ...]
     """The results of the variants that have a finished run, the baseline first."""
     differences: tuple[VariantDifference, ...]
@@ -207,8 +208,11 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     tested_on: str
     """The path of the test set's source, or a description of the dev set, on which the variants are compared."""
     notes: tuple[str, ...] = ()
+    """Notes on how the scores were computed, such as sacreBLEU's signatures."""
     warnings: tuple[str, ...] = ()
+    """Sentences on what makes the comparison less reliable, such as missing runs or too few seeds."""
     failures: tuple[Failure, ...] = ()
+    """The runs that failed, each with the reason."""
 
     def __str__(self) -> str:
         lines = aligned(self._rows())

@@ -33,7 +33,7 @@ from transduce.ui_language import localized
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""Factor of half the squared weights (L2 penalty) of a probe, added to the sum of the losses of all examples."""
+"""Factor of the L2 penalty, half the sum of a probe's squared weights, which is added to the sum of the losses."""
 _STEPS = 60
 
 

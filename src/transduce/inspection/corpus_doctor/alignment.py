@@ -39,7 +39,7 @@ _QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), 
 
 
 class SideFeatures(NamedTuple):
-    """Numeric features of all lines of one side of a corpus that translation preserves, for the alignment of lines."""
+    """Numbers that describe the lines of a corpus side, and that are alike in a line and its translation."""
 
     length: Floats
     """Number of characters of each line, (lines,)."""
@@ -58,7 +58,7 @@ class SideFeatures(NamedTuple):
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
-    """Return a `SideFeatures` with length, marks, numbers and words of all lines of one side, to align lines."""
+    """Return the `SideFeatures` (lengths, marks, numbers and words) of the lines of one side, to align the lines."""
     return SideFeatures(
         length=np.array([len(line) for line in lines], dtype=np.float32),
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
@@ -255,9 +255,7 @@ class Evidence:
         self._weights = [_log_ratio(a, b) for a, b in zip(corresponding_counts, unrelated_counts, strict=True)]
         scores = self._score_chunk(sources[inside][:_CHUNK], unrelated[inside][:_CHUNK])
         self.nats_of_unrelated = float(np.quantile(scores, _UNRELATED_SHARE)) if len(scores) else _BAD_PAIR_NATS
-        """The 35 % quantile of the evidence, in nats, of unrelated pairs of lines, for `unlikely_count` of an
-        alignment.
-        """
+        """The evidence in nats that 35 % of the pairs of unrelated lines do not reach; less is an unlikely pair."""
 
     def _count_cells(self, sources: Indices, targets: Indices, sizes: tuple[int, ...]) -> list[Floats]:
         counts = [np.zeros(size, dtype=np.float32) for size in sizes]

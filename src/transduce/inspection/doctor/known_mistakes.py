@@ -261,7 +261,7 @@ class _Watch(TorchFunctionMode):
 def _sides(scores: Tensor) -> tuple[int, int] | None:
     """Return the numbers of queries and keys of attention scores, (…, queries, keys), for the test batch.
 
-    None if the shape is neither that of self-attention nor that of cross-attention over all tokens of the batch.
+    The result is None if the shape is that of no self-attention or cross-attention over all tokens of the batch.
     """
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None
