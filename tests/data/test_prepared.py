@@ -90,7 +90,7 @@ def test_a_large_vocabulary_takes_four_bytes_an_id(tmp_path: Path) -> None:
             writer.append(EncodedSentences(np.array([size - 1, 1, 1], dtype), np.array([0, 2, 3])))
         card = writer.card()
         assert card.dtype == dtype
-        run = SideReader(tmp_path, "source", card, 2).read(0, 2)
+        run = SideReader(tmp_path, "source", card, 2).read_ranges([(0, 2)])
         assert run.ids.tolist() == [size - 1, 1, 1]
         assert run.offsets.tolist() == [0, 2, 3]
 

@@ -7,17 +7,16 @@ stores what merging needs for the decisions that compare pairs.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import chain
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from transduce.atomic_io import write_file, write_json
+from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
 from transduce.data.id_files import (
     EncodedSentences,
@@ -65,23 +64,15 @@ class SentenceEncoder:
 
     def encode(self, sentences: Sequence[str]) -> EncodedSentences:
         """Return the token ids of all sentences, each with its end symbol, in order as one `EncodedSentences`."""
-        if not sentences:
-            return EncodedSentences(np.zeros(0, self._dtype), np.zeros(1, np.int64))
-        text = f"{_END}".join(sentences)
-        has_line_feeds = text.count(_END) >= len(sentences)
+        text = _END.join(sentences)
+        has_line_feeds = text.count(_END) >= len(sentences)  # also without sentences
         if self._words is None or "▁" in text or has_line_feeds:
-            return self._encoded(self._vocabulary.encode_batch(sentences))
+            before, after = self._vocabulary.before, self._vocabulary.after
+            rows = [[*before, *ids, *after] for ids in self._vocabulary.encode_batch(sentences)]
+            return EncodedSentences.of(rows, self._dtype)
         text = self._vocabulary.normalize(text)
         # `_END` becomes a separate word.
         return self._words.encode(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
-
-    def _encoded(self, sentences: list[list[int]]) -> EncodedSentences:
-        before, after = self._vocabulary.before, self._vocabulary.after
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + len(before) + len(after)
-        flat = chain.from_iterable(chain(before, ids, after) for ids in sentences)
-        return EncodedSentences(
-            np.fromiter(flat, self._dtype, int(lengths.sum())), np.concatenate(([0], np.cumsum(lengths)))
-        )
 
 
 class _WordTable:
@@ -107,8 +98,7 @@ class _WordTable:
         lengths = self._lengths[numbers]
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
-        ends = stops[numbers == 0]
-        return EncodedSentences(self._tokens[positions], np.concatenate(([0], ends)))
+        return EncodedSentences(self._tokens[positions], np.append(0, stops[numbers == 0]))
 
     def _clear(self) -> None:
         self._numbers = _Numbers({_END: 0})
@@ -120,13 +110,10 @@ class _WordTable:
         new = self._numbers.take_new()
         if not new:
             return
-        encoded = self._vocabulary.encode_batch(new)
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(lengths.sum()))
-        starts = len(self._tokens) + np.cumsum(lengths) - lengths
-        self._tokens = np.concatenate((self._tokens, tokens))
-        self._lengths = np.concatenate((self._lengths, lengths))
-        self._starts = np.concatenate((self._starts, starts))
+        ids, offsets = EncodedSentences.of(self._vocabulary.encode_batch(new), self._dtype)
+        self._starts = np.append(self._starts, len(self._tokens) + offsets[:-1])
+        self._lengths = np.append(self._lengths, np.diff(offsets))
+        self._tokens = np.append(self._tokens, ids)
 
 
 class _Numbers(dict[str, int]):
@@ -198,11 +185,6 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     and "documents" (1: continues the previous pair's document)."""
 
 
-def write_card(card: CorpusCard, folder: Path) -> None:
-    """Write the metadata of a prepared corpus, corpus.json, into its folder."""
-    write_json(folder / CORPUS_CARD_NAME, card, indent=1)
-
-
 def read_card(folder: Path) -> CorpusCard:
     """Read, check and return the `CorpusCard` (metadata) of a prepared corpus, from corpus.json in its folder.
 
@@ -264,7 +246,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_sha256(folder / name, self.sha256)
 
 
-class ColumnWriter:
+class ColumnWriter(AbstractContextManager["ColumnWriter"]):
     """A writer of a column's file, one number for each pair, such as its hash; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, name: Column) -> None:
@@ -279,12 +261,8 @@ class ColumnWriter:
         """Return the `ColumnCard` that describes the column's file as written so far: its SHA-256."""
         return ColumnCard(self._file.sha256)
 
-    def __enter__(self) -> "ColumnWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @override
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 
@@ -659,7 +637,11 @@ class StoredPairs(Generic[AnyCard]):
 
     def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
         """Return a pair of `EncodedSentences`: the sources and targets with indices from start to stop (exclusive)."""
-        return self._source.read(start, stop), self._target.read(start, stop)
+        return self.read_ranges([(start, stop)])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return two `EncodedSentences`: the sources and the targets of the pairs in ranges (start, stop), joined."""
+        return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
     def verify(self) -> None:
         """Check the contents of all files against the SHA-256 digests in the card.
