@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from typing_extensions import override
 
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
@@ -94,8 +92,8 @@ class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The number of sentences with 0, 1, 2, … ids, including the end symbol."""
 
 
-class SideWriter(AbstractContextManager["SideWriter"]):
-    """A writer of the two files of one side (source or target) of a corpus; used in a ``with`` statement."""
+class SideWriter:
+    """A writer of the two files of one side (source or target) of a corpus."""
 
     def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -126,8 +124,8 @@ class SideWriter(AbstractContextManager["SideWriter"]):
             sentences_by_length=self._sentences_by_length.tolist(),
         )
 
-    @override
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Flush both files to the disk and close them."""
         self._ids.close()
         self._offsets.close()
 
@@ -189,7 +187,7 @@ class SideReader:
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_items(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Return one array of the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i.
+        """Return the numbers of a file in several ranges, from `starts[i]` to `stops[i]` (exclusive), as one array.
 
         Raises:
             TransduceError: the file became shorter or was written again since this reader was made.

@@ -304,13 +304,11 @@ class MaskedPlan:
             TransduceError: there are fewer than four sentences, counting parts of long ones, so that no segment could
                 come from elsewhere.
         """
-        self._text, self._special_tokens, self._settings, self._ordinary, self._rank_and_count = (
-            text,
-            special_tokens,
-            settings,
-            ordinary,
-            rank_and_count,
-        )
+        self._text = text
+        self._special_tokens = special_tokens
+        self._settings = settings
+        self._ordinary = ordinary
+        self._rank_and_count = rank_and_count
         self._lengths = text.lengths
         self._before = np.cumsum(self._lengths) - self._lengths
         sentences = self._sentences(0)

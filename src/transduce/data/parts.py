@@ -6,8 +6,8 @@ stores what merging needs for the decisions that compare pairs.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -246,24 +246,49 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_sha256(folder / name, self.sha256)
 
 
-class ColumnWriter(AbstractContextManager["ColumnWriter"]):
-    """A writer of a column's file, one number for each pair, such as its hash; used in a ``with`` statement."""
+class TokenizedPairs(NamedTuple):
+    """Tokenized sentence pairs in memory: source ids and target ids, with end symbols, and columns by name.
 
-    def __init__(self, folder: Path, name: Column) -> None:
-        self._dtype = _COLUMN_DTYPES[name]
-        self._file = HashedFile(folder / name)
+    A column is an array with a number for each pair, such as its hash.
+    """
 
-    def append(self, values: NDArray[Any]) -> None:
-        """Append the column's numbers for further pairs, (pairs,), converted to the column's type."""
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+    source: EncodedSentences
+    target: EncodedSentences
+    columns: Mapping[Column, NDArray[Any]]
 
-    def card(self) -> ColumnCard:
-        """Return the `ColumnCard` that describes the column's file as written so far: its SHA-256."""
-        return ColumnCard(self._file.sha256)
+
+class PairsWriter(AbstractContextManager["PairsWriter"]):
+    """A writer of the files of tokenized pairs in a folder: two for each side, and one for each column.
+
+    It is used in a ``with`` statement, which closes the files at its end.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, columns: Iterable[Column]) -> None:
+        """Create the files in an existing folder."""
+        self._source, self._target = (
+            SideWriter(folder, side, vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id)
+            for side, vocabulary in (("source", tokenizer.source), ("target", tokenizer.target))
+        )
+        self._columns = {name: HashedFile(folder / name) for name in columns}
+
+    def append(self, pairs: TokenizedPairs) -> None:
+        """Append tokenized pairs, with their numbers for each column."""
+        self._source.append(pairs.source)
+        self._target.append(pairs.target)
+        for name, file in self._columns.items():
+            file.write(np.ascontiguousarray(pairs.columns[name], _COLUMN_DTYPES[name]).data)
+
+    def cards(self) -> dict[str, Any]:
+        """Return the descriptions of the files as written so far, by the names of the fields of a corpus's card."""
+        columns = {name: ColumnCard(file.sha256) for name, file in self._columns.items()}
+        return {"source": self._source.card(), "target": self._target.card(), "columns": columns}
 
     @override
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        self._source.close()
+        self._target.close()
+        for file in self._columns.values():
+            file.close()
 
 
 # --- preparation of a part ---
@@ -362,17 +387,6 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hash, that merging needs."""
 
 
-class Kept(NamedTuple):
-    """The pairs of a block that passed the filters: source ids and target ids, with end symbols, and columns.
-
-    A column is an array with a number for each pair, such as its hash, by name.
-    """
-
-    source: EncodedSentences
-    target: EncodedSentences
-    columns: dict[Column, NDArray[Any]]
-
-
 def write_part(
     request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> PartCard:
@@ -386,19 +400,9 @@ def write_part(
     folder.mkdir(parents=True)
     preparation = _Preparation(request, tokenizer)
     reader = PairReader(request.written_out or request.files, wanted=request.takes)
-    sides = {"source": tokenizer.source, "target": tokenizer.target}
-    with ExitStack() as stack:
-        source, target = (
-            stack.enter_context(SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id))
-            for side, it in sides.items()
-        )
-        columns = {name: stack.enter_context(ColumnWriter(folder, name)) for name in preparation.column_names()}
+    with PairsWriter(folder, tokenizer, preparation.column_names()) as writer:
         for block in reader:
-            kept = preparation.take(block)
-            source.append(kept.source)
-            target.append(kept.target)
-            for name, values in kept.columns.items():
-                columns[name].append(values)
+            writer.append(preparation.take(block))
             if report_progress is not None:
                 report_progress(preparation.read)
     card = PartCard(
@@ -418,9 +422,7 @@ def write_part(
         carriage_returns=reader.notes.carriage_returns,
         byte_order_marks=reader.notes.byte_order_marks,
         candidates=preparation.candidates(),
-        source=source.card(),
-        target=target.card(),
-        columns={name: column.card() for name, column in columns.items()},
+        **writer.cards(),
     )
     write_file(folder / CARD_NAME, msgspec.json.encode(card))
     return card
@@ -467,8 +469,8 @@ class _Preparation:
         """Return a list of the part's pairs that may be held out as dev set; empty if none shall be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
-    def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept, as a `Kept`.
+    def take(self, block: PairBlock) -> TokenizedPairs:
+        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept.
 
         The tokens of tags and target languages come before the sources.
         """
@@ -507,7 +509,7 @@ class _Preparation:
             source = source.with_prefix(tag)
         if self._language_ids:
             source = source.with_prefix(self._language_ids[block.file])
-        return Kept(source, target, columns)
+        return TokenizedPairs(source, target, columns)
 
     def _weights(self, block: PairBlock) -> NDArray[np.float32]:
         """Return each pair's weight in the loss, (pairs,): the pair's own weight, or 1, times the file's weight."""
@@ -625,7 +627,7 @@ class StoredPairs(Generic[AnyCard]):
     """
 
     def __init__(self, folder: Path, card: AnyCard, pairs: int) -> None:
-        """Open the files of a number of pairs, which the card describes.
+        """Open the files of `pairs` tokenized pairs in a folder, which the card describes.
 
         Raises:
             TransduceError: a file is missing or has another size than the card specifies.

@@ -123,9 +123,8 @@ class UnigramSampler(WordSampler):
         """Return what `sample` needs of a word: its text and, for each end position, the possible starts of a token.
 
         Returns:
-            The text; a list by end position of the starts' cumulated relative probabilities; a list by end position of
-            the
-            starts.
+            The text, and two lists with an entry for each end position, from 0: the cumulated relative probabilities of
+            the possible starts, and these starts.
         """
         text = "".join(self._texts[id] for id in word)
         forward = [0.0] + [-math.inf] * len(text)
