@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.id_files import EncodedSentences
 from transduce.errors import TransduceError
@@ -294,6 +295,22 @@ class Plan(Protocol[AnyBatch_co]):
         """
 
 
+class ChangedPlan(Plan[Batch]):
+    """A plan of the batches of another plan, which a function changes in each epoch, for example by noise."""
+
+    def __init__(self, plan: Plan[Batch], change: Callable[[Batch, int], Batch]) -> None:
+        """Change the batches of a plan: `change` gets a batch and the epoch, and returns a batch."""
+        self._plan, self._change = plan, change
+
+    @override
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @override
+    def batch(self, epoch: int, position: int) -> Batch:
+        return self._change(self._plan.batch(epoch, position), epoch)
+
+
 # --- the rows of one process ---
 
 
@@ -321,7 +338,7 @@ def own_part(all_rows: Indices, rank_and_count: tuple[int, int], batch_of: Calla
 
 
 class BatchPlan:
-    """A plan of the batches of all epochs, which returns any batch on request.
+    """A plan of batches of sentence pairs, which returns any batch of any epoch on request.
 
     For a batch, only the block of pairs that contains it is read and sorted.
 
@@ -615,7 +632,7 @@ class TaggedTexts(LabeledTexts):
 
 
 class LabeledPlan:
-    """A plan of the batches of labeled texts of all epochs, which returns any batch on request.
+    """A plan of batches of labeled texts, which returns any batch of any epoch on request.
 
     An epoch contains every text once.
     """

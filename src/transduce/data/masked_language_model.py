@@ -274,7 +274,7 @@ class _Epoch(NamedTuple):
 
 
 class MaskedPlan:
-    """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
+    """A plan of batches of masked segment pairs, which returns any batch of any epoch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, and if rows have two segments, in their middle, too. An epoch leaves out two parts of the

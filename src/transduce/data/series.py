@@ -526,7 +526,7 @@ def _window_starts(segments: Sequence[Numbers], length: int, stride: int) -> Ite
 
 
 class SeriesPlan:
-    """A plan of the batches of windows of all epochs, which returns any batch on request."""
+    """A plan of batches of windows, which returns any batch of any epoch on request."""
 
     def __init__(
         self,

@@ -14,9 +14,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, RandomPurpose
+from transduce.data.batches import Batch, ChangedPlan, Plan, RandomPurpose
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary
@@ -229,7 +228,7 @@ def sentence_samplers(
     return samplers[id(vocabularies[0])], samplers[id(vocabularies[1])]
 
 
-class SampledPlan(Plan[Batch]):
+class SampledPlan(ChangedPlan):
     """A plan of batches whose sentences get other tokens in each epoch.
 
     A sentence that would become too long keeps its usual tokens.
@@ -256,17 +255,12 @@ class SampledPlan(Plan[Batch]):
                 result is discarded, and the sentence keeps its usual tokens.
             max_tokens: the largest number of tokens of a sentence with its end symbol; None: not bounded.
         """
-        self._plan, self._samplers, self._seed = plan, samplers, seed
+        super().__init__(plan, self._sample_batch)
+        self._samplers, self._seed = samplers, seed
         self._pads = vocabularies[0].pad_id, vocabularies[1].pad_id
         self._growth_rate, self._max_tokens = growth_rate, max_tokens
 
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        batch = self._plan.batch(epoch, position)
+    def _sample_batch(self, batch: Batch, epoch: int) -> Batch:
         if not len(batch.indices):  # the batch has no row for this process
             return batch
         key = np.random.SeedSequence((self._seed, RandomPurpose.SUBWORD_SAMPLING, epoch))

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, RandomPurpose
+from transduce.data.batches import Batch, ChangedPlan, Plan, RandomPurpose
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
@@ -99,7 +98,7 @@ _NUMBERS = 256
 _MAX_GROWTH = 3.0
 
 
-class NoisyPlan(Plan[Batch]):
+class NoisyPlan(ChangedPlan):
     """A plan of batches in which some pairs have noise.
 
     The seed, the epoch and the pair's index determine which pairs are changed, and how.
@@ -116,7 +115,8 @@ class NoisyPlan(Plan[Batch]):
             vocabularies: the source and the target vocabulary.
             seed: the seed of all choices.
         """
-        self._plan, self._settings, self._seed = plan, settings, seed
+        super().__init__(plan, self._add_noise)
+        self._settings, self._seed = settings, seed
         self._vocabularies = vocabularies
         source, target = vocabularies
         self._pads = source.pad_id, target.pad_id
@@ -128,13 +128,7 @@ class NoisyPlan(Plan[Batch]):
             for side in (source, target)
         )
 
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        batch = self._plan.batch(epoch, position)
+    def _add_noise(self, batch: Batch, epoch: int) -> Batch:
         pairs = [(source.tolist(), target.tolist()) for source, target in zip(*batch.rows(self._pads), strict=True)]
         changed = False
         for row, index in enumerate(batch.indices.tolist()):

@@ -68,7 +68,8 @@ class DatastoreTensors(NamedTuple):
     labels: Tensor
     """Ids of the N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
-    """Offset of the first target token of each of P pairs among all target tokens, then their total N, int64, (P + 1,).
+    """For each of P pairs, the index of its first target token among the target tokens of all pairs; then their number
+    N; int64, (P + 1,).
     """
     sources: Tensor
     """Normalized embedding of each pair's source, to find similar sources, float16, (P, D)."""
@@ -96,10 +97,10 @@ class RetrievalCandidates(NamedTuple):
 
 
 class Retriever:
-    """The nearest-neighbor search for a batch: each sentence has its own retrieval candidates.
+    """A nearest-neighbor search for a batch, in which each sentence has retrieval candidates of its own.
 
-    Each sentence is searched separately, so that its states are read once a step and are not copied when other
-    sentences leave the batch.
+    The neighbors of each sentence are searched separately. So its candidates are read once at each step, and they are
+    not copied when other sentences leave the batch.
     """
 
     def __init__(self, candidates: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:

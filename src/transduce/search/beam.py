@@ -48,7 +48,7 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The sums of attention that source tokens have received in each hypothesis, for the coverage penalty."""
+    """The sums of the attention that each hypothesis has paid to each source token, for the coverage penalty."""
 
     def __init__(
         self, scorer: AttentiveScorer, beta: float, contexts: Sequence[tuple[int, int]] = (), device: Any = None
@@ -250,7 +250,7 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def _divisor(self, row: int, length: int) -> float:
-        """Return the length penalty of a hypothesis of `length` tokens of the sentence at batch index `row`.
+        """Return the length penalty for a hypothesis with `length` tokens, in the sentence at batch index `row`.
 
         The penalty divides log-probabilities. `length` includes document context, which the penalty leaves out.
         """
