@@ -45,7 +45,7 @@ def attend(
         value: (B, H, L, V).
         mask: an `AttentionMask` or a boolean tensor, broadcastable to (B, H, Q, L), True = may attend; None: all may.
         dropout: applied to the weights.
-        weights_out: a list that receives the weights, (B, H, Q, L).
+        weights_out: a list to which the weights, (B, H, Q, L), are appended, before dropout and without a gradient.
 
     Returns:
         (B, H, Q, V).
@@ -538,7 +538,7 @@ class AttentionFunction(Protocol):
             value: (B, H, L, V).
             mask: the keys that each query may attend to, broadcastable to (B, H, Q, L); None: all.
             dropout: applied to the weights.
-            weights_out: a list that receives the weights, (B, H, Q, L).
+            weights_out: a list to which the weights, (B, H, Q, L), are appended, before dropout and without a gradient.
         """
 
 
