@@ -105,6 +105,14 @@ def test_a_wrong_mask_is_reported_by_attention_and_by_layers(mask: Any, message:
         EncoderLayer(CONFIG)(X, mask)
 
 
+@pytest.mark.parametrize("length", [5, 300])  # the longer one is computed by PyTorch's fused kernel
+def test_a_look_ahead_mask_of_another_number_of_keys_is_refused(length: int) -> None:
+    attention = MultiHeadAttention(d_model=8, num_heads=2).eval()
+    x, memory = torch.randn(1, length, 8), torch.randn(1, length + 100, 8)
+    with pytest.raises(TransduceError, match=r"`mask` of `MultiHeadAttention` must have the size 1 or that of"):
+        attention(x, memory, mask=look_ahead_mask(length))
+
+
 @pytest.mark.parametrize(
     ("x", "mask"),
     [(X[:1], torch.ones(3, 1, 1, 5, dtype=torch.bool)), (X[:, :1], torch.ones(3, 1, 5, 1, dtype=torch.bool))],

@@ -54,7 +54,8 @@ def attend(
         mask = as_attention_mask(mask)
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_out is None and _library_kernel_is_better(query, key, dropout):
-        is_causal = isinstance(mask, LookAheadMask)
+        # A mask of another size is refused as by separate operations; the kernel's own causal mask would fit any size.
+        is_causal = isinstance(mask, LookAheadMask) and mask.allowed.shape[2:] == (query.shape[2], key.shape[2])
         bias = None if mask is None or is_causal else mask.bias(query.dtype)
         rate = dropout.p if dropout is not None and dropout.training else 0.0
         return F.scaled_dot_product_attention(
