@@ -283,7 +283,7 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    This function implements `backend.TrainingKernels.add_rows_in_place`, which describes the arguments.
+    This function implements `TrainingKernels.add_rows_in_place`, which describes the arguments.
     """
     width = part.shape[-1]
     block = min(1024, power_of_2(width))

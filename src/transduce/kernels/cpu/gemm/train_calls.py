@@ -324,7 +324,7 @@ def linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientS
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    The class implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
+    The class implements `Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:
@@ -369,7 +369,7 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjec
     """Return a vocabulary projection that packs its weight (V, D) once, for hidden states (N, D) of the same dtype.
 
     The result is None if the compiled kernels do not support the dtypes, sizes or memory layout. This function
-    implements `backend.TrainingKernels.project`.
+    implements `TrainingKernels.project`.
     """
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
@@ -452,8 +452,8 @@ def run_backward(
     """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
     If `grad_x` or a tensor of `sums` is None, that gradient is not computed. `packed_weight` receives the packed
-    weight, or holds it already if `weight` is None. `relu_mask` has N × I bits that are set where x, the output of a ReLU,
-    is positive, so that `grad_x` becomes the gradient of the ReLU's input; None: x is not the output of a ReLU.
+    weight, or holds it already if `weight` is None. If x is the output of a ReLU, `relu_mask` has N × I bits that are
+    set where x is positive, and `grad_x` becomes the gradient of the ReLU's input.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)

@@ -81,7 +81,7 @@ def attend(
 ) -> Tensor:
     """Return scaled dot-product attention of all heads, (B, Q, H × K), as a differentiable function.
 
-    This function implements `backend.TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
+    This function implements `TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
     """
     _check(projected, memory, lengths, num_heads, options.shared)
     if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
@@ -374,7 +374,7 @@ def linear(
 ) -> Tensor:
     """Return activation(x · weightᵀ + bias) for the weight's rows in `rows` (None: all), as a differentiable function.
 
-    `backend.TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
+    `TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
     support.
     """
     sums = linear_sums(weight, bias, rows, activation=activation)
@@ -450,7 +450,7 @@ def _backward_by_pytorch(
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    This function implements `backend.TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not
+    This function implements `TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not
     fit, and IndexError if an id is not a row of `total`.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()

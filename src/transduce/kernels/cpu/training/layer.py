@@ -236,7 +236,7 @@ _plan_of = lru_cache(_MAX_CACHED_PLANS)(LayerPlan)
 class CompiledTraining:
     """A training backend of compiled CPU kernels.
 
-    The class implements `backend.TrainingKernels`.
+    The class implements `TrainingKernels`.
     """
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache

@@ -250,7 +250,7 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    This function implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError
+    This function implements `TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError
     if the vectors do not fit together.
     """
     for moment in moments:
@@ -263,7 +263,7 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    This function implements `backend.TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError
+    This function implements `TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError
     if the vectors do not fit together.
     """
     for vector in (gradient, momentum, out):
@@ -284,7 +284,7 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
     """Replace parameters by parameters × shrink - rate × direction, in place.
 
     The moving average and the bfloat16 copy of the parameters are refreshed, and the gradients are set to zero. This
-    function implements `backend.TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
+    function implements `TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
     """
     _check(direction, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
     is_bfloat16, scalars = (
@@ -714,7 +714,7 @@ def orthogonalize_in_place(
 ) -> list[bool]:
     """Orthogonalize matrices of one shape in place by three odd polynomials, for the optimizer Muon.
 
-    This function implements `backend.TrainingKernels.orthogonalize_in_place`.
+    This function implements `TrainingKernels.orthogonalize_in_place`.
 
     Returns:
         A list with True for each matrix that was changed, and False for one too large or too small for float32.
