@@ -71,6 +71,8 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """A function from a batch to its description, a dict that JSON can hold, for the record of a skipped step; None: no
     description.
     """
+    batch_setting: str = "training.batch_tokens"
+    """The dotted name of the setting of a step's size, for messages."""
     environment: Environment | None = None
     """The run's environment, which is stored and compared on resume; None: it is not stored."""
     settings: Mapping[str, Any] = types.MappingProxyType({})
@@ -462,14 +464,15 @@ class Trainer:
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the gradients of the largest batches before the first step, so that a lack of memory shows early."""
-        largest = self.safeguards.largest
+        largest, batch_setting = self.safeguards.largest, self.safeguards.batch_setting
         if largest:
-            self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
+            self.display.say(f"Trying the largest batch (`{batch_setting}` {self.settings.batch_tokens:,}).")
         with interruption.abandonable(), self._explain_out_of_memory("the largest batch of the corpus"):
             try_batches(self.optimizer, self.loss, largest)
 
     def _explain_out_of_memory(self, what: str) -> Any:
-        return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
+        size, accumulate = self.settings.batch_tokens, self.settings.accumulate
+        return explain_step_out_of_memory(what, self.safeguards.batch_setting, size, accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
         """Run one training step; return a pair: this process's micro-batches, and loss totals over all processes.

@@ -18,11 +18,11 @@ PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", 
 _MAX_LEARNING_RATE = 1e6
 # The names of settings that are greater than 0, at least 0, and in [0, 1).
 _POSITIVE = (
-    "steps minutes batch_tokens batch_size accumulate learning_rate report_every validate_every save_every "
-    "keep_checkpoints lora_alpha epsilon unigram_alpha"
+    "steps,minutes,batch_tokens,batch_size,accumulate,learning_rate,report_every,validate_every,save_every,"
+    "keep_checkpoints,lora_alpha,epsilon,unigram_alpha"
 )
-_NOT_NEGATIVE = "seed warmup_steps weight_decay clip_norm average_checkpoints patience translate_dev lora_rank"
-_SHARES = "label_smoothing average_decay momentum beta1 beta2 placeholder_rate bpe_dropout"
+_NOT_NEGATIVE = "seed,warmup_steps,weight_decay,clip_norm,average_checkpoints,patience,translate_dev,lora_rank"
+_SHARES = "label_smoothing,average_decay,momentum,beta1,beta2,placeholder_rate,bpe_dropout"
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,7 +155,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The projections of each layer that LoRA adapts."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE.split():
+        for name in _POSITIVE.split(","):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
@@ -164,7 +164,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"`training.batch_size` ({self.batch_size:,}) and `training.batch_tokens` ({self.batch_tokens:,}) set "
                 "the same: set one of them."
             )
-        for name in _NOT_NEGATIVE.split():
+        for name in _NOT_NEGATIVE.split(","):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {value}.")
@@ -174,7 +174,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in _SHARES.split():
+        for name in _SHARES.split(","):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
