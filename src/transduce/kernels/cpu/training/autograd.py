@@ -209,14 +209,9 @@ def _run_attention(
     scratch = torch.empty(
         torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
     )
-    queries, keys, values = inputs.starts(inner, options.shared)
-    query_gradient, key_gradient, value_gradient = (
-        (0, 0, 0) if gradients is None else gradients.starts(inner, options.shared)
-    )
     arguments = AttentionArguments(
-        queries=queries,
-        keys=keys,
-        values=values,
+        *inputs.starts(inner, options.shared),
+        *((0, 0, 0) if gradients is None else gradients.starts(inner, options.shared)),
         query_stride=inputs.projected.shape[2],
         key_stride=key_source.shape[2],
         batch=batch,
@@ -226,9 +221,6 @@ def _run_attention(
         lengths=address_of(inputs.lengths),
         context=context.data_ptr(),
         sums=sums.data_ptr(),
-        query_gradient=query_gradient,
-        key_gradient=key_gradient,
-        value_gradient=value_gradient,
         scratch=scratch.data_ptr(),
         scratch_per_thread=scratch.shape[1],
         seed=seed,

@@ -42,7 +42,6 @@ from transduce.kernels.cpu.training.autograd import (
 
 _FLOAT = 4  # bytes
 _LARGE = 2 << 20  # norms and activations of at least so many bytes are recomputed in the backward pass
-_GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
@@ -614,6 +613,7 @@ class _Writer:
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         arguments = AttentionArguments(
             *self._query_key_value(sublayer.projected, sublayer.memory),
+            *(self._query_key_value(*gradients) if gradients else (0, 0, 0)),
             query_stride=shape.inner if shape.reads_memory else shape.projected,
             key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
@@ -623,7 +623,6 @@ class _Writer:
             lengths=sublayer.base_offset(SublayerBase.LENGTHS) if shape.has_lengths else 0,
             context=context,
             sums=sublayer.attention_sums,
-            **dict(zip(_GRADIENTS, self._query_key_value(*gradients) if gradients else (0, 0, 0), strict=True)),
             scratch=scratch,
             scratch_per_thread=scratch_each,
             seed=sublayer.base_offset(SublayerBase.INNER_SEED),
