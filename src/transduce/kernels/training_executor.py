@@ -146,7 +146,7 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
     """Compute a linear layer with the training backend's kernel if it supports the tensors, else with PyTorch.
 
-    `rows` is the range of rows of the weight that are used; None: all.
+    `rows` is the range of the weight's rows that are used; None: all rows.
     """
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
@@ -239,9 +239,9 @@ class _EmbeddedRows(torch.autograd.Function):
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
-    """Compute a feed-forward network, with its activation in the kernel of the first linear layer if there is one.
+    """Compute a feed-forward network, whose activation is part of the first linear layer's kernel where possible.
 
-    Otherwise the activation has a kernel of its own, or the module's `forward` computes the network.
+    Otherwise the activation has a kernel of its own, or the module's `forward` computes the whole network.
     """
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
@@ -479,16 +479,20 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer without hooks is called without cache, weight output and trace.
+    """Return whether a layer has no hooks, and its call asks for no cache, attention weights or trace.
 
     Whole-layer kernels compute only such calls.
+
+    Args:
+        layer: an encoder or decoder layer.
+        options: the keyword arguments of the call.
     """
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and not _has_hooks(layer)
 
 
 def _rotation_of(options: dict[str, Any]) -> Rotation | None:
-    """Return the rotary embedding in the keyword arguments `options` of a layer's call; None if there is none."""
+    """Return the rotary embedding in the keyword arguments `options` of a layer's call; None if they have none."""
     effect: PositionEffect = options.get("position_effect", NO_POSITION_EFFECT)
     return effect.rotation
 

@@ -34,6 +34,7 @@ class RowRange(msgspec.Struct, frozen=True):
     """A record of which rows of a complete tensor a file or process holds, if a model is divided among processes."""
 
     start: int
+    """The index, in the complete tensor, of the first row that the file or process holds."""
     whole: list[int]
     """The shape of the complete tensor, of which a file or process holds some rows."""
 
@@ -189,7 +190,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     validation_due: bool = False
     """True if a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
-    """True if dropout has been disabled because it did harm (training/loop.py)."""
+    """True if dropout has been disabled for the rest of the run because it did harm (`DropoutMonitor`)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums, such as of losses, over the steps since the last report, so that the next report includes these steps."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow)
@@ -481,7 +482,7 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the complete, verified weights of a checkpoint as a dict by name, without the optimizer's state."""
+    """Return a dict by name of a checkpoint's complete weights, whose files alone are verified and read."""
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:
         return load_file(path / names[0])

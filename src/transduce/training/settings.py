@@ -46,7 +46,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     batch_tokens: int | None = None
     """The size of one step over all micro-batches and processes, in target tokens without padding; masked language
-    models count all tokens that are read. Tasks with `batch_size` count in its unit here, too.
+    models count all tokens that are read. For the tasks of `batch_size`, the unit is the one that `batch_size` names.
     """
     batch_size: int | None = None
     """The size of one step over all micro-batches and processes for classification (in texts), tagging (in sentences)
@@ -63,7 +63,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     schedule: ScheduleName | None = None
     """The schedule after the warm-up: falling as 1/√step (the paper), linearly or by a cosine to 0, or constant."""
     warmup_steps: int | None = None
-    """Steps in which the learning rate rises from 0."""
+    """The number of steps at the start in which the learning rate rises from 0."""
     momentum: float = 0.95
     """Muon: decay of the running mean of gradients."""
     beta1: float = 0.9

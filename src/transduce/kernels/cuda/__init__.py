@@ -29,7 +29,8 @@ def shared_bytes(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 1 << 30
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 # --- recording ---

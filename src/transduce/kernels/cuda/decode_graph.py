@@ -274,8 +274,11 @@ class _FreeSteps:
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
+        """The decoder's layers, whose parameters the graphs read."""
         self.addresses: tuple[int, ...] = ()
+        """The addresses of the model's parameters when `layers` was made."""
         self.free: list[RecordedStep] = []
+        """The unused steps, newest last."""
 
 
 _FREE_STEPS: WeakKeyDictionary[Transformer, _FreeSteps] = WeakKeyDictionary()

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -144,11 +145,11 @@ def make_safeguards(
     machine: Machine,
     largest: Sequence[Any],
     describe_batch: Callable[[Any], dict[str, Any]],
-    processes: int,
+    processes: int = 1,
     *,
-    kernels: Kernels,
-    batch_setting: str,
-    settings: Mapping[str, Any],
+    kernels: Kernels = "torch",
+    batch_setting: str = "training.batch_tokens",
+    settings: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
@@ -161,7 +162,7 @@ def make_safeguards(
         processes: number of training processes.
         kernels: the kernels that compute the model's functions.
         batch_setting: the dotted name of the setting of a step's size, for messages.
-        settings: the run's settings, nested as in a settings file, which its checkpoints store.
+        settings: the run's settings, nested as in a settings file, which its checkpoints store; empty: not stored.
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],

@@ -9,7 +9,7 @@ output), I inputs and O outputs of a linear layer, H heads, K width of a head's 
 
 import itertools
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -611,9 +611,10 @@ class _Writer:
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention, biased=shape.is_biased)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
+        gradient_arguments: tuple[Any, Any, Any] = self._query_key_value(*gradients) if gradients else (0, 0, 0)
         arguments = AttentionArguments(
             *self._query_key_value(sublayer.projected, sublayer.memory),
-            *(self._query_key_value(*gradients) if gradients else (0, 0, 0)),
+            *gradient_arguments,
             query_stride=shape.inner if shape.reads_memory else shape.projected,
             key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
