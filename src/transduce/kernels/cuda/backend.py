@@ -14,7 +14,7 @@ from typing_extensions import override
 from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
 from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
     LinearSums,
@@ -271,7 +271,7 @@ class LinearNode(torch.autograd.Function):
         bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
-            gradient = mask_and_sum_rows(gradient, out, columns)
+            gradient = add_sum_of_rows(gradient, columns, out)
         elif bias_total is not None:
             add_sum_of_rows(gradient, bias_total[row_slice])
         grad_x = (gradient @ weight[row_slice]).view(*grad_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
@@ -513,11 +513,6 @@ def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
     return vectors.average is not None, vectors.working is not None
 
 
-def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the dtypes of an optimizer update fit the Triton kernels: the working copy is bfloat16 or None."""
-    return vectors.working is None or vectors.working.dtype == torch.bfloat16
-
-
 # --- backend ---
 
 
@@ -606,7 +601,7 @@ class GpuTraining(TrainingKernels):
 
     @override
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        return self._has(vectors.master) and supports_update(vectors)
+        return self._has(vectors.master) and (vectors.working is None or vectors.working.dtype == torch.bfloat16)
 
     @override
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
