@@ -79,9 +79,9 @@ class TextPart(NamedTuple):
     def seed_index(self, indices: Sequence[int] | None) -> int:
         """Return the index that seeds the random numbers of this part (sentence of a text) in sampling.
 
-        The index is that of the text, plus the part's index within the text times a large constant. `indices` holds
-        the index of each text in the whole input, so that a text is sampled alike in any batch; None: the index within
-        this call.
+        The result is the index of the text, plus the part's index within the text times a large constant. `indices`
+        holds the index of each text in the whole input, so that a text is sampled alike in any batch; None: the texts
+        of this call are the whole input.
         """
         index = self.text_index if indices is None else indices[self.text_index]
         return index + self.sentence_index * _PART_STRIDE
@@ -120,7 +120,10 @@ class DocumentContext(NamedTuple):
 
 
 class TrainedOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `Translator` that record how its model was trained; it explains them."""
+    """The types of those keyword arguments of `Translator` that record how its model was trained.
+
+    The constructor of `Translator` explains the arguments.
+    """
 
     training_lines: TrainingLines | None
     document_context: DocumentContext | None
@@ -277,7 +280,7 @@ class History(NamedTuple):
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
-    """Yield the context (`History`) that a model reads for each sentence pair of documents, as if it translated them.
+    """Yield the context (`History`) that a model reads for each sentence pair, as in translating the pairs' documents.
 
     Args:
         memory: an empty record of a document, to which the pairs are appended; None: the model reads no context, so
@@ -322,7 +325,7 @@ class Documents(NamedTuple):
 
 
 def batch_token_budget(device: torch.device) -> int:
-    """Return the maximum of padded source tokens times beam hypotheses in a batch: 2,048 on a CPU, else 32,768.
+    """Return the maximum of a batch's padded source tokens × hypotheses per sentence: 2,048 on a CPU, else 32,768.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
     are large; their logits take about 200 MB.
@@ -469,8 +472,8 @@ def decode_in_parallel(
         decode: decodes one batch.
         batches: batches of similar cost. The last ones, which would leave threads idle, are decoded one at a time, each
             with all threads.
-        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one after the
-            other.
+        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one batch after
+            another, on the calling thread. PyTorch's number of threads is restored afterwards.
     """
     apart = len(batches) - len(batches) % threads if threads > 1 else 0
     if apart:

@@ -6,7 +6,7 @@ If insertion and search would corrupt a translation, it stays without the term.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -96,20 +96,20 @@ def attach_phrases(
         TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
             vocabulary.
     """
-    if not any(phrases or ()):
+    if phrases is None or not any(phrases):
         return parts
-    for text_phrases in phrases or ():
+    for text_phrases in phrases:
         check_phrases(search, text_phrases)
     chosen, one_best = list(parts), msgspec.structs.replace(search, n_best=1)
     by_text: dict[int, list[int]] = {}
     for index, part in enumerate(parts):
-        if phrases and phrases[part.text_index] and not part.is_empty:
+        if phrases[part.text_index] and not part.is_empty:
             by_text.setdefault(part.text_index, []).append(index)
     split = [parts[index] for indices in by_text.values() if len(indices) > 1 for index in indices]
     plain = translate(split, one_best) if split else {}
     for text, indices in by_text.items():
         candidates = [parts[index] for index in indices]
-        for phrase in phrases[text] if phrases else ():
+        for phrase in phrases[text]:
             tokenized, best = tokenize_phrase(phrase, vocabulary), 0
             if len(candidates) > 1:
                 with_phrase = [part._replace(phrases=(tokenized,)) for part in candidates]
@@ -165,12 +165,8 @@ def parts_missing_terms(
     """
     tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
-        texts = (
-            [alternative.text for alternative in translations[part.key].alternatives]
-            if part.key in translations
-            else []
-        )
-        if texts and all(glossary.missing(part.text, text) for text in texts):
+        translation = translations.get(part.key)
+        if translation is not None and all(glossary.missing(part.text, each.text) for each in translation.alternatives):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
             max_tokens = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
             again.append(
@@ -239,11 +235,7 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
             f"`{term.source}` has {least}: make it shorter."
         )
     other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unknown_characters(form)]
-    spellings = [
-        spelling
-        for phrase in [*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms)]
-        for spelling in phrase
-    ]
+    spellings = chain(*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms))
     return tuple(dict.fromkeys(spellings))
 
 

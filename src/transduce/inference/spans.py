@@ -47,7 +47,7 @@ def word_losses(
     """Yield how much less probable each translated word becomes, in nats, when one part of its source is removed.
 
     Args:
-        requests: the requests; all are scored in the same batches.
+        requests: the requests; all are scored in the same batches, and those without parts to remove are not scored.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 
@@ -55,9 +55,12 @@ def word_losses(
         For each request, a list with one list for each removed part: for each word of `word_spans`, the decrease of the
         word's log-probability without the part.
     """
-    pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
+    pairs = [(source, each.text) for each in requests if each.without for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
     for each in requests:
+        if not each.without:
+            yield []
+            continue
         words, full_score = word_spans(each.text), next(scores)
         yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
@@ -78,11 +81,9 @@ def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
     for index, character in enumerate(text):
         if not is_word_character(character) and index not in within:
             continue
-        joins = {index - 1, index} & within or (
-            index and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
-        )
-        joins = joins or index in continued
-        goes_on = joins and spans and spans[-1].end == index
+        in_number = not within.isdisjoint((index - 1, index))
+        in_word = index > 0 and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
+        goes_on = (in_number or in_word or index in continued) and spans and spans[-1].end == index
         start = spans.pop().start if goes_on else index
         spans.append(Span(start, index + 1))
     return spans
@@ -91,8 +92,9 @@ def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
     """Return a list of the log-probability in nats that each word of a translation loses without a part of the source.
 
-    `words` are character spans of the words; `full_score` has the full source, and `without` the source without the
-    part. A word's loss is the sum over its tokens. A token that covers several words gives each of them its whole loss.
+    `words` are character spans of the words. `full_score` is the translation's score with the full source, and
+    `without` is its score with the source without the part. A word's loss is the sum over its tokens. A token that
+    covers several words gives each of them its whole loss.
     """
     ids, spans = encode_with_spans(vocabulary, text)
     pairs = zip(full_score.token_log_probabilities, without.token_log_probabilities, strict=True)
@@ -146,24 +148,16 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
     """
-    to_score = [
-        [
-            span
-            for span in each.spans
-            if each.is_scored and each.text and _has_words(each, span) and not _is_all(each, span)
-        ]
-        for each in requests
-    ]
-    questions = [
-        OcclusionRequest(
-            each.source,
-            each.text,
-            [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
-        )
-        for each, spans in zip(requests, to_score, strict=True)
-    ]
+    to_score: list[list[Span]] = []
+    questions: list[OcclusionRequest] = []
+    for each in requests:
+        can_score = each.is_scored and each.text
+        spans = [span for span in each.spans if can_score and _has_words(each, span) and not _is_all(each, span)]
+        without = [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans]
+        to_score.append(spans)
+        questions.append(OcclusionRequest(each.source, each.text, without))
     located = []
-    for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
+    for each, spans, losses in zip(requests, to_score, word_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
         own = [losses_by_span.get(span, []) for span in each.spans]
         found = _Aligner(each, own, _within_tokens(each.text, vocabulary)).positions()
@@ -180,10 +174,10 @@ def _within_tokens(text: str, vocabulary: Vocabulary) -> frozenset[int]:
 
     The set is empty for a text without such a script.
     """
-    if not any(map(is_unspaced_character, text)):
+    unspaced = list(map(is_unspaced_character, text))
+    if not any(unspaced):
         return frozenset()
     _, spans = encode_with_spans(vocabulary, text)
-    unspaced = list(map(is_unspaced_character, text))
     return frozenset(
         each for start, end in spans for each in range(start + 1, end) if unspaced[each - 1] and unspaced[each]
     )
@@ -196,17 +190,6 @@ def _has_words(each: MarkedSentence, span: Span) -> bool:
 def _is_all(each: MarkedSentence, span: Span) -> bool:
     """Return whether a marked span contains all words of its source sentence."""
     return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
-
-
-def _question_losses(
-    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
-) -> Iterator[list[list[float]]]:
-    """Yield, for each request, the losses of `word_losses`: a list for each part of the source that is left out.
-
-    Requests without such parts get an empty list, and are not scored.
-    """
-    real = word_losses([each for each in requests if each.without], vocabulary, score)
-    return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
@@ -259,10 +242,9 @@ class _Aligner:
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
-            is_within = span.start <= source.start and source.end <= span.end
             for number, word in enumerate(self.words):
-                if adjusted and target.start <= word.start and word.end <= target.end:
-                    adjusted[number] = _CERTAIN_NATS if is_within else min(adjusted[number], 0.0)
+                if adjusted and target.contains(word):
+                    adjusted[number] = _CERTAIN_NATS if span.contains(source) else min(adjusted[number], 0.0)
         return adjusted
 
     def _encloses(self, outer: int, inner: int) -> bool:
@@ -271,8 +253,7 @@ class _Aligner:
         Of two equal spans, the first contains the second.
         """
         one, other = self.marked.spans[outer], self.marked.spans[inner]
-        is_around = one.start <= other.start and other.end <= one.end
-        return outer != inner and is_around and (one != other or outer < inner)
+        return outer != inner and one.contains(other) and (one != other or outer < inner)
 
     def _align(self, number: int) -> None:
         text, span = self.marked.text, self.marked.spans[number]
@@ -290,11 +271,7 @@ class _Aligner:
         else:
             target_span = Span(self.words[words.start].start, self.words[words.stop - 1].end)
             for source, target in self.marked.ties:  # include punctuation that belongs to a glossary term
-                if (
-                    span.start <= source.start
-                    and source.end <= span.end
-                    and target.start <= target_span.end <= target.end
-                ):
+                if span.contains(source) and target.start <= target_span.end <= target.end:
                     target_span = Span(target_span.start, min(target.end, bounds.end))
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
@@ -308,8 +285,7 @@ class _Aligner:
             bounds: the character span of the translation that encloses the one to find.
         """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
-        inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
-        return [word for word in inside if word not in taken]
+        return [n for n, word in enumerate(self.words) if bounds.contains(word) and n not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
         """Return the range of indices of target words that a marked span corresponds to; empty if it has no words.
@@ -354,7 +330,7 @@ class _Aligner:
         """Return a range with the index of the free target word nearest to the source span's relative position."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
-        span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
+        span_words = sum(map(span.contains, source))
         middle = round((before + span_words / 2) / max(1, len(source)) * len(self.words) - 0.5)
         nearest = min(free, key=lambda word: abs(word - middle))
         return range(nearest, nearest + 1)
@@ -435,11 +411,10 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
     """
     translations = []
     for each in value:
-        pair = each if isinstance(each, tuple | list) else None
         if isinstance(each, Translation):
             translations.append(each)
-        elif pair is not None and len(pair) == 2 and all(isinstance(text, str) for text in pair):
-            translations.append(Translation.of(*pair))
+        elif isinstance(each, tuple | list) and len(each) == 2 and all(isinstance(text, str) for text in each):
+            translations.append(Translation.of(*each))
         else:
             raise TransduceError(
                 f"Pass a `Translation`, or a source and a text, not {shown_value(each)}: write (source, text)."
@@ -536,7 +511,7 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
     word, the result covers only the copies.
     """
     pairs = _copied(each)
-    own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
+    own = [copy for span, copy in pairs if source.contains(span)]
     others = [copy for _, copy in pairs if copy not in own]
     target = _without_edges(each.text, target, others)
     if not own:
@@ -553,7 +528,7 @@ def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
 
     The span is unchanged if it contains no copy, or only copies.
     """
-    inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
+    inside = [copy for copy in copies if span.contains(copy)]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
     if not inside or not words:
@@ -613,8 +588,8 @@ def _found_parts(each: Translation) -> Iterator[_SpanPair]:
     """
     position = 0
     start: int | None = None
-    ends = [(Span(len(each.source), len(each.source)), None)]
-    for source, text in [*((s, t) for (s, _), (_, t) in zip(each.positions, each.joined, strict=True)), *ends]:
+    sentences = [(source, text) for (source, _), (_, text) in zip(each.positions, each.joined, strict=True)]
+    for source, text in [*sentences, (Span(len(each.source), len(each.source)), None)]:
         found = len(each.text) if text is None else each.text.find(text, position)
         if found < 0:
             start = source.start if start is None else start
@@ -692,11 +667,7 @@ def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span,
         return []
     ties: list[tuple[Span, Span]] = []
     for start, end, term in glossary.occurrences(source):
-        candidates = (
-            Span(start_of_form, start_of_form + len(form))
-            for form in term.forms
-            for start_of_form in occurrences(text, form)
-        )
+        candidates = (Span(at, at + len(form)) for form in term.forms for at in occurrences(text, form))
         used = {tie[1] for tie in ties}
         target = next((span for span in sorted(candidates) if span not in used), None)
         if target is not None:

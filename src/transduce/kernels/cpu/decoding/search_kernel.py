@@ -5,7 +5,7 @@ greedy search finds. Legend: N sentences at first, B of them still decoded, W hy
 per hypothesis, t tokens so far.
 """
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -14,9 +14,9 @@ from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    find_integer_tile,
     new_builder,
     raw_kernel,
+    require_integer_tile,
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_draw, emit_select
@@ -141,9 +141,7 @@ class SearchArguments(NamedTuple):
 @cache
 def search_kernel() -> CompiledKernel:
     """Return the compiled kernel that runs decoder steps and token selection in a loop; it serves all models."""
-    tile = find_integer_tile()
-    assert tile is not None
-    k = new_builder("search", tile)
+    k = new_builder("search", require_integer_tile())
     emit_select(k)
     emit_draw(k)
     _write_record(k)
@@ -433,29 +431,16 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
     appended = k.build.select(k.is_nonzero(fields.get("is_read")), k.int64(0), old_rows)
     rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), appended)
-    fields.set("is_read", k.int64(0))
     steps = k.add(fields.get("steps"), -1)
-    for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
-        fields.set(name, value)
-    select.set("rows", rows)
-    select.set("beams", beam_size)
+    fields.set(is_read=0, sentences=sentences, width=beam_size, length=length, steps=steps)
+    select.set(rows=rows, beams=beam_size)
     rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
-    rules.set("length", length)
-    rules.set("tokens", fields.get("tokens"))
-    for name, value in (
-        ("rows", rows),
-        ("used", used),
-        ("length", k.add(length, 1)),
-        ("lists", fields.get("lists")),
-    ):
-        step.set(name, value)
+    rules.set(length=length, tokens=fields.get("tokens"))
+    step.set(rows=rows, used=used, length=k.add(length, 1), lists=fields.get("lists"))
     ends = (
         k.build.icmp_signed("<=", sentences, fields.get("max_unfinished")),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
         k.build.icmp_signed(">=", k.add(length, fields.get("first_position")), fields.get("positions")),
     )
-    stop = ends[0]
-    for end in ends[1:]:
-        stop = k.build.or_(stop, end)
-    fields.set("stop", k.build.zext(stop, I64))
+    fields.set(stop=k.build.zext(reduce(k.build.or_, ends), I64))
