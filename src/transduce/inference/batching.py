@@ -32,6 +32,17 @@ that the parts of a text draw different random numbers.
 """
 
 
+class History(NamedTuple):
+    """The context of a sentence for a model that reads earlier sentences of the document, in token ids."""
+
+    source: Sequence[int] = ()
+    """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
+    target: Sequence[int] = ()
+    """Token ids of the translations of the earlier sentences, each with a separator; empty if the model does not read
+    them.
+    """
+
+
 class TextPart(NamedTuple):
     """A sentence of a text, tokenized for decoding, or a part of a sentence that is too long for the model."""
 
@@ -49,22 +60,13 @@ class TextPart(NamedTuple):
     """Phrases that the translation must contain, each as a tuple of the alternative token sequences that spell it."""
     protected: tuple[Span, ...] = ()
     """Character spans (start, end) of the part's text that translation must not change, in order and disjoint."""
-    history: tuple[int, ...] = ()
-    """Source token ids of earlier sentences of the document, each with a separator, that the model reads before the
-    part.
-    """
-    target_history: tuple[int, ...] = ()
-    """Target token ids of the translations of earlier sentences, each with a separator; empty if not read."""
+    history: History = History()
+    """The context of the part: earlier sentences of the document that the model reads before the part."""
 
     @property
     def source_ids(self) -> list[int]:
         """The token ids that the encoder reads: a list of those of earlier sentences, then the part's own."""
-        return [*self.history, *self.ids]
-
-    @property
-    def document_history(self) -> "History":
-        """The context of the part: the token ids of earlier sentences and, if they are read, of their translations."""
-        return History(self.history, self.target_history)
+        return [*self.history.source, *self.ids]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -93,16 +95,11 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
     encoded = vocabulary.encode_batch([each.text for each, _, _ in sentences])
-    return [
-        TextPart(
-            each.text,
-            text,
-            number,
-            vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id],
-            protected=each.protected,
-        )
-        for (each, text, number), ids in zip(sentences, encoded, strict=True)
-    ]
+    parts = []
+    for (each, text, number), ids in zip(sentences, encoded, strict=True):
+        special = vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id]
+        parts.append(TextPart(each.text, text, number, special, protected=each.protected))
+    return parts
 
 
 # --- document context ---
@@ -165,7 +162,7 @@ class DocumentMemory:
             sum(map(len, sources)) + len(part.ids) > max_tokens or sum(map(len, targets)) > max_tokens // 2
         ):
             sources, targets = sources[1:], targets[1:]
-        return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
+        return part._replace(history=History(tuple(chain(*sources)), tuple(chain(*targets))))
 
     def append(self, part: TextPart, translation: str = "") -> None:
         """Record a part as the document's newest sentence; also its translation, if the model reads translations.
@@ -266,17 +263,6 @@ class DocumentHistories:
             yield is_first, part
 
 
-class History(NamedTuple):
-    """The context of a sentence for a model that reads earlier sentences of the document, in token ids."""
-
-    source: Sequence[int] = ()
-    """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
-    target: Sequence[int] = ()
-    """Token ids of the translations of the earlier sentences, each with a separator; empty if the model does not read
-    them.
-    """
-
-
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
@@ -296,7 +282,7 @@ def pair_histories(
             memory.clear()
         ids = tokenizer.source.encode(tokenizer.source.readable(source))
         part = memory.add_history(TextPart(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
-        yield History(part.history, part.target_history)
+        yield part.history
         memory.append(part, target)
 
 

@@ -37,15 +37,7 @@ from transduce.search.rules import (
     Rule,
     ranking_of,
 )
-from transduce.search.scorer import (
-    Hypothesis,
-    LengthPenalty,
-    Ranking,
-    Scorer,
-    Search,
-    SequenceLimits,
-    run_search,
-)
+from transduce.search.scorer import Hypothesis, LengthPenalty, Ranking, Scorer, Search, SequenceLimits, run_search
 
 _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search has buffers
 
@@ -122,12 +114,9 @@ class CompiledSearch:
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
-            if self.samples:
-                self._abandoned[active[row]] = [self._hypothesis(each, active[row]) for each in live]
-                continue
-            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
-            found = [self._hypothesis(each, active[row]) for each in results]
-            self._abandoned[active[row]] = sorted(found, key=self.ranking.key)
+            finished = [] if self.samples else self.search.finished(active[row], self.beam.beam_size)
+            found = [self._hypothesis(each, active[row]) for each in (*finished, *live)]
+            self._abandoned[active[row]] = found if self.samples else sorted(found, key=self.ranking.key)
 
     def results(self) -> list[list[Hypothesis]]:
         """Return a list of the n best hypotheses of each sentence of the batch; an empty list for one still decoded."""

@@ -23,14 +23,7 @@ from transduce.inference.substitution import TermModel, insert_terms, is_allowed
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import (
-    Glossary,
-    Term,
-    capitalize,
-    contains_phrase,
-    normalize_for_comparison,
-    read_glossary,
-)
+from transduce.text.glossary import Glossary, Term, capitalize, contains_phrase, normalize_for_comparison, read_glossary
 from transduce.text.languages import CHINESE, JAPANESE, is_unspaced_character, is_word_character, short_code
 from transduce.text.vocabulary import Vocabulary
 

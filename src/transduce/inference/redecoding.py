@@ -1,6 +1,7 @@
 """Decode translations with quality warnings again, with a wider beam and rules against the problems found."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -95,11 +96,9 @@ def redecode(
             "(`data.context_before`): leave it out."
         )
     results, search = _checked(translations), checked_search(search or translator.search)
-    required = (
-        [[]] * len(results)
-        if phrases is None
-        else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
-    )
+    required: Sequence[list[str]] = [[]] * len(results)
+    if phrases is not None:
+        required = one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
     settings, terms = text_settings or translator.text, as_glossary(glossary)
     unsplit = msgspec.structs.replace(settings, split_sentences="never")
     # Units that are decoded alike: texts of one sentence, the first sentences of other texts, and the sentences after.
@@ -156,17 +155,13 @@ def _redecode_units(
             if _severity(warnings) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
-            missing = [
-                text
-                for number in numbers
-                for text in _numbers(translator, results[number], found_warnings[number], search)
-            ]
+            lost = (_numbers(translator, results[number], found_warnings[number], search) for number in numbers)
             again = translator.translate(
                 [results[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
                 phrases=[units[number].phrases for number in numbers],
-                glossary=_with_numbers(terms, missing),
+                glossary=_with_numbers(terms, [*chain(*lost)]),
                 text_settings=text_settings,
                 protected=[[source for source, _ in results[number].protected] or None for number in numbers],
             )

@@ -4,19 +4,21 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from transduce.errors import TransduceError, shown_value
 from transduce.inference.scoring import Score
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
-from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
 from transduce.text.languages import is_unspaced_character, is_word_character
-from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_full_text
+
+if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
 
 # --- attribution by occlusion ---
 # A part is removed from the source, and the translation is scored again; words that depend on the part become less
@@ -382,20 +384,6 @@ TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair (source, translated text)."""
 
 
-class PairScorer(Protocol):
-    """An interface of translators whose scores of sentence pairs show how spans correspond."""
-
-    tokenizer: Tokenizer
-    search: SearchSettings
-
-    @property
-    def max_scored_tokens(self) -> int:
-        """The maximum number of tokens in a source or translation that the translator can score."""
-
-    def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores lists of sources and translations as a search with these settings ranks."""
-
-
 class _SpanPair(NamedTuple):
     """A pair of character spans, in source and translation, of a sentence or part that was translated separately."""
 
@@ -423,7 +411,7 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
 
 
 def align_spans(
-    translator: PairScorer,
+    translator: "Translator",
     translations: Sequence[Translation],
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
@@ -447,7 +435,7 @@ def align_spans(
 
 
 def _align_spans(
-    translator: PairScorer,
+    translator: "Translator",
     translations: Sequence[Translation],
     spans: Sequence[Sequence[Span]],
     glossary: Glossary | None,
@@ -466,15 +454,9 @@ def _align_spans(
                 continue
             source, target = _strip_protected(each, part)
             local = [source.narrow(_within(checked[n], part.source)) for n in inner]
-            parts.append(
-                MarkedSentence(
-                    source.text,
-                    target.text,
-                    local,
-                    is_scored=can_score(translator, source.text, target.text),
-                    ties=_ties(source.text, target.text, glossary),
-                )
-            )
+            texts = source.text, target.text
+            is_scored, ties = can_score(translator, *texts), _ties(*texts, glossary)
+            parts.append(MarkedSentence(*texts, local, is_scored=is_scored, ties=ties))
             owners.append((number, part.target.start, inner, target))
     targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
     located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
@@ -482,13 +464,11 @@ def _align_spans(
         for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
-    return [
-        [
-            _with_copies(each, source, span or Span(len(each.text), len(each.text)))
-            for source, span in zip(marked, own, strict=True)
-        ]
-        for each, marked, own in zip(translations, spans, targets, strict=True)
-    ]
+    found = []
+    for each, marked, own in zip(translations, spans, targets, strict=True):
+        end = Span(len(each.text), len(each.text))
+        found.append([_with_copies(each, source, span or end) for source, span in zip(marked, own, strict=True)])
+    return found
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
@@ -542,19 +522,15 @@ def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
     spans = []
     for each in marked if isinstance(marked, list | tuple) else [marked]:
-        numbers = tuple(each) if isinstance(each, tuple | list) else ()
-        is_one = (
-            len(numbers) == 2 and all(type(n) is int for n in numbers) and 0 <= numbers[0] <= numbers[1] <= len(source)
-        )
-        if not is_one:
+        is_pair = isinstance(each, tuple | list) and len(each) == 2 and all(type(n) is int for n in each)
+        if not is_pair or not 0 <= each[0] <= each[1] <= len(source):
             raise TransduceError(
                 f"A span of a text is (start, end) in characters, from 0 to {len(source)} here, not {each!r}."
             )
-        spans.append(Span(*numbers))
-    for one in spans:
-        for other in spans:
-            if one.start < other.start < one.end < other.end:
-                raise TransduceError(f"Spans must be nested or disjoint, but {tuple(one)} and {tuple(other)} overlap.")
+        spans.append(Span(*each))
+    for one, other in product(spans, repeat=2):
+        if one.start < other.start < one.end < other.end:
+            raise TransduceError(f"Spans must be nested or disjoint, but {tuple(one)} and {tuple(other)} overlap.")
     return spans
 
 
@@ -651,7 +627,7 @@ def _within(span: Span, part: Span) -> Span:
     return Span(start, end)
 
 
-def can_score(translator: PairScorer, source: str, text: str) -> bool:
+def can_score(translator: "Translator", source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))

@@ -27,7 +27,6 @@ from transduce.kernels.prepacked import (
     AnyPrepacked,
     InferenceCopy,
     LinearUse,
-    MakeLinear,
     PackedLayers,
     PrepackableModel,
     prepack,
@@ -391,22 +390,13 @@ def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
 
 
 def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
-    """Return an `InferenceCopy` of a model for decoding; None if kernels do not support the model or it is too large.
+    """Return an `InferenceCopy` of a model in `dtype`, for decoding; None if kernels do not support the model.
 
-    A model in training mode or on another device than a CPU gets None too.
+    The result is None too for a model in training mode or on another device than a CPU, and if the copy would take more
+    than a quarter of the usable memory.
     """
     if not _can_be_prepacked(model) or not has_kernels():
         return None
-    make = _find_linear_maker(model, dtype)
-    return None if make is None else InferenceCopy(model, make)
-
-
-def _find_linear_maker(model: PrepackableModel, dtype: torch.dtype) -> MakeLinear | None:
-    """Return a function that makes a prepacked linear layer in `dtype` from a weight and a bias, for a copy of a model.
-
-    The result is None if kernels do not support the model, or if the copy would take more than a quarter of the usable
-    memory.
-    """
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
@@ -415,7 +405,7 @@ def _find_linear_maker(model: PrepackableModel, dtype: torch.dtype) -> MakeLinea
     count = sum(parameter.numel() for parameter in model.parameters())
     if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _max_copy_bytes():
         return None
-    return make_float_linear(tile)
+    return InferenceCopy(model, make_float_linear(tile))
 
 
 @cache

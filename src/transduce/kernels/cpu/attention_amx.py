@@ -395,7 +395,7 @@ class _Contexts(AmxHead):
         with k.loop(0, limit) as key:
             score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
             score_or_never = k.build.select(self.visible_to(key, first, limit), score, k.splat(_NEVER))
-            k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
+            k.accumulate(greatest, score_or_never, k.maximum)
         return k.load_variable(greatest, k.splat(0.0))
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
@@ -412,7 +412,7 @@ class _Contexts(AmxHead):
                 seen = self.visible_to(key, first, limit)
                 weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
                 weight = k.build.select(seen, weight, k.splat(0.0))
-                k.store(k.build.fadd(k.load_variable(total, weight), weight), total)
+                k.accumulate(total, weight, k.build.fadd)
                 pair.append(k.to_bfloat16(weight))
             k.store(self.join(*pair), k.element_pointer(self.scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
         return k.load_variable(total, k.splat(0.0))

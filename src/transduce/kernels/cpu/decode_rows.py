@@ -160,7 +160,7 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
     totals = [k.accumulators() for _ in range(count)]
     for column, number in k.each_vector(width):
         for total, term in zip(totals, terms(column), strict=True):
-            k.accumulate(total, number, term, k.build.fadd)
+            k.accumulate(total[number], term, k.build.fadd)
     size = k.build.sitofp(width, F32)
     return [k.build.fdiv(k.reduce_sum(k.combine_accumulators(total, k.build.fadd)), size) for total in totals]
 
@@ -540,12 +540,12 @@ class PositionTables(NamedTuple):
 
         The address of the relative bias is that of distance 0. Addresses are valid while the tables live.
         """
+        bias = self.relative_bias
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
-            "relative_bias": self.relative_bias.data_ptr()
-            + (self.length - 1) * self.relative_bias.element_size(),  # of distance 0
-            "relative_bias_stride": self.relative_bias.shape[1],
+            "relative_bias": bias.data_ptr() + (self.length - 1) * bias.element_size(),  # of distance 0
+            "relative_bias_stride": bias.shape[1],
         }
 
 

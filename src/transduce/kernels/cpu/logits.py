@@ -55,8 +55,7 @@ class LogitsRow:
         """Return (an IR value) the maximum of the logits after the last whole block; -inf if there are none."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
-            value, best = k.load(k.element_pointer(self.pointer, index)), k.load_variable(greatest, k.float32(0.0))
-            k.store(k.maximum(value, best), greatest)
+            k.accumulate(greatest, k.load(k.element_pointer(self.pointer, index)), k.maximum)
         return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
@@ -172,8 +171,7 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
     """
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
-        value, best = k.load_floats(array, number), k.load_variable(greatest, k.splat(0.0))
-        k.store(k.maximum(value, best), greatest)
+        k.accumulate(greatest, k.load_floats(array, number), k.maximum)
     value = k.reduce_max(k.load_variable(greatest, k.splat(0.0)))
     return value, _find(k, array, value, count)
 
@@ -276,8 +274,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
-        best = k.load_variable(greatest, k.splat(0.0))
-        k.store(k.maximum(_greatest_of_vectors(k, line, column, output.vectors), best), greatest)
+        k.accumulate(greatest, _greatest_of_vectors(k, line, column, output.vectors), k.maximum)
     bound = k.splat(k.build.fsub(k.reduce_max(k.load_variable(greatest, k.splat(0.0))), k.float32(_LIKELY)))
     with k.loop(0, output.stride, block) as column:
         is_likely_block = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)

@@ -494,8 +494,7 @@ class Rules:
             with k.loop(0, before) as number:
                 positions = (k.add(start, number) for start in (first, end))
                 one, other = (k.load(k.element_pointer(history, each, I32), I32) for each in positions)
-                differs = k.build.zext(k.build.icmp_signed("!=", one, other), I64)
-                k.store(k.add(k.load_variable(differences, first), differs), differences)
+                k.accumulate(differences, k.build.zext(k.build.icmp_signed("!=", one, other), I64), k.add)
             with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
                 token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
                 line.replace(k.build.zext(token, I64), k.float32(_NEVER))

@@ -240,7 +240,7 @@ class _SequenceAttention:
                         distance = k.build.sub(start, k.add(query, row))
                         score = k.build.fadd(score, k.load_as_float32(head.bias, distance, F32, mask=inside))
                     score = k.build.select(inside, score, k.splat(_NEVER))
-                    k.store(k.maximum(score, k.load_variable(greatest[row], score)), greatest[row])
+                    k.accumulate(greatest[row], score, k.maximum)
                     k.store(score, self._weight(head, row, start))
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
@@ -267,7 +267,7 @@ class _SequenceAttention:
                 value = exponential(k, k.build.fsub(score, limits[row]), keeps_nan=True)
                 # An exponential is never quite zero, but a key that does not exist has no weight at all.
                 value = k.build.select(self._inside(start, head.count), value, k.splat(0.0))
-                k.store(k.build.fadd(k.load_variable(total, value), value), total)
+                k.accumulate(total, value, k.build.fadd)
                 k.store(value, pointer)
         sums = [k.reduce_sum(k.load_variable(total, k.splat(0.0))) for total in totals]
         return [k.build.fdiv(k.float32(1.0), each) for each in sums]

@@ -48,7 +48,7 @@ from transduce.model.attention import QueryKeyNormAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
-from transduce.model.layer_graph import Graph, description_of, refusal, table
+from transduce.model.layer_graph import Graph, Table, description_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
 from transduce.model.transformer import Encoder
 
@@ -345,31 +345,26 @@ _COMPONENTS = {
     "key_value_heads": "equal shared",
     "value_width": "equal",
 }
-COMPILED = table(
-    "the compiled decoder",
-    class_="PrepackedTransformer PrepackedDecoder",
-    linear_layers="CompiledLinear",
-    output_projection="CompiledVocabulary",
-    **_COMPONENTS,
+
+
+def _table(what: str, classes: str, linear: str, projection: str, **changed: str) -> Table:
+    """Return the `Table` of a compiled decoder or encoder: its classes, linear layers, and `_COMPONENTS`."""
+    components = _COMPONENTS | changed
+    return table(what, class_=classes, linear_layers=linear, output_projection=projection, **components)
+
+
+COMPILED = _table(
+    "the compiled decoder", "PrepackedTransformer PrepackedDecoder", "CompiledLinear", "CompiledVocabulary"
 )
 """The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
-COMPILABLE = table(
-    "the compiled decoder",
-    class_="Transformer Decoder",
-    linear_layers="Linear",
-    output_projection="Linear",
-    **_COMPONENTS,
-)
+COMPILABLE = _table("the compiled decoder", "Transformer Decoder", "Linear", "Linear")
 """The `Table` of components and options that a model may have so that its inference copy can be compiled.
 
 An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
-_ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
-ENCODED = table(
-    "the compiled encoder", class_="PrepackedEncoder", linear_layers="CompiledLinear", **_ENCODER_COMPONENTS
-)
+ENCODED = _table("the compiled encoder", "PrepackedEncoder", "CompiledLinear", "Linear", token_types="none some")
 """The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
-ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
+ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", token_types="none some")
 """The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 

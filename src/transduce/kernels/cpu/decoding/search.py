@@ -278,15 +278,11 @@ class CompiledBatchSearch:
         The other search must have the same decoder-only model, the same beam size, and sizes that fit this search's
         buffers; this search must have no forced tokens.
         """
-        is_kind = isinstance(self.state, CompiledPromptState) and self.state.compiled is other.state.compiled
-        return (
-            is_kind
-            and other.options.beam_size == self.options.beam_size
-            and other.list_stride <= self.list_stride
-            and other.capacity <= self.capacity
-            and other.before_stride <= self.before_stride
-            and not self.forced_count
-        )
+        if not isinstance(self.state, CompiledPromptState) or self.state.compiled is not other.state.compiled:
+            return False
+        sizes = ((each.list_stride, each.capacity, each.before_stride) for each in (other, self))
+        fits = all(its <= own for its, own in zip(*sizes, strict=True))
+        return fits and other.options.beam_size == self.options.beam_size and not self.forced_count
 
     def absorb(self, other: "CompiledBatchSearch", indices: Sequence[int]) -> None:
         """Let the live sentences of another search, which has run its first step, join the batch of this search.

@@ -181,8 +181,7 @@ def _write_record(k: KernelBuilder) -> None:
         # Summed in order and in float64, as the search in Python does.
         total = k.variable(ir.Constant(F64, 0.0))
         with k.loop(0, length) as number:
-            token_value = k.build.fpext(fields.element("values", k.add(history, number)), F64)
-            k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
+            k.accumulate(total, k.build.fpext(fields.element("values", k.add(history, number)), F64), k.build.fadd)
         full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.add(length, 1)
         score = k.build.fdiv(full_total, _penalty_of(fields, index, new_length))
@@ -241,7 +240,7 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
         same_kind = k.build.or_(by_score, k.build.icmp_signed("==", other_ended, ended))
         is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
         stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
-        k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
+        k.accumulate(rank, k.build.zext(stays, I64), k.add)
     return k.load_variable(rank, count)
 
 
@@ -306,7 +305,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
     first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
     with k.loop(first, k.add(first, candidates)) as candidate:
         exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
-        k.store(k.add(k.load_variable(ended, candidate), k.build.zext(exists, I64)), ended)
+        k.accumulate(ended, k.build.zext(exists, I64), k.add)
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
     return k.load_variable(ended, first)
 
@@ -337,8 +336,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
-        total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
-        k.store(k.maximum(total, best_so_far), best)
+        k.accumulate(best, select.element("live_totals", number), k.maximum)
     threshold, count = k.variable(k.float32(_MINUS_INFINITY)), fields.element("finished_counts", index, I64)
     has_enough = k.build.and_(
         k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))

@@ -107,7 +107,7 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
             maxima = k.accumulators()
             for column, number in k.each_vector(width):
                 size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(source, column))
-                k.accumulate(maxima, number, size, k.maximum)
+                k.accumulate(maxima[number], size, k.maximum)
             greatest = k.maximum(k.reduce_max(k.combine_accumulators(maxima, k.maximum)), k.float32(_MIN_ROW_MAGNITUDE))
             k.store(k.build.fdiv(greatest, k.float32(float(tile.max_quantized))), k.element_pointer(scales, row))
             inverse = k.splat(k.build.fdiv(k.float32(float(tile.max_quantized)), greatest))
@@ -333,23 +333,15 @@ class CompiledLinear(nn.Module):
         out = rows.new_empty(len(rows), self.padded_outputs)
         rounded = rows.new_empty(len(rows) + READABLE_EXTRA_ROWS, self.width, dtype=torch.int16)
         scales = rows.new_empty(len(rows))
-        sizes, parameters = (len(rows), self.width), (self.weights, self.initial_sums, self.weight_scales, self.bias)
-        _linear_kernel(self.tile).run(
-            rows,
-            *sizes,
-            rounded,
-            scales,
-            *parameters,
-            self.padded_outputs,
-            out,
-            threads=useful_threads(self._work(rows)),
-        )
+        parameters, threads = (self.weights, self.initial_sums, self.weight_scales, self.bias), self._threads(rows)
+        inputs, outputs = (rows, len(rows), self.width, rounded, scales), (self.padded_outputs, out)
+        _linear_kernel(self.tile).run(*inputs, *parameters, *outputs, threads=threads)
         result: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
         return result
 
-    def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for `rows` (N, D), from which the number of threads follows."""
-        return len(rows) * self.width * self.padded_outputs
+    def _threads(self, rows: Tensor) -> int:
+        """Return how many threads to use for `rows` (N, D), which depends on the number of multiply-adds."""
+        return useful_threads(len(rows) * self.width * self.padded_outputs)
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and number format, which `print(model)` shows."""
@@ -422,10 +414,8 @@ class CompiledVocabulary(CompiledLinear):
             return logits
         rows = x.reshape(-1, self.width).contiguous()
         weights = self.exact_weight, file_rows(self.exact_weight), self.bias
-        threads = useful_threads(self._work(rows))
-        _refining_kernel(self.tile).run(
-            rows, len(rows), self.width, *weights, logits, self.padded_outputs, threads=threads
-        )
+        sizes, outputs = (len(rows), self.width), (logits, self.padded_outputs)
+        _refining_kernel(self.tile).run(rows, *sizes, *weights, *outputs, threads=self._threads(rows))
         return logits
 
 

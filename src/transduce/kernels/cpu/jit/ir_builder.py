@@ -467,14 +467,9 @@ class KernelBuilder:
         """
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
-    def accumulate(
-        self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
-    ) -> None:
-        """Emit the update of accumulator `number` to join(value, accumulator).
-
-        `join` is an operation such as addition, and `variables` holds the accumulators' addresses.
-        """
-        self.store(join(value, self.load_variable(variables[number], value)), variables[number])
+    def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
+        """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
+        self.store(join(value, self.load_variable(variable, value)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
         """Return one vector that combines all accumulators pairwise by the operation `join`, such as addition."""
