@@ -269,7 +269,8 @@ def find_compiled_search(
         search = find_batch_search(scorer.state, options._replace(reserved=None))
     if search is None:
         return None
-    reserved = reserved if isinstance(search, JoinableSearch) else None
+    if reserved is not None and not isinstance(search, JoinableSearch):
+        reserved = None
     return CompiledSearch(search, limits, beam, ranking, samples=draw is not None, reserved=reserved)
 
 
