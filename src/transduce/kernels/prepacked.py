@@ -163,19 +163,18 @@ class PrepackedEncoder(PrepackedModel, Encoder):
 
 
 _ATTENTION_PARTS = ("output", "dropout", "score")
-for _kind, _computed, _parts in (
+_CLASSES: tuple[tuple[type[nn.Module], type[nn.Module], tuple[str, ...]], ...] = (
     (PrepackedSelfAttention, MultiHeadAttention, ("projection", *_ATTENTION_PARTS)),
     (PrepackedCrossAttention, MultiHeadAttention, ("query", "key_value", *_ATTENTION_PARTS)),
     (PrepackedNormedSelfAttention, QueryKeyNormAttention, ("projection", *_ATTENTION_PARTS, *QUERY_KEY_NORMS)),
     (PrepackedNormedCrossAttention, QueryKeyNormAttention, ("query", "key_value", *_ATTENTION_PARTS, *QUERY_KEY_NORMS)),
-):
-    register_class(_kind, computes=_computed, children=_parts)
-for _kind, _computed, _parts in (
     (PrepackedTransformer, Transformer, (*TRANSFORMER_PARTS, "prepacked_output")),
     (PrepackedDecoder, Decoder, (*DECODER_PARTS, "prepacked_output")),
     (PrepackedEncoder, Encoder, ENCODER_PARTS),
-):
-    register_class(_kind, computes=_computed, children=_parts, tensors=VOCABULARY_WEIGHTS)
+)
+for _kind, _computed, _parts in _CLASSES:
+    _tensors = VOCABULARY_WEIGHTS if issubclass(_kind, VocabularyModel) else ()
+    register_class(_kind, computes=_computed, children=_parts, tensors=_tensors)
 
 PREPACKABLE = table(
     "a prepacked model",
