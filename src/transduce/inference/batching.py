@@ -197,7 +197,7 @@ class DocumentMemory:
 
 
 class DocumentHistories:
-    """A provider of document context: for texts translated together, it gives each sentence those that precede it."""
+    """A provider of document context: for texts translated together, it gives each sentence the preceding sentences."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
@@ -405,9 +405,9 @@ def check_evaluation_mode(*models: nn.Module) -> None:
 
 @torch.inference_mode()
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Encode texts in batches of similar lengths; yield text indices, token ids (B, S) and states (B, S, D) of each.
+    """Encode texts in batches of similar lengths; yield of each batch text indices, token ids (B, S), states (B, S, D).
 
-    The padded token ids of a batch and the encoder's output states are tensors on the model's device.
+    The padded token ids of the batch and the encoder's output states are tensors on the model's device.
 
     Args:
         model: an encoder.

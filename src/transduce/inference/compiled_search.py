@@ -39,7 +39,7 @@ from transduce.search.rules import (
 )
 from transduce.search.scorer import Hypothesis, LengthPenalty, Ranking, Scorer, Search, SequenceLimits, run_search
 
-_MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search has buffers
+_MAX_NUMBERS = 1 << 22  # maximum number of tokens in all hypotheses together, for which a search allocates buffers
 
 
 class CompiledSearch:

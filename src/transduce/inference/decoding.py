@@ -176,7 +176,7 @@ def make_search(
     coverage: Coverage | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> Search:
-    """Return a search before its first step: compiled if kernels support it, else greedy, sampling or with a beam.
+    """Return a search before its first step: compiled if kernels support it, else a search in PyTorch.
 
     Args:
         scorer: the scorer, which has run no step.

@@ -245,7 +245,7 @@ _MARKS = re.compile(rf"\s*(\.{{3}}|…+|[!?！？؟]+|[{_FULL_STOPS}:：,，、;
 _SENTENCE_MARKS = f"{_FULL_STOPS}!！?？؟…"
 _NARROW_MARKS = str.maketrans(f"{_FULL_STOPS}！？؟：，、،；؛", f"{'.' * len(_FULL_STOPS)}!??:,,,;;")
 _WIDE_MARKS = str.maketrans(".!?:,;", "。！？：，；")
-_MARKS_OF_LANGUAGES = {  # after those of Latin script: a full stop, a question mark, a comma and a semicolon
+_MARKS_OF_LANGUAGES = {  # by language code, the marks that are written instead of `.`, `?`, `,` and `;`
     **dict.fromkeys((*CHINESE, *JAPANESE), "。？，；"),
     **dict.fromkeys(("hi", "ne", "bn", "as", "or", "pa", "sa"), "।?,;"),
     **dict.fromkeys(("ar", "fa", "ps", "ckb", "ug", "sd"), ".؟،؛"),
@@ -339,7 +339,7 @@ def _marks_like(marks: str, target: str, language: str | None) -> str:
 
 
 # --- search ---
-# Where both ways would corrupt the translation, it stays without the term.
+# If neither insertion nor a second search gives a good translation, it stays without the term.
 
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.

@@ -190,7 +190,7 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return a glossary in which these numbers are further terms that stay unchanged, so that they are not lost again.
+    """Return a glossary in which numbers are further terms, to be copied unchanged, so that they are not lost again.
 
     Without numbers, the glossary (which may be None) is returned unchanged.
     """
@@ -219,7 +219,8 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
     """Return the settings of the second search: a beam of at least 8, in which n-grams of this length may not repeat.
 
-    Length 0 keeps the limit on n-grams. Beam groups are not used, and at least one token is required.
+    With length 0, n-grams are restricted as in `search`, the settings of the first search. The second search has no
+    beam groups, and requires at least one token unless `max_length` is 1.
     """
     wide = max(_WIDTH, search.beam_size)
     changes = {

@@ -144,9 +144,9 @@ class DecodingSteps(LogitsState):
         *,
         extra_entries: int = 0,
     ) -> None:
-        """Create a state with a key/value cache for the first steps of `sentences` sentences.
+        """Create a state with a key/value cache that suffices for the first steps of `sentences` sentences.
 
-        The cache has `extra_entries` more entries, such as for prompts.
+        The cache has `extra_entries` entries besides, such as for the tokens of prompts.
         """
         self.model = model
         self.compiled = compiled

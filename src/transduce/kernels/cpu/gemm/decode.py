@@ -45,7 +45,8 @@ from transduce.model.known_classes import register_class
 # A few rows by one block of weights, in bfloat16 or float32. Legend: N rows, D inputs.
 
 
-_UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; more rows hide the latency by themselves
+# Inputs that an iteration multiplies, by number of rows; from 3 rows on, one input per iteration hides the latency.
+_UNROLLED = {1: 4, 2: 4}
 
 
 def _emit_float_micro_kernel(
