@@ -237,7 +237,7 @@ def _join(before: str, after: str) -> str:
     A space is added between two words that would otherwise touch.
     """
     if not before or before.endswith(" "):
-        return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
+        return before + after.lstrip(" ")
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
         return f"{before} {after}"
     return before + after

@@ -5,7 +5,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -521,7 +521,8 @@ def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
 
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
     spans = []
-    for each in marked if isinstance(marked, list | tuple) else [marked]:
+    items: Sequence[Any] = marked if isinstance(marked, list | tuple) else [marked]
+    for each in items:
         is_pair = isinstance(each, tuple | list) and len(each) == 2 and all(type(n) is int for n in each)
         if not is_pair or not 0 <= each[0] <= each[1] <= len(source):
             raise TransduceError(

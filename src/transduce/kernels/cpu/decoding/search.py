@@ -72,9 +72,7 @@ class CompiledBatchSearch:
         self.forced_count = max(map(len, options.rules.forced), default=0)
         penalties = options.rules.penalties
         self.before = [] if penalties is None else penalties.before
-        self.before_stride = max(map(len, self.before), default=0)
-        if penalties is not None:
-            self.before_stride = max(self.before_stride, reserved.positions)
+        self.before_stride = 0 if penalties is None else max([reserved.positions, *map(len, self.before)])
         self.uniform = None if options.sampling is None else self._with_capacity(options.sampling.uniform)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
