@@ -155,7 +155,7 @@ class CompiledKernel:
 
         A tensor stands for the address of its first element, and None for 0.
         """
-        numbers = (each if isinstance(each, int) else address_of(each) for each in values)
+        numbers = (each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in values)
         self.run_array((ctypes.c_int64 * len(values))(*numbers), threads or torch.get_num_threads())
 
     def run_array(self, numbers: Any, threads: int) -> None:
