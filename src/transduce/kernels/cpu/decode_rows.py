@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import row_pointer
 from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
 from transduce.model.layers import StackPositions
 
 # --- embeddings, norms and attention ---
@@ -552,17 +553,16 @@ class PositionTables(NamedTuple):
 class GrowingTables:
     """Position encoding tables of an encoder or decoder, which are computed anew for a longer sequence."""
 
-    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
+    def __init__(self, embedding: Embedding, positions: StackPositions, config: ModelConfig) -> None:
         """Create empty position tables, which grow on demand.
 
         Args:
+            embedding: the encoder's or decoder's embedding, whose position encodings are added to embedded tokens.
             positions: the position encodings of the encoder's or decoder's layers.
-            add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
-            max_positions: the greatest number of positions that the model supports.
+            config: the model's configuration.
         """
-        self._positions = positions
-        self._add = add
-        self._most = max_positions
+        self._embedding, self._positions, self._d_model = embedding, positions, config.d_model
+        self._most = config.max_positions if config.positions == "learned" else 2**31  # that the model supports
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
@@ -582,7 +582,8 @@ class GrowingTables:
         A table that the model does not use is empty.
         """
         rotary, bias = self._positions.rotary, self._positions.bias
-        added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
+        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._d_model))[0]
+        angles = relative_bias = torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)
             angles = torch.cat([rotation.cosine, rotation.sine], dim=1)

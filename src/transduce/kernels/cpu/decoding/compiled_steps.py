@@ -49,7 +49,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
 from transduce.model.layer_graph import Graph, Table, description_of, refusal, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
+from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.transformer import Encoder
 
 # --- the encoder: its layers over whole texts without padding, a chunk of texts at a time ---
@@ -482,23 +482,12 @@ def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]
 
     If the model has one stack of layers, the pair has the same object twice.
     """
+    config = model.config
     if isinstance(model, PrepackedDecoder | PrepackedEncoder):
-        tables = _tables(model.embedding, model.positions, model.config)
+        tables = GrowingTables(model.embedding, model.positions, config)
         return tables, tables
-    return (
-        _tables(model.source_embedding, model.encoder_positions, model.config),
-        _tables(model.target_embedding, model.decoder_positions, model.config),
-    )
-
-
-def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    """Return the position encoding tables of an encoder or decoder, which grow with the longest sequence."""
-
-    def added_encodings(count: int) -> Tensor:
-        table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]
-        return table
-
-    return GrowingTables(positions, added_encodings, config.max_positions if config.positions == "learned" else 2**31)
+    encoder = GrowingTables(model.source_embedding, model.encoder_positions, config)
+    return encoder, GrowingTables(model.target_embedding, model.decoder_positions, config)
 
 
 _COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = WeakKeyDictionary()
