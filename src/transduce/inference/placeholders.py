@@ -362,9 +362,9 @@ class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
-        """Create a translator of sentences with protected spans; `sampled` keeps all alternatives that become equal.
+        """Create a translator of sentences with protected spans, from the model's tokenizer and target language.
 
-        Other searches keep only the first of alternatives with equal text.
+        Of alternatives whose texts become equal, all are kept if they were `sampled`, otherwise only the first.
         """
         self._tokenizer = tokenizer
         self._sampled = sampled

@@ -218,7 +218,7 @@ class ModelEmitter:
         self._norm_embedded(embedding)
 
     def _call(self, name: str, *values: Value) -> None:
-        """Emit a call of the function `name` with `values`, the thread's index and number, and then a barrier."""
+        """Emit a call of the function `name`, and a barrier; the thread's index and the number of threads come last."""
         self.k.call(name, *values, *self.share)
         self.k.barrier(self.share[1])
 
