@@ -79,7 +79,7 @@ class MaskedPart(NamedTuple):
         rest = self.original.text
         for run in reversed(self.runs):
             rest = rest[: run.source.start] + rest[run.source.end :]
-        return not any(unicodedata.category(character).startswith("L") for character in rest)
+        return not any(map(str.isalpha, rest))
 
     def copy(self) -> Translation:
         """Return a translation whose text is the source itself, since nothing in it is to be translated."""
