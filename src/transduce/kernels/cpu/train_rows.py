@@ -404,7 +404,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
         maxima = k.accumulators(_NEVER)
         for column, inside, number in self._vectors(width):
-            k.accumulate(maxima, number, self._logits(args, row, column, inside), k.maximum)
+            k.accumulate(maxima[number], self._logits(args, row, column, inside), k.maximum)
         greatest = k.reduce_max(k.combine_accumulators(maxima, k.maximum))
         totals = k.accumulators()
         for column, inside, number in self._vectors(width):
@@ -413,7 +413,7 @@ class RowKernelEmitter:
             if inside is not None:
                 value = k.build.select(inside, value, k.splat(0.0))
             k.store(value, k.element_pointer(scratch, column))
-            k.accumulate(totals, number, value, k.build.fadd)
+            k.accumulate(totals[number], value, k.build.fadd)
         total = k.reduce_sum(k.combine_accumulators(totals, k.build.fadd))
         logarithm = k.intrinsic("llvm.log.f32", F32, total)
         k.store(k.build.fadd(greatest, logarithm), k.element_pointer(k.pointer(args.normalizers), row))
