@@ -373,7 +373,7 @@ REQUESTS = [
 
 @contextmanager
 def working() -> Iterator[Batcher]:
-    batcher = Batcher(max_running=9, max_waiting=9, batch_tokens=1000, gather_seconds=0.0)
+    batcher = Batcher(ServingSettings(max_running=9, max_waiting=9, batch_tokens=1000, gather_milliseconds=0.0))
     workers = Workers(batcher, Metrics(), workers=1, threads=1)
     workers.start()
     try:

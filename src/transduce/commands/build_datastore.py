@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Build a datastore of sentence pairs, write it, print its effect on the model's loss, and return 0."""
+def run(options: argparse.Namespace) -> None:
+    """Build a datastore of sentence pairs, write it, and print its effect on the model's loss."""
     from transduce.inference.datastore import build_datastore
 
     if (options.dev_source is None) != (options.dev_target is None):
@@ -110,7 +110,6 @@ def run(options: argparse.Namespace) -> int:
             f"{shell_word(options.output)}{languages}{common_options()}\n"
         )
     )
-    return 0
 
 
 def _report(datastore: "Datastore") -> DatastoreReport:

@@ -40,14 +40,13 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_check_install(options: argparse.Namespace) -> int:
-    """Print a report on the installation (versions, hardware, extras, backends), and on a model if named; return 0."""
+def run_check_install(options: argparse.Namespace) -> None:
+    """Print a report on the installation (versions, hardware, extras, backends), and on a model if one is named."""
     from transduce.inspection.installation import check_install
 
     check_writable(report=options.json, inputs=[options.model])
     report = check_install(options.model, **loading_options(options))
     write_report(report, options.json)
-    return 0
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +55,12 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser.add_argument)
 
 
-def run_verify(options: argparse.Namespace) -> int:
-    """Compare every byte of a model folder with its manifest, print what was checked, and return 0."""
+def run_verify(options: argparse.Namespace) -> None:
+    """Compare every byte of a model folder with its manifest, and print what was checked."""
     from transduce.model_folder.upkeep import verify
 
     check_writable(report=options.json, inputs=[options.folder])
     write_report(verify(options.folder), options.json)
-    return 0
 
 
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +70,7 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Train a few steps twice, once killed and resumed, and print whether results are equal; return 0 if so, else 1."""
+    """Train a few steps twice, once killed and resumed; print whether both end equally, and return 0 if so, else 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]

@@ -58,8 +58,8 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_export(options: argparse.Namespace) -> int:
-    """Export a model to another format, print how well the export agrees with the model, and return 0."""
+def run_export(options: argparse.Namespace) -> None:
+    """Export a model to another format, and print how well the export agrees with the model."""
     from transduce.exchange.export import export
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
@@ -87,7 +87,6 @@ def run_export(options: argparse.Namespace) -> int:
         threads=options.threads,
     )
     write_report(report, options.json)
-    return 0
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +99,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(add)
 
 
-def run_import(options: argparse.Namespace) -> int:
-    """Convert a Hugging Face folder to a model folder, print a report on the model, and return 0."""
+def run_import(options: argparse.Namespace) -> None:
+    """Convert a Hugging Face folder to a model folder, and print a report on the model."""
     from transduce.exchange.import_folder import import_model_folder
 
     check_writable(report=options.json, inputs=[options.folder])
@@ -113,7 +112,6 @@ def run_import(options: argparse.Namespace) -> int:
         target_language=options.target_language,
     )
     write_report(report, options.json)
-    return 0
 
 
 # --- import-tutorial ---
@@ -158,8 +156,8 @@ def add_import_tutorial_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
 
 
-def run_import_tutorial(options: argparse.Namespace) -> int:
-    """Convert a model written after a tutorial, with its word lists, to a model folder; print a report and return 0."""
+def run_import_tutorial(options: argparse.Namespace) -> None:
+    """Convert a model written after a tutorial, with its word lists, to a model folder, and print a report."""
     from transduce.interop.tutorial_files import Listing
     from transduce.model.build import build_model
     from transduce.model.transformer import Decoder, Transformer
@@ -198,7 +196,6 @@ def run_import_tutorial(options: argparse.Namespace) -> int:
             "embeddings.\n"
         )
     sys.stdout.write(localized(report))
-    return 0
 
 
 def _translator(options: argparse.Namespace, listing: "Listing") -> "TutorialModel":
@@ -251,8 +248,8 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     add_languages(parser)
 
 
-def run_quantize(options: argparse.Namespace) -> int:
-    """Store a model's weights in 8 bits, print a report and return 0.
+def run_quantize(options: argparse.Namespace) -> None:
+    """Store a model's weights in 8 bits, and print a report.
 
     With --prove, how often the model then translates as in float32 is also measured, printed and stored.
     """
@@ -266,10 +263,9 @@ def run_quantize(options: argparse.Namespace) -> int:
             "`{option}` describes the lines of `--prove`: name these, too, or leave it out.",
         )
         write_report(quantize_folder(options.folder), options.json)
-        return 0
+        return
     from transduce.inference.evaluate import prove_int8
 
     references = None if options.references is None else list(read_lines(options.references))
     languages = {name: vars(options)[name] for name in LANGUAGE_OPTIONS}
     write_report(prove_int8(options.folder, list(read_lines(options.prove)), references, **languages), options.json)
-    return 0

@@ -110,8 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Continue prompts by a language model, print the texts, and return 0.
+def run(options: argparse.Namespace) -> None:
+    """Continue prompts by a language model, and print the texts.
 
     A single continuation is printed while it is generated; several, or JSON, are printed when complete.
     """
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     generator = load_generator(options.model, **loading_options(options))
     if is_conversation:
         _converse(generator, search, options)
-        return 0
+        return
     _warn_of_unknown(generator, prompts or [prompt])
     if options.chat:
         prompts = [generator.chat_prompt(_messages(options, text)) for text in prompts]
@@ -137,14 +137,13 @@ def run(options: argparse.Namespace) -> int:
         generations = generator(prompts, search=search, one_line=options.one_line)
         reports = (_report(each, search, generator, is_chat=options.chat) for each in generations)
         write_report(GenerationReports(tuple(reports)), options.json)
-        return 0
+        return
     if options.n_best == 1 and options.json is None:
         with standard_output() as output:
             _stream(generator, prompt, search, output, one_line=options.one_line)
-        return 0
+        return
     generation = generator(prompt, search=search, one_line=options.one_line)
     write_report(_report(generation, search, generator, is_chat=options.chat), options.json)
-    return 0
 
 
 def _check_chat(options: argparse.Namespace, *, is_conversation: bool) -> None:

@@ -471,7 +471,7 @@ def _run(arguments: list[str], owns_process: bool) -> int:
     ):
         if owns_process and verb not in _WITHOUT_TORCH:
             _import_torch()
-        return run(options)
+        return run(options) or 0
 
 
 def _import_torch() -> None:
@@ -485,8 +485,13 @@ def _import_torch() -> None:
     gc.enable()
 
 
-def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command."""
+def _functions_of(
+    verb: str,
+) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]:
+    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command.
+
+    The latter returns the command's exit code, or None for 0.
+    """
     name = verb.replace("-", "_")
     if verb in _SHARED_MODULES:
         module = import_module(f"transduce.commands.{_SHARED_MODULES[verb]}")

@@ -342,24 +342,23 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    passed = {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
-    computing = loading_options(options) | {"threads": thread_count(options, first)}
-    return open_translator(folders, **computing, **passed)
+    return open_translator(folders, **translator_arguments(options, first))
 
 
-def thread_count(options: argparse.Namespace, folder: str) -> int | None:
-    """Return the number of compute threads that a command's options ask for: --threads, or None for the default.
+def translator_arguments(options: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Return the keyword arguments of `open_translator` that a command's options describe, as `load_translator` says.
 
-    Without --threads, the number is 1 if the search settings ask for batch-invariant results, which need one thread.
+    Without --threads, the number of threads is 1 if the search settings ask for batch-invariant results, which need
+    one thread, and otherwise None.
 
     Args:
         options: the options of the command.
-        folder: the model folder, whose search settings count.
+        folder: the model folder whose search settings count; the first one of an ensemble.
     """
+    arguments = loading_options(options) | {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
     if options.threads is None and "batch_invariant" in options and search_settings(options, folder).batch_invariant:
-        return 1
-    threads: int | None = options.threads
-    return threads
+        arguments["threads"] = 1
+    return arguments
 
 
 def report_overridden(

@@ -126,12 +126,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve the models' translations over HTTP until a signal arrives, then return 0."""
+def run(options: argparse.Namespace) -> None:
+    """Serve the models' translations over HTTP until a signal arrives."""
     early_reloads: list[int] = []
     with handle_hangup(lambda number, _: early_reloads.append(number)):  # otherwise the signal ends the process
         _serve(options, early_reloads)
-    return 0
 
 
 def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
@@ -168,13 +167,7 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
             settings = msgspec.structs.replace(settings, workers=default_workers(served))
         # On a GPU, a step of few sentences takes as long as one of many.
         settings = msgspec.structs.replace(settings, overtaking=_are_on_cpu(served))
-        service = Service(
-            catalog.models,
-            settings,
-            generators=catalog.generators,
-            profiles=catalog.profiles,
-            threads=options.threads,
-        )
+        service = Service(catalog, settings, threads=options.threads)
         pairs = [f"{model.source_language} → {model.target_language}" for model in models]
         names = ", ".join([*pairs, *service.generators])
         address = address_of(opened, has_tls=settings.tls_certificate is not None)

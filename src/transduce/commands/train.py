@@ -218,8 +218,8 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser, int8=False)
 
 
-def run_demo(options: argparse.Namespace) -> int:
-    """Train a small translator on the built-in corpus, print samples and its result, and return 0.
+def run_demo(options: argparse.Namespace) -> None:
+    """Train a small translator on the built-in corpus, and print samples and its result.
 
     The result is the share of held-out sentences that the translator translates exactly right.
     """
@@ -242,7 +242,6 @@ def run_demo(options: argparse.Namespace) -> int:
         sys.stdout.write(localized(f"\nNext, look into a translation: {next_step}\n"))
         sys.stdout.flush()
     write_report(result, options.json)
-    return 0
 
 
 def _remove_run(folder: Path) -> None:
@@ -305,13 +304,12 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_prepare(options: argparse.Namespace) -> int:
-    """Tokenize a corpus or a shard of it, merge shards, or only train a tokenizer; print a report and return 0."""
+def run_prepare(options: argparse.Namespace) -> None:
+    """Tokenize a corpus or a shard of it, merge shards, or only train a tokenizer, and print a report."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
     check_writable(report=options.json, inputs=read)
     check_folder(options.out)
     write_report(_prepare(options), options.json)
-    return 0
 
 
 def _prepare(options: argparse.Namespace) -> msgspec.Struct:

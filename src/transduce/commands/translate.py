@@ -32,7 +32,7 @@ from transduce.commands.options import (
     standard_output,
     stdin_lines,
     text_argument,
-    thread_count,
+    translator_arguments,
     typed_lines,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
@@ -128,8 +128,8 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Translate the lines of a file or of standard input, or a document, and return 0.
+def run(options: argparse.Namespace) -> None:
+    """Translate the lines of a file or of standard input, or a document.
 
     Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
     """
@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
-        return 0
+        return
     if file and not Path(file).exists():
         raise TransduceError(
             f"{file} does not exist: name a file of sentences, or pipe a sentence in by `echo … | transduce translate`."
@@ -152,7 +152,8 @@ def run(options: argparse.Namespace) -> int:
     format = document_format(file, options)
     if file is not None and format is not None:
         with naming_options(file):
-            return translate_file(options, folders, file, format, job, identity(options, folders, job))
+            translate_file(options, folders, file, format, job, identity(options, folders, job))
+            return
     notes = LineNotes()
     lines = report_long_lines(
         read_lines(file, notes) if file else stdin_lines(notes, is_any_text=options.format == "txt")
@@ -164,7 +165,7 @@ def run(options: argparse.Namespace) -> int:
     line_portions = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
         write_to_file(options, folders, job, line_portions, notes, file)
-        return 0
+        return
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
@@ -172,7 +173,6 @@ def run(options: argparse.Namespace) -> int:
             with name_path_in_errors(options.output or "standard output"):
                 output.write(text.replace("\n", notes.line_end))
                 output.flush()
-    return 0
 
 
 def _check_context(options: argparse.Namespace, folder: str) -> int:
@@ -339,19 +339,9 @@ def _translate_portions(
     if directions := read_directions(Path(folders[0])):
         pair = choose_direction(directions, options.source_language, options.target_language)
         warn_untrained_direction(directions, *pair)
-    threads = detect_machine(options.device, thread_count(options, folders[0])).threads
-    worker_settings = WorkerSettings(
-        folders=folders,
-        job=job,
-        precision=options.precision,
-        device=options.device,
-        threads=max(1, threads // options.workers),
-        source_language=options.source_language,
-        target_language=options.target_language,
-        tag=options.tag,
-        datastore=options.datastore,
-        plugins=tuple(options.plugin),
-    )
+    loading = translator_arguments(options, folders[0])
+    loading["threads"] = max(1, detect_machine(options.device, loading["threads"]).threads // options.workers)
+    worker_settings = WorkerSettings(folders=folders, job=job, loading=loading, plugins=tuple(options.plugin))
     with Workers(worker_settings, options.workers) as workers:
         yield from workers.translate(portions)
 

@@ -126,8 +126,8 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 def translate_file(
     options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "LineOptions", identity: bytes
-) -> int:
-    """Translate a document, write it to --output, report warnings on standard error, and return 0.
+) -> None:
+    """Translate a document, write it to --output, and report warnings on standard error.
 
     Without --output, text goes to standard output, and an archive such as .docx beside the document, with the target
     language in its name.
@@ -165,13 +165,8 @@ def translate_file(
         format=format.name,
         columns=tuple(options.columns or ()),
         fields=tuple(options.fields or ()),
-        keep_source=options.keep_source,
-        join_lines=options.join_lines,
-        overwrite=options.overwrite,
-        overwrite_fuzzy=options.overwrite_fuzzy,
-        mark_fuzzy=options.mark_fuzzy,
-        encoding=options.encoding,
         target_language=translator.target_language,
+        **{name: vars(options)[name] for name in ("join_lines", *_SETTINGS) if name not in ("columns", "fields")},
     )
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
@@ -203,7 +198,6 @@ def translate_file(
                 "after a review; --overwrite-fuzzy translates them again.\n"
             )
         )
-    return 0
 
 
 _MAX_SHOWN = 3  # messages or units that are listed

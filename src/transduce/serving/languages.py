@@ -96,9 +96,9 @@ class Routes:
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
-    def named_pairs(self) -> list[tuple[str, str]]:
-        """A list of the language pairs with the codes that the models themselves use, in the order of the models."""
-        return [(model.source_language, model.target_language) for model in self._models.values()]
+    def by_name(self) -> dict[str, Model]:
+        """Dict: name → model, in order; a model's name is its language pair in its own spelling, such as `zh-en`."""
+        return {f"{model.source_language}-{model.target_language}": model for model in self._models.values()}
 
     def own_code(self, code: str) -> str:
         """Return the code that the models use for a language by its canonical code, such as `zh` for `zh-Hans`.
@@ -175,7 +175,7 @@ class Routes:
         """
         model = self._models.get((source, target))
         if model is None and source != target:
-            served = ", ".join(f"{own_source} → {own_target}" for own_source, own_target in self.named_pairs)
+            served = ", ".join(f"{each.source_language} → {each.target_language}" for each in self._models.values())
             raise invalid_request(
                 f"there is no model from {self.own_code(source)} to {self.own_code(target)}, only {served}"
             )
@@ -305,7 +305,7 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
     The weights are normalized to sum to 1. For a text without letters of these scripts all are equal.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
-    weights = {code: _share(names, _letters_of(code)) for code in codes}
+    weights = {code: float(sum(map(bool, map(_letters_of(code).match, names)))) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
         weights = {code: weight * (0.1 if short_code(code) == "ja" else 1.0) for code, weight in weights.items()}
@@ -320,7 +320,3 @@ def has_letters_of(text: str, code: str) -> bool:
     """
     letters = _letters_of(code)
     return any(letters.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
-
-
-def _share(names: Sequence[str], letters: re.Pattern[str]) -> float:
-    return sum(letters.match(name) is not None for name in names) / len(names) if names else 0.0

@@ -1,7 +1,6 @@
 """Translate uploaded documents in the background, and keep a limited number of results for a limited time."""
 
 import asyncio
-import contextlib
 import hmac
 import html
 import logging
@@ -30,7 +29,7 @@ from transduce.documents.translate import (
 from transduce.documents.units import DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import without_protected
-from transduce.serving.batching import ClientGoneError, deadline_error
+from transduce.serving.batching import ClientGoneError, call_in_loop, deadline_error
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
@@ -145,8 +144,7 @@ class DocumentTranslation:
             error = RequestError(
                 400, "The document is damaged, or has a form that cannot be translated: save it again."
             )
-        with contextlib.suppress(RuntimeError):  # the event loop has been closed
-            self._loop.call_soon_threadsafe(self._finish, result, error)
+        call_in_loop(self._loop, self._finish, result, error)
 
     def _translate(self) -> bytes:
         settings = self._service.settings
