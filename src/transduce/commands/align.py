@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scripts without spaces)",
     )
     add("--target-words", metavar="FILE", help="the translations with a space after each word (same default)")
-    heads = parser.add_argument_group("choice of attention heads")
-    heads.add_argument("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
-    heads.add_argument(
+    heads = parser.add_argument_group("choice of attention heads").add_argument
+    heads("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
+    heads(
         "--learn",
         metavar="FILE",
         help="choose heads by the alignments of --known and write them here; a hundred lines suffice. Without --known: "
         "learn from these lines alone which heads align and which words translate each other",
     )
-    heads.add_argument(
+    heads(
         "--known",
         metavar="FILE",
         help="reference alignments of these lines, as `0-0 1-2`: to choose heads with --learn, otherwise to compare",

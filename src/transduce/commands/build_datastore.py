@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="FILE", help="their translations, one per line")
     add("--output", required=True, metavar="FILE", help="write the datastore here")
     add_json(add)
-    tuning = parser.add_argument_group("choice of the retrieval weight")
-    tuning.add_argument(
+    tuning = parser.add_argument_group("choice of the retrieval weight").add_argument
+    tuning(
         "--dev-source",
         metavar="FILE",
         help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
     )
-    tuning.add_argument("--dev-target", metavar="FILE", help="translations of --dev-source")
+    tuning("--dev-target", metavar="FILE", help="translations of --dev-source")
     add_languages(parser)
     add_computing(parser)
 

@@ -98,30 +98,30 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
     add_json(add)
-    corpus = parser.add_argument_group("corpus")
-    corpus.add_argument(
+    corpus = parser.add_argument_group("corpus").add_argument
+    corpus(
         "--source",
         nargs="+",
         metavar="FILE",
         help="source text, one sentence per line, plain or compressed; or files of pairs",
     )
-    corpus.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
-    corpus.add_argument(
+    corpus("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    corpus(
         "--test-source",
         nargs="+",
         default=[],
         metavar="FILE",
         help="test set, whose sentences are searched in the text",
     )
-    corpus.add_argument("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
-    corpus.add_argument(
+    corpus("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
+    corpus(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
         help="language codes, if columns or fields of pairs are named after them",
     )
-    add_settings(corpus.add_argument, "columns")
-    corpus.add_argument("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
+    add_settings(corpus, "columns")
+    corpus("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
     add_device(parser)  # no --precision: the doctor computes in float64
 
 

@@ -221,9 +221,9 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", required=True, metavar="FILE", help="human translations of the source, one per line")
     add("--language", metavar="CODE", help="target language (default: the model's, or the reference's suffix)")
     add_json(add, "the comparison")
-    tests = parser.add_argument_group("significance tests")
-    tests.add_argument("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
-    tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
+    tests = parser.add_argument_group("significance tests").add_argument
+    tests("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
+    tests("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
     add_scoring(parser)
     add_search(parser)
     add_languages(parser)

@@ -96,12 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(add, *_SEARCH_OPTIONS, table=SEARCH_OPTIONS)
     add_json(add, "the texts with their probabilities")
     add_sampling(parser.add_argument_group("sampling").add_argument, temperature=_TEMPERATURE)
-    search = parser.add_argument_group("search instead of sampling")
-    search.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    search.add_argument(
-        "--beam-size", type=int, default=0, metavar="N", help="hypotheses of a beam search; 0: no beam search"
-    )
-    search.add_argument(
+    search = parser.add_argument_group("search instead of sampling").add_argument
+    search("--greedy", action="store_true", help="always take the most likely token")
+    search("--beam-size", type=int, default=0, metavar="N", help="hypotheses of a beam search; 0: no beam search")
+    search(
         "--length-penalty",
         type=float,
         metavar="ALPHA",

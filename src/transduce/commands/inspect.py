@@ -83,51 +83,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show which words made each word of the output, by this method, in place of attention; the page of --html "
         "opens with it",
     )
-    page = parser.add_argument_group("page (with --html)")
-    page.add_argument(
-        "--more", nargs="+", type=text_argument, metavar="TEXT", help="further sentences; two are shown side by side"
-    )
-    page.add_argument("--beside", metavar="MODEL", help="another translator, shown beside the first one")
-    causal = parser.add_argument_group("causal tools (one at a time)")
-    causal.add_argument(
+    page = parser.add_argument_group("page (with --html)").add_argument
+    page("--more", nargs="+", type=text_argument, metavar="TEXT", help="further sentences; two are shown side by side")
+    page("--beside", metavar="MODEL", help="another translator, shown beside the first one")
+    causal = parser.add_argument_group("causal tools (one at a time)").add_argument
+    causal(
         "--ablate",
         choices=ABLATION_FILLS,
         help="show how much the output depends on each head and layer, which are replaced by zeros or by their mean",
     )
-    causal.add_argument("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
-    causal.add_argument(
+    causal("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
+    causal(
         "--patch-from",
         type=text_argument,
         metavar="TEXT",
         help="show which activations of this sentence, put into the other one, bring back its answer",
     )
-    causal.add_argument(
-        "--answers", nargs=2, type=text_argument, metavar="TOKEN", help="the answers to this and the other sentence"
-    )
-    causal.add_argument(
-        "--after", type=text_argument, metavar="TEXT", help="the beginning of the translation before the answers"
-    )
-    causal.add_argument("--logit-lens", action="store_true", help="show what the model would predict after each layer")
-    causal.add_argument(
+    causal("--answers", nargs=2, type=text_argument, metavar="TOKEN", help="the answers to this and the other sentence")
+    causal("--after", type=text_argument, metavar="TEXT", help="the beginning of the translation before the answers")
+    causal("--logit-lens", action="store_true", help="show what the model would predict after each layer")
+    causal(
         "--probe",
         nargs=2,
         metavar=("TEXTS", "LABELS"),
         help="show how well each layer tells labels: a file of texts, and one with a label for each line or word",
     )
-    causal.add_argument(
-        "--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)"
-    )
-    pronoun = parser.add_argument_group("pronoun")
-    pronoun.add_argument(
-        "--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word"
-    )
-    pronoun.add_argument(
+    causal("--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)")
+    pronoun = parser.add_argument_group("pronoun").add_argument
+    pronoun("--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word")
+    pronoun(
         "--antecedent", type=text_argument, metavar="WORD", help="its antecedent: heads that attend to it are marked"
     )
-    pronoun.add_argument(
+    pronoun(
         "--among", nargs="+", type=text_argument, metavar="WORD", help="the earlier words that may be its antecedent"
     )
-    pronoun.add_argument(
+    pronoun(
         "--translation-of",
         type=text_argument,
         metavar="TEXT",

@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -180,8 +181,8 @@ SEARCH_OPTIONS = {
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
-    group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
-    add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+    group = parser.add_argument_group("search (defaults: the settings in the model's folder)").add_argument
+    add_settings(group, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
 
 
 def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -259,23 +260,17 @@ LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
 
 def add_languages(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for multilingual models: --source-language, --target-language and --tag."""
-    group = parser.add_argument_group("languages (defaults: those of the model's folder)")
-    group.add_argument(
-        "--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans"
-    )
-    group.add_argument(
-        "--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra"
-    )
-    group.add_argument("--tag", metavar="NAME", help="tag of the texts, for models that were trained on tagged corpora")
+    group = parser.add_argument_group("languages (defaults: those of the model's folder)").add_argument
+    group("--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans")
+    group("--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra")
+    group("--tag", metavar="NAME", help="tag of the texts, for models that were trained on tagged corpora")
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for computing BLEU: --tokenize and --lowercase."""
-    group = parser.add_argument_group("scoring")
-    group.add_argument(
-        "--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)"
-    )
-    group.add_argument("--lowercase", action="store_true", help="ignore case")
+    group = parser.add_argument_group("scoring").add_argument
+    group("--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)")
+    group("--lowercase", action="store_true", help="ignore case")
 
 
 def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -439,13 +434,14 @@ def check_writable(
         inputs: files, lists of files and model folders that are read; None: an option that is not set.
 
     Raises:
-        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input, or
-            another output.
+        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input,
+            another output, or a symbolic link that leads back to itself.
     """
     if "-" in paths:
         raise TransduceError("`-` means standard output, but a file is needed here: name one.")
     files = [path for path in (*paths, None if report == "-" else report) if path]
     for path in map(Path, files):
+        _refuse_circular_link(path)
         target = link_target(path)
         if not target.parent.is_dir():
             raise TransduceError(f"{path} cannot be written: there is no folder {target.parent}.")
@@ -465,6 +461,21 @@ def check_writable(
         for location in read:
             if path.exists() and (_is_model_file(path, location) if location.is_dir() else _is_same(path, location)):
                 raise TransduceError(f"{path} is read here, and would be replaced: name another file to write.")
+
+
+def _refuse_circular_link(path: Path) -> None:
+    """Raise an error for a path that cannot be followed, since a symbolic link in it leads back to itself.
+
+    Raises:
+        TransduceError: the path has such a link.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise TransduceError(
+                f"{path} cannot be written: a symbolic link in it leads back to itself, so name another place."
+            ) from None
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -492,9 +503,10 @@ def check_folder(path: str) -> None:
     """Raise an error, before any work is done, if a folder could not be created or written to; it need not exist.
 
     Raises:
-        TransduceError: a part of the path is a file, or not writable.
+        TransduceError: a part of the path is a file, a symbolic link that leads back to itself, or not writable.
     """
     location = as_path(path, "The folder to write")
+    _refuse_circular_link(location)
     while not location.exists() and location != location.parent:
         location = location.parent
     if not location.is_dir():

@@ -71,38 +71,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"write a picture ({', '.join(PICTURE_SUFFIXES)}) (default: draw in the terminal)",
     )
-    positions = parser.add_argument_group("positions, rotation and masks")
-    positions.add_argument("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
-    positions.add_argument("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
-    positions.add_argument(
+    positions = parser.add_argument_group("positions, rotation and masks").add_argument
+    positions("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
+    positions("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
+    positions(
         "--d-model",
         type=int,
         nargs="+",
         metavar="N",
         help="width (default: 128; schedule: 512; rotation: 64, of a head)",
     )
-    schedules = parser.add_argument_group("schedule")
-    schedules.add_argument(
+    schedules = parser.add_argument_group("schedule").add_argument
+    schedules(
         "--schedule",
         nargs="+",
         choices=get_args(ScheduleName),
         metavar="NAME",
         help=f"one or more of {', '.join(get_args(ScheduleName))} (default: inverse-sqrt)",
     )
-    schedules.add_argument(
-        "--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (default: 4000)"
-    )
-    schedules.add_argument("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
-    attention = parser.add_argument_group("attention")
-    attention.add_argument(
+    schedules("--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (default: 4000)")
+    schedules("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
+    attention = parser.add_argument_group("attention").add_argument
+    attention(
         "--attention",
         choices=("memory", "encoder", "decoder"),
         help="which attention (default: memory if the model has it)",
     )
-    attention.add_argument("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
-    lengths = parser.add_argument_group("lengths")
-    lengths.add_argument("--source", metavar="FILE", help="source sentences of the test set, one per line")
-    lengths.add_argument("--reference", metavar="FILE", help="their human translations, one per line")
+    attention("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
+    lengths = parser.add_argument_group("lengths").add_argument
+    lengths("--source", metavar="FILE", help="source sentences of the test set, one per line")
+    lengths("--reference", metavar="FILE", help="their human translations, one per line")
     add_languages(parser)
     add_computing(parser)
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from transduce.evaluation.forecasts import ForecastReport
     from transduce.evaluation.label_scores import BracketReport
     from transduce.inference.classifier import Classification, Classifier
-    from transduce.inference.embedder import Embedder
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
@@ -368,14 +367,14 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return each text with its masks filled and, below the text, a line of candidates for each mask."""
-        return "\n".join("\n".join([filling.text, *_format_masks(filling)]) for filling in self.fillings)
-
-
-def _format_masks(filling: "Filling") -> list[str]:
-    return [
-        "  " + "  ".join(f"{_format_candidate(candidate)} {candidate.probability:.3f}" for candidate in mask)
-        for mask in filling.masks
-    ]
+        lines = []
+        for filling in self.fillings:
+            lines.append(filling.text)
+            candidates = (
+                [f"{_format_candidate(each)} {each.probability:.3f}" for each in mask] for mask in filling.masks
+            )
+            lines += ("  " + "  ".join(shown) for shown in candidates)
+        return "\n".join(lines)
 
 
 def _format_candidate(candidate: "Candidate") -> str:
@@ -518,8 +517,8 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add("table", metavar="FILE", help="a .csv or .tsv table, plain or gzip, with a header; the newest line comes last")
     add("--steps", type=int, metavar="N", help="points to forecast (default: as many as in training)")
     add("--output", metavar="FILE", type=file_or_stream, help="write the table here (default: standard output)")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
+    sampling = parser.add_argument_group("sampling").add_argument
+    sampling(
         "--samples",
         type=int,
         default=0,
@@ -527,27 +526,27 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw N trajectories, and print the range of the middle 80 %% of them; for models trained with "
         "task.series.likelihood=gaussian",
     )
-    sampling.add_argument("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
-    scoring = parser.add_argument_group("scoring")
-    scoring.add_argument(
+    sampling("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
+    scoring = parser.add_argument_group("scoring").add_argument
+    scoring(
         "--score",
         action="store_true",
         help="forecast the table's own points instead, and report the errors; of the table of training, only the last "
         "tenth is unseen (see --last)",
     )
-    scoring.add_argument(
+    scoring(
         "--last",
         type=int,
         metavar="N",
         help="with --score: use only the last N points, rounded down to a multiple of --steps (default: all)",
     )
-    scoring.add_argument(
+    scoring(
         "--season",
         type=int,
         metavar="N",
         help="with --score: points of a season, which a baseline repeats (default: the model's)",
     )
-    add_json(scoring.add_argument, needs="--score")
+    add_json(scoring, needs="--score")
     add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 

@@ -289,19 +289,13 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         *("back_translated", "columns", "weight_column", "document_column", "context_before", "strict_format"),
         "languages",
     )
-    tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument(
-        "--tokenizer", metavar="DIR", help="use this tokenizer, or this model's (default: train a new one)"
-    )
-    tokenizer.add_argument(
-        "--tokenizer-only", action="store_true", help="only train the tokenizer, for shards to be prepared later"
-    )
-    shards = parser.add_argument_group("shards and processes")
-    shards.add_argument("--shard", metavar="I/N", help="prepare the I-th of N parts, to be merged with the others")
-    shards.add_argument("--merge", nargs="+", metavar="DIR", help="merge these shards into one corpus")
-    shards.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: by cores and pairs; 1 for a shard)"
-    )
+    tokenizer = parser.add_argument_group("tokenizer").add_argument
+    tokenizer("--tokenizer", metavar="DIR", help="use this tokenizer, or this model's (default: train a new one)")
+    tokenizer("--tokenizer-only", action="store_true", help="only train the tokenizer, for shards to be prepared later")
+    shards = parser.add_argument_group("shards and processes").add_argument
+    shards("--shard", metavar="I/N", help="prepare the I-th of N parts, to be merged with the others")
+    shards("--merge", nargs="+", metavar="DIR", help="merge these shards into one corpus")
+    shards("--workers", type=int, metavar="N", help="processes (default: by cores and pairs; 1 for a shard)")
 
 
 def run_prepare(options: argparse.Namespace) -> None:

@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_text(parser)
     parser.add_argument("--redecode", action="store_true", help="re-decode translations that have quality warnings")
-    terms = parser.add_argument_group("required text")
-    terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
-    terms.add_argument(
+    terms = parser.add_argument_group("required text").add_argument
+    terms("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
+    terms(
         "--must-contain",
         action="append",
         default=[],
@@ -75,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PHRASE",
         help="every translation contains this phrase; can be repeated",
     )
-    terms.add_argument(
-        "--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs"
-    )
+    terms("--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs")
     add_glossary(parser)
     add_datastore(parser)
     add_search(parser)
@@ -92,20 +90,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_text(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for how texts are read: --split-sentences, --join-lines and --protect."""
-    group = parser.add_argument_group("text")
-    group.add_argument(
+    group = parser.add_argument_group("text").add_argument
+    group(
         "--split-sentences",
         choices=get_args(SplitSentences),
         default="auto",
         help="translate each sentence of a line by itself; auto: unless the model was trained on lines with several "
         "sentences",
     )
-    group.add_argument(
+    group(
         "--join-lines",
         action="store_true",
         help="join the lines of each paragraph, for text that is wrapped by width; empty lines separate paragraphs",
     )
-    group.add_argument(
+    group(
         "--protect",
         action="append",
         default=[],
@@ -116,16 +114,11 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for large files: --output, --resume, --shard and --workers."""
-    group = parser.add_argument_group("large files")
-    group.add_argument(
-        "--output",
-        metavar="FILE",
-        type=file_or_stream,
-        help="write here, atomically (default: standard output)",
-    )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
-    group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
-    group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
+    group = parser.add_argument_group("large files").add_argument
+    group("--output", metavar="FILE", type=file_or_stream, help="write here, atomically (default: standard output)")
+    group("--resume", action="store_true", help="continue an interrupted --output")
+    group("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
+    group("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -53,41 +53,37 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce translate` for documents, such as --format, --columns and --keep-source."""
     group = parser.add_argument_group(
         "documents", f"files that end in {known_suffixes()}; only their text is translated"
-    )
-    group.add_argument(
+    ).add_argument
+    group(
         "--format",
         choices=FORMATS,
         help="format of the file (default: by its name and content; txt: translate the lines of any text file)",
     )
-    group.add_argument(
+    group(
         "--columns",
         action="append",
         metavar="NAME",
         help="csv and tsv: translate this column, by its name in the first row or its number; can be repeated",
     )
-    group.add_argument(
+    group(
         "--fields",
         action="append",
         metavar="PATH",
         help="json and jsonl: translate only these values, such as items.*.title; can be repeated",
     )
-    group.add_argument(
+    group(
         "--keep-source",
         action="store_true",
         help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
-    group.add_argument("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
-    group.add_argument(
+    group("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
+    group(
         "--overwrite-fuzzy",
         action="store_true",
         help="po: translate entries that are flagged `fuzzy`, too, and remove the flag",
     )
-    group.add_argument(
-        "--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review"
-    )
-    group.add_argument(
-        "--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)"
-    )
+    group("--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review")
+    group("--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)")
 
 
 def document_format(file: str | None, options: argparse.Namespace) -> Format | None:

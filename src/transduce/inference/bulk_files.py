@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, file_sha256, name_path_in_errors, replace_file, write_file
+from transduce.atomic_io import exclusive_lock, file_sha256, link_target, name_path_in_errors, replace_file, write_file
 from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
@@ -289,7 +289,7 @@ class ResumableFile:
             TransduceError: there is an unfinished file and `resume` is False, or the file was started with other
                 options, is shorter than recorded or has an unreadable record.
         """
-        self.path = path = path.resolve() if path.is_symlink() else path  # keeps a symbolic link and writes its target
+        self.path = path = link_target(path)  # keeps a symbolic link and writes its target
         self.partial = path.with_name(f"{path.name}.partial")
         self.side = path.with_name(f"{path.name}.progress")
         self.options_sha256 = hashlib.sha256(options).hexdigest()

@@ -211,8 +211,16 @@ class Completions:
             with_tokens=True,
             before=request.before,
         )
-        stopping_report = None if report is None else _StoppingReport(report, request, model)
-        answers = await self.service.translate(translation, disconnected, stopping_report)
+
+        def report_final(progress: LineProgress) -> None:
+            """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut."""
+            assert report is not None
+            text = progress.text[: _safe_length(progress.text, request.stop)]
+            # A part may have slightly other tokens than the whole text has, so the second half comes at the end.
+            if request.max_tokens is None or len(model.encode_target(text)) <= request.max_tokens // 2:
+                report(LineProgress(index=progress.index, line=progress.line, text=text, draft=text))
+
+        answers = await self.service.translate(translation, disconnected, None if report is None else report_final)
         choices_by_prompt = [_choices_of(answer, request, model) for answer in answers]
         if len(choices_by_prompt) > 1:  # clients find a prompt's choices by their number, but equal ones are left out
             choices_by_prompt = [[*each, *each[-1:] * (request.choices - len(each))] for each in choices_by_prompt]
@@ -455,26 +463,6 @@ class TextFormatter(EventFormatter):
             return b""
         is_first, self._sent = self._sent is None, text
         return self.text(text[len(before) :], is_first=is_first)
-
-
-class _StoppingReport:
-    """A progress callback that passes on a growing translation, never beyond a stop sequence or the maximum length.
-
-    With a maximum length, only text of up to half as many tokens is reported before the end.
-    """
-
-    def __init__(self, report: Report, request: CompletionRequest, model: Model) -> None:
-        self._report = report
-        self._request = request
-        self._model = model
-
-    def __call__(self, progress: LineProgress) -> None:
-        """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut off."""
-        text = progress.text[: _safe_length(progress.text, self._request.stop)]
-        # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
-        max_tokens = self._request.max_tokens
-        if max_tokens is None or len(self._model.encode_target(text)) <= max_tokens // 2:
-            self._report(LineProgress(index=progress.index, line=progress.line, text=text, draft=text))
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:

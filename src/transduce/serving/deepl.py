@@ -21,6 +21,7 @@ from transduce.serving.messages import (
     Operation,
     RequestError,
     UploadedFile,
+    UploadRequest,
     decoding_operation,
     invalid_request,
     refuse_fields,
@@ -34,7 +35,7 @@ from transduce.serving.service import (
     warning_header,
     warning_headers,
 )
-from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore, document_settings
+from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
 from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
@@ -165,10 +166,9 @@ class DeepLGlossaries(msgspec.Struct, kw_only=True, frozen=True):
     glossaries: list[DeepLGlossary]
 
 
-class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class DeepLDocumentRequest(UploadRequest, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The multipart form of `POST /v2/document`: a document to translate, its languages, and options."""
 
-    file: UploadedFile
     target_lang: str
     source_lang: str | None = None
     filename: Annotated[str | None, Meta(description="Replaces the name of the uploaded file.")] = None
@@ -181,10 +181,6 @@ class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
     translation_memory_threshold: Annotated[float | None, Meta(description="Accepted without effect.")] = None
     enable_beta_languages: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
     enable_document_minification: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
-    format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
-    columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
-    fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
-    encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
     auth_key: str | None = None
 
 
@@ -431,7 +427,7 @@ class DeepLHandlers:
             self._source(message),
             message.target_lang,
             self._glossary(message, owner),
-            document_settings(message.format, message.columns, message.fields, message.encoding),
+            message.document_settings,
         )
         translation = self.documents.start(order)
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))

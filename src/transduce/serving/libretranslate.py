@@ -50,7 +50,7 @@ from transduce.serving.service import (
     language_warnings,
     warning_header,
 )
-from transduce.serving.uploads import DocumentOrder, DocumentStore, document_settings
+from transduce.serving.uploads import DocumentOrder, DocumentStore
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
 _TABLES = (".csv", ".tsv", ".tab")  # the web page has no field for the columns to translate
@@ -188,8 +188,8 @@ class LibreTranslateHandlers:
         _check_set(message, ("source", "target"))
         if not message.file.name:
             raise invalid_request("empty file")
-        settings = document_settings(message.format, message.columns, message.fields, message.encoding)
-        translation = self.documents.start(DocumentOrder(message.file, message.source, message.target, None, settings))
+        order = DocumentOrder(message.file, message.source, message.target, None, message.document_settings)
+        translation = self.documents.start(order)
         with watching_disconnect(request) as disconnected:
             await self.documents.wait(translation, disconnected)
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"

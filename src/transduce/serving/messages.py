@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.settings import ServingSettings
@@ -126,16 +127,31 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
     """Codes of the languages that this language can be translated to; its own code is among them."""
 
 
-class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The multipart form of `POST /translate_file`: a document to translate, and its languages."""
+class UploadRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """The fields that the multipart forms with an uploaded document have in common."""
 
     file: Annotated[UploadedFile, Meta(description="The document; its suffix names the format.")]
-    source: Annotated[str, Meta(description="A language code, or `auto`.")]
-    target: str
     format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
     columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
     fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
     encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
+
+    @property
+    def document_settings(self) -> DocumentSettings:
+        """The settings of the document; a field that is None or "" is not set."""
+        return DocumentSettings(
+            format=self.format or None,
+            columns=tuple(self.columns or ()),
+            fields=tuple(self.fields or ()),
+            encoding=self.encoding or None,
+        )
+
+
+class TranslateFileRequest(UploadRequest, kw_only=True, frozen=True):
+    """The multipart form of `POST /translate_file`: a document to translate, and its languages."""
+
+    source: Annotated[str, Meta(description="A language code, or `auto`.")]
+    target: str
     api_key: str | None = None
 
 

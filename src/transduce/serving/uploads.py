@@ -56,15 +56,6 @@ class DocumentOrder(NamedTuple):
     """The document's format and encoding, and which of its texts are translated."""
 
 
-def document_settings(
-    format: str | None, columns: Sequence[str] | None, fields: Sequence[str] | None, encoding: str | None
-) -> DocumentSettings:
-    """Return the settings of an uploaded document by the fields of its form; a field that is None or "" is not set."""
-    return DocumentSettings(
-        format=format or None, columns=tuple(columns or ()), fields=tuple(fields or ()), encoding=encoding or None
-    )
-
-
 class DocumentTranslation:
     """A document that is translated in a thread of its own, whose texts go through the queue of all requests."""
 
