@@ -557,8 +557,8 @@ def run_estimate_quality(options: argparse.Namespace) -> None:
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.redecode, options.output, report=options.json, inputs=inputs)
-    suffix = Path(options.output or ".jsonl").suffix
-    if suffix not in (".tsv", ".csv", ".jsonl"):
+    suffix = None if options.output is None else Path(options.output).suffix
+    if suffix not in (None, ".tsv", ".csv", ".jsonl"):
         raise TransduceError(
             f"`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `{options.output}`."
         )
@@ -587,7 +587,7 @@ def run_estimate_quality(options: argparse.Namespace) -> None:
                 "split such lines into sentences.\n"
             )
         )
-    if options.output is not None:
+    if suffix is not None:
         write_file(Path(options.output), _table(lines, suffix))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)

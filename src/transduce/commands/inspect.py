@@ -45,6 +45,7 @@ _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Names of options of `inspect` that show something else about a sentence than the usual view; at most one
 may be set.
 """
+# The tools that change activations or read single layers, and the tool that an option belongs to.
 _CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
 _TOOL_OF_OPTION = {
     "antecedent": "pronoun",
@@ -157,7 +158,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder of any task (translation, classification, …), by the command's options for loading.
+    """Load the model in a folder, whatever its task (translation, classification, …), as the command's options say.
 
     Raises:
         TransduceError: the model cannot be loaded, or a language option such as --tag is set for a model that does

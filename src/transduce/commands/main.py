@@ -520,12 +520,10 @@ class _Closed(io.RawIOBase):
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:
-        """Raise a TransduceError that says that the standard input is closed."""
+        """Raise a TransduceError that says that the stream is closed."""
         raise TransduceError(self._sentence)
 
-    def write(self, _: object, /) -> NoReturn:
-        """Raise a TransduceError that says that the standard output is closed."""
-        raise TransduceError(self._sentence)
+    write = readinto
 
 
 def replace_closed_streams() -> None:

@@ -113,7 +113,7 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 
     Args:
         parser: the command's parser.
-        int8: offer 8-bit weights as a precision; false for commands that train.
+        int8: offer 8-bit weights as a precision; False: offer what --precision of `transduce train` offers.
     """
     add = add_device(parser)
     if not int8:

@@ -278,7 +278,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
     valid: float
     """Share of the sentences whose parse is a tree over exactly their words, in percent."""
     cut: int
-    """Number of trees that reached their maximum length, and were cut there and closed."""
+    """Number of trees that reached the maximum length, so that they were cut there and their open brackets closed."""
     beam_size: int
 
     def __str__(self) -> str:

@@ -362,7 +362,7 @@ def write_to_file(
     Raises:
         TransduceError: the file is complete, but older than the input.
     """
-    from transduce.inference.bulk_files import ResumableFile
+    from transduce.inference.bulk_files import ResumableFile, skip_lines
 
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
@@ -371,12 +371,20 @@ def write_to_file(
             sys.stderr.write(
                 localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
             )
-        else:
-            try:
-                _write(file, options, folders, job, portions, notes)
-            except (KeyboardInterrupt, SystemExit):
-                sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
-                raise
+            return
+        try:
+            if file.progress.lines:
+                done, portions = skip_lines(portions, file.progress.lines)
+                file.line_end = notes.line_end
+                file.skip(done)
+                sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
+            elif options.resume:
+                sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
+            file.open()
+            _write(file, translate_with_warnings(options, folders, job, portions), notes)
+        except (KeyboardInterrupt, SystemExit):
+            sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
+            raise
 
 
 def _refuse_older_than(source: str | None, output: Path) -> None:
@@ -405,26 +413,18 @@ def _describe_interruption(file: "ResumableFile") -> str:
     )
 
 
-def _write(
-    file: "ResumableFile",
-    options: argparse.Namespace,
-    folders: list[str],
-    job: "LineOptions",
-    portions: "Iterable[Portion]",
-    notes: LineNotes,
-) -> None:
-    from transduce.inference.bulk_files import ReportClock, skip_lines
+def _write(file: "ResumableFile", translated: "Iterable[tuple[Portion, str]]", notes: LineNotes) -> None:
+    """Append translated groups of lines to an open output file, report the progress now and then, and finish the file.
 
-    if file.progress.lines:
-        done, portions = skip_lines(portions, file.progress.lines)
-        file.line_end = notes.line_end
-        file.skip(done)
-        sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
-    elif options.resume:
-        sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
-    file.open()
+    Args:
+        file: the file.
+        translated: the groups of input lines with their translated text.
+        notes: has the end of the input's first line, with which the output's lines end.
+    """
+    from transduce.inference.bulk_files import ReportClock
+
     clock, before = ReportClock(), file.progress.lines
-    for portion, text in translate_with_warnings(options, folders, job, portions):
+    for portion, text in translated:
         file.line_end = notes.line_end
         file.append(portion.lines, text)
         if clock.is_due():

@@ -212,9 +212,9 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether waiting for more jobs is useless.
+        """Return whether a batch need not wait for more jobs.
 
-        It is if these `jobs` fill a batch, or if as many requests as may be decoded at once are decoded or wait.
+        It need not if `jobs` fill it, or if at least `max_running` jobs are running or waiting already.
         """
         tokens = sum(job.total_tokens * job.search.num_hypotheses for job in jobs)
         return tokens >= self.batch_tokens or self.running + self.waiting >= self.max_running
@@ -250,9 +250,9 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return the number of queued sentences, out of `sentences`, for one batch, so that idle workers get some, too.
+        """Return how many of `sentences` queued sentences one batch may take, so that idle workers get some, too.
 
-        If there are fewer than 16 sentences for each worker, fewer workers get some.
+        If there are fewer than 16 sentences for each idle worker, they are divided among fewer workers.
         """
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
@@ -626,7 +626,9 @@ class Workers:
         decoder = batch.head.continuous_decoder()
         try:
             if decoder is None:
-                results = self._results(batch)
+                self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
+                observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
+                results = batch.head.decode(batch.sentences, observer)
             else:
                 self._decode_continuously(batch, decoder, may_grow=may_grow)
         except TransduceError as error:
@@ -664,13 +666,6 @@ class Workers:
                 self.batcher.drop_job(batch, job)
             joining = self.batcher.join(batch, decoder.free_texts) if may_grow else []
 
-    def _results(self, batch: JobBatch) -> list[Any]:
-        self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
-        observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
-        results = batch.sentences[0].job.decode(batch.sentences, observer)
-        assert len(results) == len(batch.sentences), "a batch must have a result for each sentence"
-        return results
-
 
 # --- engine ---
 # Submit the jobs of requests and await their results within the time limits.
@@ -707,15 +702,6 @@ class Engine:
             self.batcher, metrics, workers=settings.workers, overtaking=settings.overtaking, threads=threads
         )
 
-    def check_queue(self) -> None:
-        """Raise an error, before the body of a request is read, if the queue is full.
-
-        Raises:
-            RequestError: status 503, the queue is full.
-        """
-        if not self.batcher.free_slots():
-            raise busy_error()
-
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
         """Decode the jobs of a request together, and return for each job a list with the result of each sentence.
 
@@ -724,7 +710,8 @@ class Engine:
             disconnected: done once the client has disconnected.
 
         Raises:
-            RequestError: the queue is full, the jobs waited too long, or the deadline has passed.
+            RequestError: the queue is full, the jobs waited too long, the deadline has passed, the model failed, or the
+                server is shutting down.
             ClientGoneError: the client disconnected before the answer.
         """
         self.batcher.submit(*jobs)

@@ -88,7 +88,6 @@ class InspectionHandlers:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
         """
         message = await self.checks.read(request, InspectRequest)
-        self.checks.check_key(request, message.api_key)
         model, search = self._select_model(message)
 
         def work(observer: Observer) -> bytes:
@@ -113,7 +112,6 @@ class InspectionHandlers:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
         """
         message = await self.checks.read(request, InterveneRequest)
-        self.checks.check_key(request, message.api_key)
         self._check_text("changed", message.changed or "")
         model, search = self._select_model(message)
         self._check_tokens("changed", message.changed or "", model)

@@ -167,8 +167,8 @@ class Routes:
     def model(self, source: str, target: str) -> Model | None:
         """Return the model for a pair of canonical language codes, or None if a text stays as it is.
 
-        None is returned if source and target are the same language, unless a model such as one of dialogue or of
-        summaries has this pair.
+        None is returned if source and target are the same language, unless a model has this pair, such as one that
+        answers or summarizes texts.
 
         Raises:
             RequestError: there is no model for the pair.
@@ -301,11 +301,11 @@ class Detector:
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
     """Return a dict from each language code to a probability, by the scripts of a text's letters alone.
 
-    A language's weight is the fraction of the letters that are of its script; a text without kana is hardly Japanese.
-    The weights are normalized to sum to 1. For a text without letters of these scripts all are equal.
+    A language's weight is the fraction of the text's letters that are of its script; without kana, Japanese gets a
+    tenth of that. The weights are normalized to sum to 1. A text without letters of these scripts gives equal ones.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
-    weights = {code: float(sum(map(bool, map(_letters_of(code).match, names)))) for code in codes}
+    weights = {code: sum(map(bool, map(_letters_of(code).match, names))) / max(1, len(names)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
         weights = {code: weight * (0.1 if short_code(code) == "ja" else 1.0) for code, weight in weights.items()}

@@ -74,7 +74,6 @@ class LibreTranslateHandlers:
             ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, TranslateRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("q", "source", "target"))
         with refusing_errors():
             glossary = as_glossary(message.glossary)
@@ -131,7 +130,6 @@ class LibreTranslateHandlers:
             RequestError: the request is invalid, or the text is too long.
         """
         message = await self.checks.read(request, DetectRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))
         check_characters(len(message.q), self.service.settings.max_characters)
         detected = self.service.detector.detect(message.q)
@@ -184,7 +182,6 @@ class LibreTranslateHandlers:
             ClientGoneError: the client disconnected before; the document is deleted.
         """
         message = await self.checks.read_upload(request, TranslateFileRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("source", "target"))
         if not message.file.name:
             raise invalid_request("empty file")

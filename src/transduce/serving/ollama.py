@@ -204,7 +204,6 @@ class OllamaHandlers:
         A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, OllamaChatRequest)
-        self.checks.check_key(request)
         for each in message.messages:
             refuse_fields(each, ["images"])
         if not has_chat_template(self.completions, message.model):
@@ -232,7 +231,6 @@ class OllamaHandlers:
         A model with a chat template answers the text as a user's message.
         """
         message = await self.checks.read(request, OllamaGenerateRequest)
-        self.checks.check_key(request)
         prompt = message.prompt
         if has_chat_template(self.completions, message.model) and not message.raw:
             texts = {"system": message.system, "user": message.prompt}

@@ -302,7 +302,6 @@ class OpenAIHandlers:
         A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, ChatRequest)
-        self.checks.check_key(request)
         for field in ("continue_final_message", "chat_template_kwargs"):
             if getattr(message, field) and not has_chat_template(self.completions, message.model):
                 raise unsupported_field(field)
@@ -327,7 +326,6 @@ class OpenAIHandlers:
     async def text(self, request: Request) -> Response:
         """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
-        self.checks.check_key(request)
         if message.logprobs:
             raise invalid_request(f"`logprobs` must be 0, as other tokens are not known, but is {message.logprobs}")
         if message.best_of is not None and message.best_of != (message.n or 1):

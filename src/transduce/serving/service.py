@@ -20,7 +20,7 @@ from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import QualityWarning, describe_wrong_language, find_quality_warnings
 from transduce.inference.translation import Alternative
 from transduce.search.settings import SearchSettings
-from transduce.serving.batching import Engine, call_in_loop
+from transduce.serving.batching import Engine, busy_error, call_in_loop
 from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Model, TranslationJob
 from transduce.serving.languages import AUTO, Detector, Routes
@@ -138,7 +138,7 @@ class PlannedText(NamedTuple):
 
     text: str
     plan: Plan
-    """A plan: the sentences (or lines) of the text to translate, and a function that makes the translated text of their
+    """The sentences (or lines) to translate, with a function that assembles the translated text from their
     translations."""
     model: Model | None
     """The model that translates the text; None if the text is in the target language already."""
@@ -389,7 +389,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
         spaced: the target language puts spaces between words.
 
     Returns:
-        The units, and the function that makes the translated text of their translations.
+        The units, with the function that assembles the translated text from their translations.
     """
     source = None if request.source.lower() == AUTO else request.source
     if request.format == "text":
@@ -410,7 +410,7 @@ def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) ->
         spaced: the target language puts spaces between words.
 
     Returns:
-        The units, and the function that makes the translated document of their translations.
+        The units, with the function that assembles the translated document from their translations.
 
     Raises:
         TransduceError: the package that reads the format is not installed, or the text cannot be read.
@@ -649,21 +649,31 @@ class RequestChecks:
         self.limiter = RateLimiter(service.settings.client_rate)
 
     async def read(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that needs decoding: an instance of the struct `message`.
+        """Return the typed message of a request that needs a decoding thread: an instance of the struct `message`.
 
-        The rate limit and the queue are checked first. The body is read only if the queue of decoding can take the
-        request.
+        The rate limit and the queue are checked first: the body is read only if the decoding queue has a free slot.
+        Then the API key is checked.
 
         Args:
             request: the request.
             message: the msgspec struct of its body or query.
 
         Raises:
-            RequestError: a limit is exceeded, the queue is full, or the message is invalid.
+            RequestError: a limit is exceeded, the queue is full, the message is invalid, or so is the API key.
         """
         self.take_from_rate(request)
-        self.service.engine.check_queue()
-        return await self.read_message(request, message)
+        if not self.service.engine.batcher.free_slots():
+            raise busy_error()
+        return self._with_valid_key(request, await self.read_message(request, message))
+
+    def _with_valid_key(self, request: Request, message: _Message) -> _Message:
+        """Return a request's message after checking the API key, which a field or the Authorization header holds.
+
+        Raises:
+            RequestError: the key is missing or invalid.
+        """
+        self.check_key(request, getattr(message, "api_key", None) or getattr(message, "auth_key", None))
+        return message
 
     async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
         """Return the typed message of a request, without counting the request against the rate limit.
@@ -671,7 +681,7 @@ class RequestChecks:
         Args:
             request: the request.
             message: the msgspec struct of its body or query.
-            is_upload: the request contains a document, for which other limits on size and time hold.
+            is_upload: the request contains a document, which has its own limits on size and time.
 
         Raises:
             RequestError: the body is too large, arrives too slowly, or is invalid.
@@ -685,17 +695,17 @@ class RequestChecks:
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
     async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request with an uploaded document, after checking the rate limit.
+        """Return the typed message of a request with an uploaded document, whose rate limit and API key are checked.
 
         Args:
             request: the request.
             message: the msgspec struct of its form.
 
         Raises:
-            RequestError: a limit is exceeded, or the message is invalid.
+            RequestError: a limit is exceeded, the message is invalid, or so is the API key.
         """
         self.take_from_rate(request)
-        return await self.read_message(request, message, is_upload=True)
+        return self._with_valid_key(request, await self.read_message(request, message, is_upload=True))
 
     def take_from_rate(self, request: Request) -> None:
         """Count a request against the rate limit of its client, which is identified by its address.

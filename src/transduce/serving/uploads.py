@@ -307,9 +307,9 @@ class DocumentStore:
         return translation
 
     def _delete_later(self, id: str, seconds: float) -> None:
-        """Delete an uploaded document after some seconds, or later if it is being translated or was asked for then.
+        """Delete an uploaded document after some seconds, or later if it is still being translated or in use then.
 
-        The document is given by its identifier, so that one that is deleted before then does not stay in memory.
+        The document is passed by its identifier `id`, so that it does not stay in memory if it is deleted earlier.
         """
 
         def delete() -> None:
