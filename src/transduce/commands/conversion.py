@@ -102,10 +102,7 @@ def run_import(options: argparse.Namespace) -> None:
     check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(
-        options.folder,
-        options.out,
-        source_language=options.source_language,
-        target_language=options.target_language,
+        options.folder, options.out, source_language=options.source_language, target_language=options.target_language
     )
     write_report(report, options.json)
 

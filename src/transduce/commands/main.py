@@ -16,12 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import (
-    TransduceError,
-    WrongLanguageWarning,
-    near_name,
-    option_with_other_dashes,
-)
+from transduce.errors import TransduceError, WrongLanguageWarning, near_name, option_with_other_dashes
 from transduce.process_environment import (
     handle_hangup,
     handle_sigterm,
@@ -95,11 +90,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """
 
     def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
         """Add the line of usage to the help text; its first word ("usage:") is in the user's language."""
         super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
@@ -227,10 +218,7 @@ def build_parser(verb: str | None) -> Parser:
         add_ui_language(parser)
         return parser
     parser = Parser(
-        prog=f"transduce {verb}",
-        description=_sentence(VERBS[verb]),
-        allow_abbrev=False,
-        formatter_class=HelpFormatter,
+        prog=f"transduce {verb}", description=_sentence(VERBS[verb]), allow_abbrev=False, formatter_class=HelpFormatter
     )
     add_arguments, _ = _functions_of(verb)
     add_arguments(parser)

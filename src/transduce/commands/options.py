@@ -131,14 +131,10 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 SEARCH_OPTIONS = {
     "beam_size": SettingOption("search.beam_size", "hypotheses kept at each step, usually 4; 1: greedy", COUNT),
     "length_penalty": SettingOption(
-        "search.length_penalty",
-        "greater values favor longer output; usually 0.6",
-        {"type": float, "metavar": "ALPHA"},
+        "search.length_penalty", "greater values favor longer output; usually 0.6", {"type": float, "metavar": "ALPHA"}
     ),
     "max_length": SettingOption(
-        "search.max_length",
-        "maximum number of new tokens, including the end symbol; usually source tokens + 50",
-        COUNT,
+        "search.max_length", "maximum number of new tokens, including the end symbol; usually source tokens + 50", COUNT
     ),
     "min_length": SettingOption("search.min_length", "minimum number of new tokens; usually 0", COUNT),
     "no_repeated_ngrams": SettingOption(

@@ -230,12 +230,7 @@ def run_demo(options: argparse.Namespace) -> None:
     if options.again:
         _remove_run(Path(options.out))
     with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
-        result = demo(
-            options.out,
-            seed=options.seed,
-            steps=options.steps,
-            **loading_options(options),
-        )
+        result = demo(options.out, seed=options.seed, steps=options.steps, **loading_options(options))
         command = f'transduce inspect {shell_word(options.out)}{common_options()} "{SENTENCES[-1]}"'
         of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
         next_step = f"source .venv/bin/activate; {command}" if of_make else command

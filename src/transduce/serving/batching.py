@@ -462,11 +462,7 @@ class BatchObserver:
     """An observer of the search of a batch: reports progress, and drops sentences that no client waits for."""
 
     def __init__(
-        self,
-        batch: JobBatch,
-        batcher: Batcher,
-        metrics: Metrics,
-        adapt_threads: Callable[[], None] = lambda: None,
+        self, batch: JobBatch, batcher: Batcher, metrics: Metrics, adapt_threads: Callable[[], None] = lambda: None
     ) -> None:
         """Create an observer of one batch.
 
@@ -533,13 +529,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        batcher: Batcher,
-        metrics: Metrics,
-        *,
-        workers: int,
-        overtaking: bool = True,
-        threads: int | None = None,
+        self, batcher: Batcher, metrics: Metrics, *, workers: int, overtaking: bool = True, threads: int | None = None
     ) -> None:
         """Create the worker threads, which `start` starts.
 

@@ -195,11 +195,7 @@ class Completions:
     # --- translation ---
 
     async def _translate(
-        self,
-        model: Model,
-        request: CompletionRequest,
-        disconnected: asyncio.Future[None],
-        report: Report | None,
+        self, model: Model, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None
     ) -> Completion:
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")

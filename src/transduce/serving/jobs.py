@@ -176,14 +176,7 @@ class Job:
     is_sequential = False
     """True if the sentences are decoded in one batch, in order, without those of other jobs."""
 
-    def __init__(
-        self,
-        model: QueuedModel,
-        sentences: Sequence[str],
-        search: SearchSettings,
-        *,
-        seconds: float,
-    ) -> None:
+    def __init__(self, model: QueuedModel, sentences: Sequence[str], search: SearchSettings, *, seconds: float) -> None:
         """Count the sentences' tokens and start the clock of the deadline.
 
         Args:

@@ -43,13 +43,7 @@ from transduce.serving.messages import (
 )
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response, stream_response, watching_disconnect
-from transduce.serving.service import (
-    Report,
-    RequestChecks,
-    TranslationRequest,
-    language_warnings,
-    warning_header,
-)
+from transduce.serving.service import Report, RequestChecks, TranslationRequest, language_warnings, warning_header
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500

@@ -21,14 +21,7 @@ from transduce.serving.messages import (
     invalid_request,
     refuse_fields,
 )
-from transduce.serving.openai import (
-    ChatMessage,
-    Ignored,
-    Refused,
-    Stop,
-    has_chat_template,
-    read_conversation,
-)
+from transduce.serving.openai import ChatMessage, Ignored, Refused, Stop, has_chat_template, read_conversation
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import json_response
 from transduce.serving.service import RequestChecks
@@ -240,13 +233,7 @@ class OllamaHandlers:
         return await self._answer(request, message, prompt, [], is_chat=False)
 
     async def _answer(
-        self,
-        request: Request,
-        message: _SharedFields,
-        prompt: str,
-        before: Sequence[tuple[str, str]],
-        *,
-        is_chat: bool,
+        self, request: Request, message: _SharedFields, prompt: str, before: Sequence[tuple[str, str]], *, is_chat: bool
     ) -> Response:
         name = self.completions.find(message.model)
         refuse_fields(message, _REFUSED)

@@ -365,10 +365,7 @@ class OpenAIHandlers:
             max_tokens=max_tokens,
             stop=tuple(as_list(message.stop or [])),
             sampling={"temperature": message.temperature, "top_p": message.top_p, "seed": message.seed},
-            penalties={
-                "frequency_penalty": message.frequency_penalty,
-                "presence_penalty": message.presence_penalty,
-            },
+            penalties={"frequency_penalty": message.frequency_penalty, "presence_penalty": message.presence_penalty},
             with_tokens=with_tokens,
         )
 
