@@ -551,22 +551,6 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
     if position is None:
         reason: FinishReason = "stop" if continuation.ended else "length"
         return Choice(continuation.text, reason, tokens if request.with_tokens else (), len(continuation.tokens))
-    text = continuation.text[:position]
-    kept = _tokens_within(tokens, text)
-    return Choice(text, "stop", kept if request.with_tokens else (), len(kept))
-
-
-def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return a tuple of the tokens of a generated text that begin within the first part of the text.
-
-    Args:
-        tokens: the tokens of the whole text.
-        text: the first part of the text, which was cut at a stop sequence.
-    """
-    kept, length = [], 0
-    for token in tokens:
-        if length >= len(text):
-            break
-        kept.append(token)
-        length += len(token.text)
-    return tuple(kept)
+    offsets = token_offsets([token.text for token in tokens], continuation.text)
+    kept = tokens[: sum(offset < position for offset in offsets)]
+    return Choice(continuation.text[:position], "stop", kept if request.with_tokens else (), len(kept))

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
+from transduce.inference.translation import token_bytes
 from transduce.serving.completions import (
     MAX_STOPS,
     Choice,
@@ -169,7 +170,7 @@ class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
     logprob: float
     """The log-probability, in nats."""
     bytes: list[int]
-    """The token's text as a list of the bytes of its UTF-8."""
+    """A list of the UTF-8 bytes that the token adds; a byte token such as <0xE6> is one byte of a character."""
     top_logprobs: list[Any] = []
     """Empty, as other tokens are not known."""
 
@@ -527,9 +528,7 @@ def _usage(completion: Completion) -> Usage:
 
 def _chat_choice(index: int, choice: Choice, *, with_tokens: bool) -> ChatChoice:
     log_probabilities = [
-        TokenLogProbability(
-            token=token.text, logprob=token.log_probability, bytes=list(token.text.encode("utf-8", "surrogatepass"))
-        )
+        TokenLogProbability(token=token.text, logprob=token.log_probability, bytes=list(token_bytes(token.text)))
         for token in choice.tokens
     ]
     return ChatChoice(
