@@ -169,7 +169,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    """Return whether a file holds sentence pairs, by its name; `-`, standard input, does.
+    """Return whether a file holds sentence pairs, judged by its name; `-`, standard input, counts as such a file.
 
     Raises:
         TransduceError: the file is a spreadsheet.

@@ -40,7 +40,7 @@ _SEARCH_OPTIONS = ("no_repeated_ngrams", "repetition_penalty", "forbid")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt with its continuations by a language model, and the settings that produced these."""
+    """A prompt with its continuations by a language model, and the settings that they were generated with."""
 
     prompt: str
     continuations: "tuple[Continuation, ...]"
@@ -160,7 +160,7 @@ def _check_chat(options: argparse.Namespace, *, is_conversation: bool) -> None:
 
 
 def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
-    """Return a conversation of a user's message, after the system's message if --system is set."""
+    """Return a conversation with `text` as the user's message, preceded by the text of --system, if that is set."""
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return [*system, {"role": "user", "content": text}]
 
@@ -202,7 +202,7 @@ def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
 def _report(
     generation: "Generation", search: "SearchSettings", generator: "Generator", *, is_chat: bool
 ) -> GenerationReport:
-    """Return a report on a prompt's continuations, with the search settings and the precision that produced these."""
+    """Return a report on a prompt's continuations, with the search settings and precision they were generated with."""
     return GenerationReport(
         prompt=generation.prompt,
         continuations=generation.continuations,

@@ -182,12 +182,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return a dict of the named options that the user has set: name → value."""
+    """Return a dict of those options in `names` that the user has set: name → value."""
     return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
 
 
 def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return a dict of the named search options that the user has set: name in `SearchSettings` → value."""
+    """Return a dict of those search options in `names` that the user has set: name in `SearchSettings` → value."""
     passed = passed_options(options, names).items()
     values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

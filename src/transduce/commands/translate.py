@@ -439,7 +439,7 @@ def _write(file: "ResumableFile", translated: "Iterable[tuple[Portion, str]]", n
 def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions") -> bytes:
     """Return bytes that represent all models and options that determine the translation of a line.
 
-    A translation is only resumed if its bytes equal those of the interrupted translation.
+    An interrupted translation is resumed only if these bytes are the same as when it started.
 
     Args:
         options: the options of `transduce translate`.

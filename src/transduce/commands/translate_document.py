@@ -134,7 +134,7 @@ def translate_file(
         file: the document.
         format: the document's format.
         job: search settings, glossary and settings for texts.
-        identity: bytes for everything else that determines the translation, so that it can be resumed.
+        identity: bytes that represent the models and options, by which an interrupted translation is recognized.
 
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.

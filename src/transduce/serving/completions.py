@@ -313,9 +313,9 @@ class GenerationJob(Job):
         """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether prompts of both jobs may be in one batch: their model and settings are the same.
+        """Return whether prompts of both jobs may be in one batch.
 
-        The settings that may differ are maximum length and seed.
+        They need the same model and the same search settings, except for the maximum length and the seed.
         """
         return (
             isinstance(other, GenerationJob)

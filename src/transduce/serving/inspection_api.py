@@ -180,7 +180,7 @@ class InspectionHandlers:
 
 
 def _encoded(answer: msgspec.Struct) -> bytes:
-    """Return an answer as JSON that has renamed keys under both names."""
+    """Return an answer as JSON in which each renamed key occurs under its old name, too."""
     return msgspec.json.encode(_with_old_keys(msgspec.to_builtins(answer)))
 
 

@@ -90,7 +90,7 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Locate spans of source sentences in their best translations, such as the words of inline HTML elements.
+        """Locate spans of sentences, such as the words of inline HTML elements, in the best translations of these.
 
         Args:
             translations: the translations.

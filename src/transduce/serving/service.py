@@ -401,7 +401,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
-    """Return a plan for the translation of a text that is a document, such as Markdown, divided into units.
+    """Return a plan for the translation of a document that is text, such as Markdown: its units that are translated.
 
     Args:
         text: the content of the document.
