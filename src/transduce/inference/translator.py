@@ -429,7 +429,7 @@ class Translator:
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
-                histories=[part.document_history for part in active],
+                histories=[part.history for part in active],
             )
             found = {
                 part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
@@ -493,7 +493,7 @@ class Translator:
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            indices, histories = [part.seed_index(None)], [part.document_history]
+            indices, histories = [part.seed_index(None)], [part.history]
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], indices, histories=histories)
             for text in self._stream_batch(batch, search, line_feeds="\n" in part.text):
                 yield writer.write(remove_placeholders(text))
@@ -761,7 +761,7 @@ class Translator:
 
         def kind(part: TextPart) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            context = 0 if search.generate is None else len(part.target_history)
+            context = 0 if search.generate is None else len(part.history.target)
             return (beam_width(search, [part.phrases]), length, context)
 
         max_tokens = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])

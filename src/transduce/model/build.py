@@ -246,7 +246,7 @@ def _different_names(
 
 
 def _has_values(tensor: Tensor, expected: Tensor) -> bool:
-    """Return whether a tensor equals `expected`, converted to the tensor's dtype."""
+    """Return whether a tensor equals the tensor `expected`, after `expected` is converted to the first one's dtype."""
     return torch.equal(tensor.cpu(), expected.to(tensor.dtype))
 
 
@@ -297,10 +297,12 @@ def register(setting: str, name: str) -> Callable[[C], C]:
             `MultiHeadAttention`), "attention_score" (a subclass of `ScoredAttention`) or "positions". The last is a
             bias on the scores, not positions that are added to embeddings. It is called with the model's configuration
             and True if the stack is causal.
-        name: the value of `model.SETTING` that chooses the component.
+        name: the value of `model.SETTING` that chooses the component. If you have registered the name before, the new
+            component replaces the old one.
 
     Raises:
-        TransduceError: there is no such setting, the name is taken, or the component is of another kind.
+        TransduceError: there is no such setting, the name is empty or that of a built-in component, or the component is
+            of another kind.
     """
     if setting not in _REGISTRIES:
         raise TransduceError(f"Components can be registered for {', '.join(_REGISTRIES)}, but not for `{setting}`.")
@@ -393,8 +395,8 @@ def check_registered(config: ModelConfig) -> None:
 def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | None:
     """Return a setting without effect on a small model with the user's attention or score; None if there is none.
 
-    A setting counts as ignored only if it has an effect once the project's attention and score replace the user's,
-    which are among `registered`, the settings that name components of the user's.
+    A setting counts as ignored only if it has an effect once built-in components replace the user's attention and
+    score. `registered` are the settings that name components of the user, such as "attention".
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
     if config.positions not in ("sinusoidal", "learned"):  # which are added to embeddings, whatever the attention
@@ -412,7 +414,7 @@ def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | No
 
 
 def _has_effect(config: ModelConfig, changes: Mapping[str, Any], *, training: bool) -> bool:
-    """Return whether these changes of a configuration change the output of a model with the same weights."""
+    """Return whether a model's output is another one after `changes`, new values of settings, at the same weights."""
     model = build_any_model(config).train(training)
     _randomize_constants(model)
     other = build_any_model(msgspec.structs.replace(config, **changes)).train(training)
@@ -468,8 +470,8 @@ def _largest_changes(model: AnyModel) -> tuple[float, float]:
     """Return two numbers: the largest change of a model's output by decoding with a cache, and by padding.
 
     The unit is the output's standard deviation. An encoder-only model has no decoding, so its first number is 0; a
-    model of time series has no padding, so its second number is 0. Parameters
-    with equal elements, such as closed gates, get small random values first.
+    model of time series has no padding, so its second number is 0. Random numbers are first added to those parameters
+    of the model whose elements are all equal, such as closed gates.
     """
     _randomize_constants(model)
     config = model.config
@@ -512,6 +514,8 @@ def _change(expected: Tensor, found: Tensor) -> float:
 
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers components; only a file that the user names is ever run.
+
+    The file becomes the module `transduce_plugin_NAME`; a module of this name that was loaded before is replaced.
 
     Raises:
         TransduceError: the file is missing or no Python file, or running it fails.

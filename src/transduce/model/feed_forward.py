@@ -25,7 +25,7 @@ class Linear(Component, nn.Linear):
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
         """Return x · weightᵀ + bias, (…, inputs) to (…, outputs).
 
-        If `rows` is a range of weight rows, only these outputs are computed.
+        If `rows` is a range of the weight's rows, only the outputs of these rows are computed.
         """
         if rows is None:
             return F.linear(input, self.weight, self.bias)
@@ -90,7 +90,7 @@ class Dropout(Component, nn.Dropout):
 
     @property
     def p(self) -> float:
-        """The dropout probability; masks that are drawn from random bytes (on a CPU) use it rounded to 256ths."""
+        """The dropout probability; random bytes (on a CPU) draw it rounded to 256ths, and 255/256 if it is 1."""
         return self._p
 
     @p.setter

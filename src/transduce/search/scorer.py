@@ -34,6 +34,21 @@ class Scorer(Protocol):
         """Remove all sentences from the batch except those at these ascending batch indices, (B',)."""
 
 
+class WrappedScorer(Scorer):
+    """A base class of scorers that change the scores of another scorer, `scorer`, which keeps the cached states."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    @override
+    def reorder(self, parents: Tensor) -> None:
+        self.scorer.reorder(parents)
+
+    @override
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.scorer.keep_sentences(rows)
+
+
 class AttentiveScorer(Protocol):
     """An interface of scorers that report attention to the source, from which a coverage penalty is computed."""
 
@@ -101,8 +116,8 @@ class Hypothesis(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     """The token ids, without start and end symbols."""
     token_log_probabilities: tuple[float, ...]
-    """Natural logarithms of the model's probabilities before the rules, one per token plus one for the end symbol if
-    `ended`.
+    """The log-probability of each token and, if `ended`, of the end symbol, in nats. It is the token's logit after the
+    rules, minus the log-sum-exp of all logits before them, so rules that only forbid other tokens do not change it.
     """
     score: float
     """The ranking score, in nats: log-probability divided by the length penalty, plus the coverage penalty."""
