@@ -298,7 +298,7 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
         TransduceError: the base model translates several pairs of languages, and the languages of the text are unknown.
     """
     data, folder = settings.data, Path(str(settings.init_from))
-    directions = read_directions(folder) if kind_of(settings.task.kind).accepts_several_directions else ()
+    directions = read_directions(folder) if "data.corpora" in kind_of(settings.task.kind).uses else ()
     if not directions or data.language_tokens is not None or data.has_language_tokens:
         return settings
     source, target = languages_of(data)

@@ -320,7 +320,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLo
 
 def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> int:
     specified, vocabulary_size = settings.tokenizer.placeholders, settings.tokenizer.vocabulary_size
-    if not kind_of(settings.task.kind).uses_placeholders:
+    if "training.placeholder_rate" not in kind_of(settings.task.kind).uses:
         if specified:
             raise TransduceError(
                 f"`tokenizer.placeholders` is {specified}, but only `task.kind` = translation learns to copy "
@@ -473,7 +473,10 @@ def resolve_training(
     if steps is not None and schedule in ("linear", "cosine") and warmup > (half := max(1, steps // 2)):
         choice_log.amend("training.warmup_steps", half, "half of the steps, as the rate falls in the rest; you set {}")
     optimizer = take("training.optimizer", training.optimizer, kind.choose_optimizer(settings, model))
-    rate_choice = kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer)
+    so_far = msgspec.structs.replace(
+        training, batch_tokens=batch_tokens, schedule=schedule, warmup_steps=warmup, optimizer=optimizer
+    )
+    rate_choice = kind.choose_learning_rate(msgspec.structs.replace(settings, training=so_far), model.d_model)
     rate = take("training.learning_rate", training.learning_rate, rate_choice)
     fine_tuning_rate = 0.0 if settings.init_from is None else rate_choice.value
     precision_choice = kind.choose_precision(Choice(machine.precision, machine.precision_reason))
