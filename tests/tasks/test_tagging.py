@@ -15,6 +15,7 @@ from transduce.commands.main import main
 from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.label_scores import score_tags
+from transduce.inference.classifier import load_classifier
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
 from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.classification import ClassificationKind
@@ -137,6 +138,21 @@ def test_a_tagger_starts_from_another_and_keeps_its_layer_for_the_same_tags_only
         kept = torch.allclose(after["classifier.weight"], before["classifier.weight"], atol=1e-6)
         assert kept == (name == "same")
         assert torch.allclose(after["source_weight"], before["source_weight"], atol=1e-6)
+
+
+def test_a_classifier_starts_from_a_tagger(folder: Path, tmp_path: Path) -> None:
+    texts = written(tmp_path / "texts.txt", "Ann sees tea .\nJo in York .\n" * 10)
+    labels = written(tmp_path / "labels.txt", "tea\nyork\n" * 10)
+    settings = {"training.steps": 1, "training.learning_rate": 1e-9, "training.warmup_steps": 1}
+    out = tmp_path / "run"
+    transduce.train(
+        task="classification", source=texts, target=labels, out=out, init_from=folder, settings=settings, **COMPUTING
+    )
+    classifier = load_classifier(out, **COMPUTING)
+    assert not classifier.model.config.token_labels
+    before = load_tagger(folder, **COMPUTING).model.state_dict()
+    assert torch.allclose(classifier.model.state_dict()["source_weight"], before["source_weight"], atol=1e-6)
+    assert classifier("Ann sees tea .").label in ("tea", "york")
 
 
 @pytest.mark.parametrize(
