@@ -171,7 +171,7 @@ def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict
     target = {"target": ["y"]} if kind == "classification" else {}
     content = {"task": {"kind": kind, "context": 64}, "data": {"source": ["x"], **target}, "model": model}
     settings = make_settings(content)
-    vocabulary = VocabularyProperties(300, 300, 0, 1, joint=True)
+    vocabulary = VocabularyProperties(300, 300, 0, 1, tie_source_target=True)
     config = resolve_model(settings, "tiny", vocabulary, ChoiceLog())
     assert config.positions == positions
     if positions == "learned":
@@ -189,7 +189,9 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
         return tmp_path / name
 
     def narrow_or_wide(width: int, settings: Settings) -> ModelConfig:
-        model = resolve_model(settings, "tiny", VocabularyProperties(300, 300, 0, 1, joint=True), ChoiceLog())
+        model = resolve_model(
+            settings, "tiny", VocabularyProperties(300, 300, 0, 1, tie_source_target=True), ChoiceLog()
+        )
         return msgspec.structs.replace(model, d_model=width, norm_order="pre")
 
     def choose(
@@ -199,7 +201,8 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
         settings = make_settings(content | {"init_from": None if init_from is None else str(init_from)})
         model = msgspec.structs.replace(narrow_or_wide(width, settings), norm_order="post")
         chosen = optimizer or kind.choose_optimizer(settings, model).value
-        rate = kind.choose_learning_rate(settings, width, "linear", 10, 32, chosen)
+        training = msgspec.structs.replace(settings.training, optimizer=chosen)
+        rate = kind.choose_learning_rate(msgspec.structs.replace(settings, training=training), width)
         return chosen, round(rate.value * width, 9)
 
     pretrained, imported = base("pretrained", "masked-language-model"), tmp_path / "imported"
@@ -218,8 +221,10 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
     of_masks = MaskedLanguageModelKind()
     optimizers: list[tuple[str | None, OptimizerName, float]] = [(None, "muon", 1.0), (None, "adam", 0.25)]
     for start, optimizer, expected in [*optimizers, (str(pretrained), "muon", 0.25)]:
-        settings = make_settings({"task": {"kind": of_masks.name}, "data": {"source": ["x"]}, "init_from": start})
-        rate = of_masks.choose_learning_rate(settings, 64, "linear", 10, 32, optimizer).value
+        content = {"task": {"kind": of_masks.name}, "data": {"source": ["x"]}, "init_from": start}
+        settings = make_settings(content | {"training": {"optimizer": optimizer}})
+        rate = of_masks.choose_learning_rate(settings, 64).value
+        settings = make_settings(content)
         assert rate * 64 == expected
         chosen = [of_masks.choose_optimizer(settings, narrow_or_wide(width, settings)).value for width in (64, 128)]
         assert chosen == (["adam", "muon"] if start is None else ["adam", "adam"])

@@ -4,7 +4,7 @@ A batch follows from (corpus, seed, epoch, position) alone.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.id_files import EncodedSentences
 from transduce.errors import TransduceError
@@ -261,6 +262,22 @@ class Plan(Protocol[AnyBatch_co]):
         stand-in (`is_stand_in`), because all must take part in the gradient. The training loop multiplies the loss of a
         stand-in by 0.
         """
+
+
+class ChangedPlan(Plan[B]):
+    """A plan of the batches of another plan, each changed by a function, such as one that adds noise."""
+
+    def __init__(self, plan: Plan[B], change: Callable[[B, int], B]) -> None:
+        """Create the plan; `change` returns a batch's changed copy from the batch and its epoch."""
+        self._plan, self._change = plan, change
+
+    @override
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @override
+    def batch(self, epoch: int, position: int) -> B:
+        return self._change(self._plan.batch(epoch, position), epoch)
 
 
 # --- the rows of one process ---

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Corpus, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, Corpus, RandomPurpose, pad_rows
 from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -381,18 +380,3 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
         state ^= state >> np.uint64(31)
     uniform: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) / 2.0**53
     return uniform
-
-
-class PlaceholderPlan(Plan[Batch]):
-    """A plan of batches that puts placeholders into different pairs in each epoch."""
-
-    def __init__(self, plan: Plan[Batch], masker: PlaceholderMasker) -> None:
-        self._plan, self._masker = plan, masker
-
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        return self._masker.mask(self._plan.batch(epoch, position), epoch)

@@ -162,6 +162,7 @@ def base_task(folder: Path) -> str | None:
 # --- interface of a task ---
 
 
+# The number of tokens in a batch of a dev set.
 DEV_BATCH_TOKENS = 4_096
 # The default number of layers; settings of a resumed run may have it for layers that its model lacks.
 _UNUSED_LAYERS = 6
@@ -288,7 +289,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """Which parameters get random values instead of the base model's (`--init-from`), as prefixes of names."""
+    """The parameters that get random values instead of the base model's (`--init-from`), as prefixes of their names."""
 
     may_lack: tuple[str, ...] = ()
     """Prefixes of parameters that the base model may lack; if there are any, the base model may also have further
@@ -335,8 +336,6 @@ class TaskKind(ABC, Generic[C]):
     """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
-    names_languages: ClassVar[bool] = False
-    """True if the choice log names the languages of source and target."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Names of the settings among `OPTIONAL_SETTINGS` that this task uses; setting another one is an error."""
     unused: ClassVar[tuple[str, ...]] = ()
@@ -374,11 +373,9 @@ class TaskKind(ABC, Generic[C]):
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
         used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
-        for name, value in (
-            ("num_encoder_layers", settings.model.num_encoder_layers),
-            ("num_decoder_layers", settings.model.num_decoder_layers),
-        ):
-            refuse_unused(self.name, {f"model.{name}": name not in used and value not in (None, _UNUSED_LAYERS)})
+        unused = [name for name in ("num_encoder_layers", "num_decoder_layers") if name not in used]
+        set_layers = {f"model.{name}": getattr(settings.model, name) not in (None, _UNUSED_LAYERS) for name in unused}
+        refuse_unused(self.name, set_layers)
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Raise an error if a kind of model cannot do the task; `where` names the setting or folder in the message.
@@ -551,7 +548,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set as an object that measures a model's weights, which it loads into a model of its own."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how long `finish` takes at the end of a run, in validations: 1.0 is the time of one."""
+        """Return how long `finish` takes at the end of a run, as a multiple of the time of one validation."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002

@@ -241,7 +241,6 @@ def restrict_training(
 
 
 _CONFIG_COPY = "started_from.json"
-TAKE_ALL = Reinitialized()
 
 
 def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
@@ -445,7 +444,7 @@ def prepare_initial_weights(
 
 
 def build_initial_model(
-    resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized
 ) -> AnyModel:
     """Return the model of a run with its initial weights: stored ones, those of the base model, or random ones.
 

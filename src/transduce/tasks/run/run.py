@@ -252,7 +252,7 @@ class Run:
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
             choice_log.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
-        if self.kind.names_languages:
+        if "data.corpora" in self.kind.uses:
             explain_languages(settings, corpus.languages, choice_log)
         if settings.data.corpora:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
