@@ -30,7 +30,7 @@ _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
 _DIVERSITY_PENALTY = 1.0  # the default (docs/log/searching.md)
 EARLIER_DEFAULTS = (("diversity_penalty", 0.5),)
-"""Pairs of the name and value of search settings that files of earlier versions may hold although nobody set them."""
+"""Pairs (name, value): earlier versions stored these values of search settings in files although nobody set them."""
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
@@ -202,10 +202,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @explain_wrong_types
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if self.beam_size < 1:
-            raise TransduceError(f"`beam_size` must be at least 1, but is {self.beam_size}.")
-        if self.n_best < 1:
-            raise TransduceError(f"`n_best` must be at least 1, but is {self.n_best}.")
+        for name in ("beam_size", "n_best", "max_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise TransduceError(f"`{name}` must be at least 1, but is {value}.")
         if self.n_best > self.beam_size and self.sampling is None:
             raise TransduceError(
                 f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
@@ -223,8 +222,6 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
                 "change one of them."
             )
-        if self.max_length is not None and self.max_length < 1:
-            raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
         if self.max_length is not None and self.min_length >= self.max_length:
             raise TransduceError(
                 f"`min_length` must be less than `max_length` ({self.max_length}), which counts the end symbol too, "
@@ -341,6 +338,11 @@ def override_search(
     return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
 
 
+@cache
+def _fields_by_name() -> list[msgspec.structs.FieldInfo]:
+    return sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name)
+
+
 def describe_overridden(
     stored: SearchSettings, search: SearchSettings, overrides: Collection[str], where: str
 ) -> Iterator[str]:
@@ -353,7 +355,7 @@ def describe_overridden(
         where: the place of the stored settings for the sentence, such as the model's folder.
     """
     begins_to_sample = stored.sampling is None and search.sampling is not None
-    for field in sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name):
+    for field in _fields_by_name():
         name, value, before = field.name, getattr(search, field.name), getattr(stored, field.name)
         is_idle = begins_to_sample and name in BEAM_SETTINGS and before != field.default
         if name in overrides or (value == before and not is_idle):

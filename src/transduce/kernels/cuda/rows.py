@@ -88,7 +88,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
     positions = embedding.positions
     table, offset = weight, 0
     if isinstance(positions, SinusoidalPositions):
-        table, offset = positions.until(positions.offset + capacity, weight), positions.offset
+        table, offset = positions.until(positions.offset + capacity, weight.device, weight.dtype), positions.offset
     elif isinstance(positions, LearnedPositions):
         table, offset = positions.weight, positions.offset
     has_table = table is not weight

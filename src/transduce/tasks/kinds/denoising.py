@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, ChangedPlan, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, ChangedPlan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.model.build import AnyModel
@@ -92,7 +92,7 @@ class DenoisingKind(TextOnlyKind):
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
-    ) -> Plan[Batch]:
+    ) -> ChangedPlan:
         """Return the plan of a process's training batches, whose texts are corrupted differently in each epoch.
 
         `rank_and_count` are the process's rank and the number of processes.
