@@ -46,7 +46,7 @@ def check_size(content: bytes, limits: Limits) -> None:
 # --- archives ---
 
 
-_ZIP_ERRORS = (EOFError, NotImplementedError, OverflowError, RuntimeError, ValueError, KeyError, IndexError)
+_ZIP_ERRORS = (EOFError, OverflowError, RuntimeError, ValueError, LookupError, struct.error, zlib.error)
 
 
 class Archive:
@@ -57,7 +57,7 @@ class Archive:
 
         Raises:
             TransduceError: the archive is damaged, encrypted or too large, uses a compression other than Deflate, or
-                has two files of one name or a file whose name points outside of it.
+                has two files of one name, or has a file whose name points outside of the archive.
         """
         self._content = content
         self._entries: dict[str, bytes] = {}
@@ -71,7 +71,7 @@ class Archive:
                         self._entries[info.filename] = archive.read(info)
         except TransduceError:
             raise
-        except (zipfile.BadZipFile, zlib.error, struct.error, *_ZIP_ERRORS) as error:
+        except (zipfile.BadZipFile, *_ZIP_ERRORS) as error:
             raise TransduceError(f"The document is a damaged archive ({error}): save it again.") from None
 
     def __contains__(self, name: str) -> bool:
@@ -224,8 +224,7 @@ def add_text(element: Any, text: str) -> None:
 def clear(element: Any) -> None:
     """Remove the text and the children of an XML element; its attributes stay."""
     element.text = None
-    for child in list(element):
-        element.remove(child)
+    del element[:]
 
 
 _EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")

@@ -152,8 +152,8 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
 def _fit_forms(entry: _Entry, plurals: int, newline: str) -> None:
     """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one.
 
-    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`: gettext's
-    programs refuse a catalog with them.
+    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`, because
+    gettext's programs refuse a catalog with such forms.
     """
     if len(entry.ids) < 2:
         return

@@ -132,6 +132,7 @@ _MAX_DETECTED = 500  # items and characters of an element by which its language 
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
 Side = Literal["", "next", "previous"]
+"""The word beside which a tag without words stays in the translation: the next, the previous, or neither ("")."""
 Kind = Literal["text", "start", "end", "empty", "break", "protected", "block"]
 
 

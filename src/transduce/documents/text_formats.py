@@ -156,9 +156,9 @@ class Message(NamedTuple):
         return Unit(self.source)
 
     def written(self, translation: str) -> str:
-        """Return a translation of the text's unit as the program writes it, with signs such as `&` as signs.
+        """Return a translation of `unit` as the program writes it, with the signs `<`, `>` and `&` unescaped.
 
-        Translation writes them as entities such as `&amp;`, which stay only if the source has them.
+        Translation escapes these signs as entities such as `&amp;`; an entity stays only if the source has it.
         """
         if not self.has_tags:
             return translation

@@ -262,7 +262,7 @@ class ModelTexts(ContextTexts):
 
 
 def text_without_markup(text: str, kind: UnitKind) -> str:
-    """Return a document's text, or its translation, without XML or HTML tags, its sentences joined by spaces.
+    """Return a document's text, or its translation, without XML or HTML tags; spaces replace tags that divide it.
 
     Plain text stays as it is.
     """
@@ -270,7 +270,7 @@ def text_without_markup(text: str, kind: UnitKind) -> str:
 
 
 def count_texts(document: Document) -> int:
-    """Return the number of texts of a document that are translated; a page of HTML counts with its sentences."""
+    """Return the number of texts of a document that are translated; each paragraph of a page of HTML is one text."""
     pages = (markup_plan(unit.text, UNIT_MARKUP["html"], spaced=True) for unit in document.units if unit.kind == "html")
     return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
@@ -399,8 +399,8 @@ def write_translated(
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 
-    Finished translations are stored in `PATH.partial` beside it, which is deleted at the end, and after an error before
-    the first of them.
+    Finished translations are stored in the file `PATH.partial` beside it. That file is deleted at the end, and after an
+    error if it has no translation yet.
 
     Args:
         document: the document that was read.

@@ -373,7 +373,7 @@ _EXTENSIONS = {
     **dict.fromkeys(("shift_jis", "shift_jisx0213", "shift_jis_2004"), ("cp932",)),
     "euc_kr": ("cp949",),
 }
-"""The encodings that browsers and programs mean by the names of older, smaller ones: a dict from the smaller one."""
+"""A dict from the name of an older encoding to the larger ones that browsers mean by it, the first to try first."""
 
 
 class Edit(NamedTuple):

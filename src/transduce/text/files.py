@@ -119,7 +119,9 @@ class LineNotes:
     line_end: str = "\n"
     r"""The end of the first line read: "\n" or "\r\n"."""
     carriage_returns: int = 0
+    """The number of carriage returns that were removed at line ends."""
     byte_order_marks: int = 0
+    """The number of byte order marks that were removed at file starts."""
     line_feeds: int = 0
     """The number of texts of JSON lines whose line feeds became spaces."""
     kept_line_feeds: int = 0

@@ -315,9 +315,7 @@ def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
-        for language in profiles.runs:
-            if language not in runs:
-                runs[language], totals[language] = profiles.runs[language], profiles.totals[language]
+        runs, totals = profiles.runs | runs, profiles.totals | totals
     return LanguageProfiles(format_version=_FORMAT_VERSION, runs=runs, totals=totals)
 
 

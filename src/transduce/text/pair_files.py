@@ -60,7 +60,9 @@ class Columns(NamedTuple):
     languages: tuple[str, str] | None = None
     """The codes of source and target language, a pair; None: they are not known."""
     report: Callable[[tuple[str, str]], object] = tuple
-    """A function that is called with the pair of columns (or of languages, for TMX) that were found."""
+    """A function that is called with the pair of columns (or of languages, for TMX) that were found; by default it does
+    nothing.
+    """
     weight: str | None = None
     """The name of the column that holds the weight of each pair in the loss; None: pairs have no weights."""
     document: str | None = None
@@ -158,15 +160,14 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
         )
     if hasattr(pairs, "to_batches"):  # an Arrow table
         batches: Iterable[Any] = (batch.to_pylist() for batch in pairs.to_batches(max_chunksize=_ROWS))
-        yield from _pairs_of_rows(batches, columns, name)
     elif hasattr(pairs, "itertuples"):  # a DataFrame of pandas
         names = list(map(str, pairs.columns))
-        rows = (dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))
-        yield from _pairs_of_rows([rows], columns, name)
+        batches = [(dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))]
     elif hasattr(pairs, "features") and hasattr(pairs, "load_from_disk"):  # a Dataset of datasets
-        yield from _pairs_of_rows(_batches_of_dataset(pairs), columns, name)
+        batches = _batches_of_dataset(pairs)
     else:
-        yield from _pairs_of_rows([pairs], columns, name)
+        batches = [pairs]
+    yield from _pairs_of_rows(batches, columns, name)
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:

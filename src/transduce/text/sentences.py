@@ -542,23 +542,20 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
 
 
 class _Mark(NamedTuple):
-    """A punctuation mark that may end a sentence.
-
-    Attributes:
-        match: the mark, a match of the expression `_SentenceFinder.candidates`.
-        start: the offset where the sentence begins.
-        before: the last characters of the sentence before the mark, at most `_REACH`.
-        following: the first characters after the mark, without quotation marks at their start.
-        abbreviation: the abbreviation with several full stops that ends here, without spaces; None: there is none.
-        is_starter: True if the word after the mark often begins sentences.
-    """
+    """A punctuation mark that may end a sentence, with the text around it."""
 
     match: re.Match[str]
+    """The mark, a match of the expression `_SentenceFinder.candidates`."""
     start: int
+    """The offset in the text where the sentence begins."""
     before: str
+    """The last characters of the sentence before the mark, at most 60."""
     following: str
+    """The first characters after the mark, at most 60, without quotation marks at their start."""
     abbreviation: str | None
+    """The abbreviation with several full stops that ends at the mark, without spaces; None: there is none."""
     is_starter: bool
+    """True if the word after the mark often begins sentences."""
 
 
 class _SentenceFinder:
