@@ -230,7 +230,7 @@ class _Planner:
 
         Args:
             tokens: the strings and tags of the text.
-            depth: how many rows the text is nested in; it is not divided further in the eighth.
+            depth: how many rows the text is nested in; a text in eight rows is not divided further.
 
         Returns:
             The tags that stay and the index of each text; without words, the tokens as they are.
@@ -267,7 +267,7 @@ class _Planner:
 def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
     """Yield lists of a document's tokens (strings and tags), one for each text that is translated as a whole.
 
-    Every tag that ends a text, such as `<p>`, and every such line break is a list by itself.
+    Every tag or line break that ends a text, such as `<p>`, is a list by itself.
     """
     block: list[Token] = []
     for token in tokens:

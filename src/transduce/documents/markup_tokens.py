@@ -642,7 +642,7 @@ class _Reader:
     def _is_in_word(self, start: int, stop: int) -> bool:
         """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O.
 
-        A number in `<sub>` is also one at the end of a word, as in CO<sub>2</sub>.
+        A number in `<sub>` also counts at the end of a word, as in CO<sub>2</sub>.
         """
         if not self._is_raised_number(start, stop):
             return False

@@ -638,7 +638,7 @@ _CELL_FILES = ("xl/sharedStrings.", "xl/worksheets/", "content.xml")
 
 
 def _formulas_with_texts(formulas: Iterable[str], files: Iterable[PartFile]) -> tuple[str, ...]:
-    """Return the formulas that contain a text of a cell, unless it is a sign or address, which translation keeps."""
+    """Return the formulas that contain a text of a cell; texts that translation keeps, as signs, do not count."""
     quoted = [(each, {text.replace('""', '"').casefold() for text in _QUOTED.findall(each)}) for each in formulas]
     sought = {text for _, texts in quoted for text in texts}
     paragraphs = (each for file in files if file.name.startswith(_CELL_FILES) for each in file.paragraphs)

@@ -52,7 +52,7 @@ def line_joint(before: str, after: str) -> str:
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the lines of a wrapped text joined to one, without white space at their ends and soft hyphens there."""
+    """Return the lines of a wrapped text joined to one, without white space and soft hyphens where they are joined."""
     joined = ""
     for line in map(str.strip, lines):
         joint = line_joint(joined, line) if joined and line else ""

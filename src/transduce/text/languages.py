@@ -147,7 +147,7 @@ TIBETAN = ("bo", "dz")
 def language_of(path: str | os.PathLike[str]) -> str | None:
     """Return the language code that ends a file's name, before a suffix such as .gz: zh for train.zh.gz.
 
-    The result is None if the name does not end in a language code, as a.txt.
+    The result is None if the name does not end in a language code, such as a.txt.
     """
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None

@@ -444,7 +444,10 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return a sorted list of spans without any that overlaps an earlier one; of several at one offset, the longest."""
+    """Return a sorted list of spans without those that overlap an earlier one.
+
+    Of several spans that begin at the same offset, the longest stays.
+    """
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

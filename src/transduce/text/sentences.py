@@ -187,7 +187,10 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a list of the pairs of consecutive lines of a paragraph, stripped; U+3000 at a line's start begins one."""
+    """Return a list of the pairs of consecutive lines within paragraphs, without white space around the lines.
+
+    A line that starts with an ideographic space (U+3000) begins a paragraph.
+    """
     followed = ((line, after) for line, after in pairwise(lines) if line.strip() and after.strip())
     return [(line.rstrip(), after.strip()) for line, after in followed if not after.startswith("\u3000")]
 
