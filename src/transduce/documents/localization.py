@@ -390,7 +390,7 @@ class _Element:
     one.
     """
     source_end: int = 0
-    """The offset after the `source` child, or after the `seg-source` element that follows."""
+    """The offset after the `source` child, or after the `seg-source` element that follows; 0: neither was read."""
     target: tuple[int, int, str] | None = None
     """Start and end of the element's `target` child, and its start tag as text; None if no such child was read."""
     translation: tuple[int, int] | None = None

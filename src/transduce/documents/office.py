@@ -568,9 +568,9 @@ def _is_copied(container: Any) -> bool:
 
 
 def _is_text_field(instruction: str, result: str) -> bool:
-    """Return whether a Word field shows text to translate: a link, a table of contents, or some other words.
+    """Return whether a Word field shows text to translate: a link, a table of contents, a form's text, or a copy.
 
-    Such words are those of a form, and copies of a caption, heading or entry of the index.
+    A copy repeats a caption, a heading or an entry of the index. The text of a form and a copy must have a letter.
 
     Args:
         instruction: what the field does, such as `REF _Ref1`.

@@ -186,8 +186,8 @@ Path = tuple[str, ...]
 def read_json(source: Source) -> Document:
     """Read a JSON file as a `Document`, whose units are the string values that are text for people.
 
-    With the setting `fields`, the units are the values at these paths. Without it, values are chosen by key and form:
-    identifiers, addresses and the like are left out. Keys and values without a letter are never translated.
+    With the setting `fields`, the units are the values at the paths that it names. Without it, values are chosen by key
+    and form: identifiers, addresses and the like are left out. Keys and values without a letter are never translated.
 
     Raises:
         TransduceError: the file is not JSON, or `fields` matches no text.

@@ -78,8 +78,8 @@ class MessageRecord:
     kept: list[str] = field(default_factory=list)
     """The texts with messages that cannot be divided exactly and stay untranslated."""
     lost: list[str] = field(default_factory=list)
-    """The texts whose translation, when the document was last written, lacked an argument, so that they stay
-    untranslated, too.
+    """The texts that stay untranslated because their translation lacked an argument when the document was last
+    written.
     """
     plural_forms: list[frozenset[str]] = field(default_factory=list)
     """A list with a set of forms, such as `one` and `other`, for each plural in the messages that are translated."""

@@ -463,7 +463,10 @@ _OPENERS: dict[str, Callable[[io.BufferedReader, Path], Any]] = {
         .stream_reader(plain, read_across_frames=True, closefd=False)
     ),
 }
-"""The functions that open the decompressed bytes of a compressed stream (which has a path), by kind of compression."""
+"""A dict from a kind of compression to a function that returns the stream of a file's decompressed bytes.
+
+The function's arguments are the stream of the compressed bytes and the file's path.
+"""
 _BINARY_STARTS = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",

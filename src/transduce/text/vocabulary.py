@@ -149,9 +149,9 @@ class Vocabulary:
     """The vocabulary of the source or the target side, a sentencepiece model that tokenizes texts.
 
     Texts are composed (Unicode NFC), unless tokens of the vocabulary are not. No other character is changed, but spaces
-    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A language
-    model's vocabulary, and one of characters, keeps all spaces. A lone surrogate, which no UTF-8 file can contain, is
-    read as U+FFFD.
+    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A vocabulary
+    that was learned with `keep_spaces`, as those of language models are, or that consists of characters, keeps all
+    spaces. A lone surrogate, which no UTF-8 file can contain, is read as U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
