@@ -501,8 +501,8 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
     """Return the text to insert between two translated texts: " " if they need a space there, otherwise "".
 
-    A space is needed if one of the sources has a wide (East Asian) character where the texts meet, the first translation
-    ends with a letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
+    A space is needed if a source has a wide (East Asian) character where the texts meet, the first translation ends
+    with a letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
 
     Args:
         source_before: source of the first text, or its end.

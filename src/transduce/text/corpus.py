@@ -295,7 +295,7 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
 def read_texts(path: str) -> Iterator[str]:
     r"""Yield the texts under the key "text" of a file of JSON lines, plain or compressed; blank lines are skipped.
 
-    A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
+    A lone surrogate escape (\ud83d), which no text file could hold, is read as U+FFFD.
 
     Raises:
         TransduceError: a line is not an object with a text, or the file cannot be read.

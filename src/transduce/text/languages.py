@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.atomic_io import json_bytes, write_file
+from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.text.files import compose, uncompressed_name
 
@@ -259,10 +259,6 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def content(self) -> bytes:
         """Return the profiles as JSON bytes, the content of language_profiles.json in a model folder."""
         return json_bytes(self, indent=0)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the language profiles into a model folder."""
-        write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":

@@ -727,7 +727,7 @@ def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) ->
 
 
 def _is_small(text: str) -> bool:
-    """Return whether a text begins with a small letter; Georgian ones do not count, as sentences begin with them."""
+    """Return whether a text begins with a small letter; Georgian ones, with which sentences begin, do not count."""
     return text[:1].islower() and not "\u10d0" <= text[:1] <= "\u10ff"
 
 
