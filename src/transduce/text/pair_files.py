@@ -20,6 +20,7 @@ from transduce.errors import (
     near_name,
     not_utf8,
     shown_names,
+    warn,
     with_half_width_hint,
 )
 from transduce.text.corpus import (
@@ -516,7 +517,8 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     """Yield a `PairRow` for each TMX translation unit with both languages, of several texts in one language the first.
 
-    If no languages are set, the two languages of the first unit are used.
+    If no languages are set, the two languages of the first unit are used. A warning reports how many units are left out
+    because they lack a language.
 
     Raises:
         TransduceError: the file is not valid XML, or no unit has both languages.
@@ -546,6 +548,9 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
             raise
         except (ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings, and those of many bytes
             raise TransduceError(f"{path} is not valid XML ({error}): export it again, in UTF-8.") from None
+    if 0 < count < number:
+        names, left_out = " or ".join(languages or ()), count_noun(number - count, "translation unit")
+        warn(f"{path}: left out, because a text in {names} is missing: {left_out} of {number:,}.")
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "
