@@ -140,15 +140,13 @@ class CompiledKernel:
 
     def __init__(self, name: str, engine: Any) -> None:
         """Look up a kernel by name in an LLVM execution engine, which owns the machine code and is kept alive."""
-        self.name = name
         self._engine = engine
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.address: int = engine.get_function_address(name)
         self._run_on_one = ctypes.CFUNCTYPE(None, *kinds)(self.address)
         self._on_threads = find_openmp()
-        self._entry_of_many = ctypes.c_void_p(
-            engine.get_function_address(f"{name}_together") if self._on_threads else 0
-        )
+        together = engine.get_function_address(f"{name}_together") if self._on_threads else 0
+        self._entry_of_many = ctypes.c_void_p(together)
 
     def run(self, *values: int | Tensor | None, threads: int | None = None) -> None:
         """Run the kernel with integer arguments (unchecked) on `threads` threads; None: PyTorch's number.
