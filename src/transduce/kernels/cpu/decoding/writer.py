@@ -266,12 +266,13 @@ class ModelEmitter:
     ) -> Value:
         """Emit the quantization of rows x to a linear layer's number format; return a pointer to the result.
 
-        For layers in float32 the result is `x` itself, and nothing is emitted.
+        The rows' scales are written to `StepArguments.scales`. For layers in float32 the result is `x` itself, and nothing
+        is emitted.
 
         Args:
             x: a pointer to the rows.
             linear: the layer, which has as many inputs as a row has elements.
-            rows: the number of rows; None: that of all rows.
+            rows: the number of rows; None: `StepArguments.rows`.
             quantized: where to write the result; None: `StepArguments.quantized`.
         """
         k, kind = self.k, linear.tile.kind
@@ -302,7 +303,7 @@ class ModelEmitter:
             quantized: a pointer to the rows, as `quantize` returns it.
             out: a pointer to the result.
             outputs: the range of outputs to compute; None: all.
-            rows: the number of rows; None: that of all rows.
+            rows: the number of rows; None: `StepArguments.rows`.
         """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
