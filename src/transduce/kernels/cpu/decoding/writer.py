@@ -266,8 +266,8 @@ class ModelEmitter:
     ) -> Value:
         """Emit the quantization of rows x to a linear layer's number format; return a pointer to the result.
 
-        The rows' scales are written to `StepArguments.scales`. For layers in float32 the result is `x` itself, and nothing
-        is emitted.
+        The rows' scales are written to `StepArguments.scales`. For layers in float32 the result is `x` itself, and
+        nothing is emitted.
 
         Args:
             x: a pointer to the rows.
