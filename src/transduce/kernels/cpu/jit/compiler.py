@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
@@ -271,6 +271,19 @@ def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value
     """
     with raw_kernel(k, name) as (numbers, thread, threads):
         yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads
+
+
+_Arguments = TypeVar("_Arguments", bound=NamedTuple)
+
+
+@contextmanager
+def kernel_of(k: KernelBuilder, name: str, arguments: type[_Arguments]) -> Iterator[tuple[_Arguments, Value, Value]]:
+    """Emit a kernel as `kernel` does, whose arguments are the fields of the named tuple `arguments`, and yield them.
+
+    The thread index and the thread count follow them.
+    """
+    with kernel(k, name, len(arguments._fields)) as (numbers, thread, threads):
+        yield arguments(*numbers), thread, threads
 
 
 @contextmanager
