@@ -258,9 +258,11 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
             if is_biased:
                 bias = k.element_pointer(relative_bias, k.build.sub(k.mul(head_number, near_stride), position))
             query = k.element_pointer(queries, k.add(k.mul(row, query_stride), column))
-            shared = [k.element_pointer(each, shared_column, element) for each in (keys, values)]
+            first_key, first_value = (k.element_pointer(each, shared_column, element) for each in (keys, values))
             target = k.element_pointer(out, k.add(k.mul(row, heads.queries), column))
-            k.call(head, *_Row(query, *shared, stride, target, thread_scores, bias), start, count, listed)
+            k.call(
+                head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
+            )
     return name
 
 

@@ -157,9 +157,10 @@ def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
             first_input = k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element)
             inputs = first_input, k.element_pointer(scales, row), width
             first_weight = k.element_pointer(weights, k.mul(column, width), tile.weight)
-            vectors = (k.element_pointer(each, column) for each in (initial_sums, weight_scales, bias))  # of 32 bits
+            # These have 32 bits for each output.
+            sums, sizes, biases = (k.element_pointer(each, column) for each in (initial_sums, weight_scales, bias))
             target = k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(epilogue))
-            return MicroKernelArguments(*inputs, first_weight, *vectors, target, outputs)
+            return MicroKernelArguments(*inputs, first_weight, sums, sizes, biases, target, outputs)
 
         def by_vectors() -> None:
             """Emit the multiplication with vector instructions, for the case that AMX is not used."""
