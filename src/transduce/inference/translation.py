@@ -15,7 +15,7 @@ from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.search.scorer import Hypothesis, Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.files import compose, is_composed
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, byte_of
 from transduce.text.word_spans import NormalizedText, Span, normalized_text
 
 # --- streamed translations ---
@@ -65,6 +65,12 @@ def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool)
 def agreed_length(tokens: Tensor) -> int:
     """Return how many tokens at the start of a sentence's hypotheses, (W, t), are the same in all, and thus final."""
     return int((tokens == tokens[:1]).all(dim=0).cumprod(dim=0).sum())
+
+
+def token_bytes(token: str) -> bytes:
+    """Return the UTF-8 bytes that a token adds to a text, which for a byte token such as <0xE6> are that one byte."""
+    byte = byte_of(token)
+    return token.encode("utf-8", "surrogatepass") if byte is None else bytes([byte])
 
 
 def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
