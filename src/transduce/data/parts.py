@@ -552,7 +552,7 @@ class _Preparation:
         """Count those of a block's kept pairs (`rows`) that look wrong, by two numbers of this object.
 
         `exchanged` counts pairs whose sides seem exchanged, if both languages are known. `identical` counts pairs with
-        equal sides, if no filter drops those. If the corpus is text of one language alone, nothing is counted.
+        equal sides, if no filter drops those. If both sides are the same files, nothing is counted.
         """
         files = self._request.files
         if files.is_text_alone:
