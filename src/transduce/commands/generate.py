@@ -51,11 +51,8 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """True if the prompt is a conversation, written by the model's chat template."""
 
     def __str__(self) -> str:
-        return "\n---\n".join(self._shown_prompt + each.text for each in self.continuations)
-
-    @property
-    def _shown_prompt(self) -> str:
-        return "" if self.is_chat else self.prompt
+        shown_prompt = "" if self.is_chat else self.prompt
+        return "\n---\n".join(shown_prompt + each.text for each in self.continuations)
 
 
 class GenerationReports(msgspec.Struct, frozen=True):
