@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     _warn_of_unknown(generator, prompts or [prompt])
     if options.chat:
         prompts = [generator.chat_prompt(_messages(options, text)) for text in prompts]
-        prompt = prompt and generator.chat_prompt(_messages(options, prompt))
+        prompt = "" if options.prompts else generator.chat_prompt(_messages(options, prompt))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         reports = (_report(each, search, generator, is_chat=options.chat) for each in generations)
