@@ -189,7 +189,7 @@ class Batch:
     def rows(self, pad_ids: tuple[int, int]) -> tuple[list[Row], list[Row]]:
         """Return two lists of B rows of token ids without padding: the sources and the targets.
 
-        `pad_ids` are the padding ids of source and target, which are cut off at the right of each row.
+        `pad_ids` are the padding ids of source and target. Padding must be at the right of the rows only.
         """
         sides = zip((self.source, self.target), pad_ids, strict=True)
         source, target = (

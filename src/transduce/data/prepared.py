@@ -400,7 +400,7 @@ def prepare(
     any other non-empty folder is refused.
 
     Raises:
-        TransduceError: no pair is left, or a file cannot be read.
+        TransduceError: no pair is left, a file cannot be read, or the folder is neither empty nor a prepared corpus.
     """
     request = PartRequest(files=files, filters=filters, hold_out=hold_out)
     with atomic_folder(folder, CORPUS_CARD_NAME, "a prepared corpus") as partial:

@@ -297,10 +297,12 @@ def register(setting: str, name: str) -> Callable[[C], C]:
             `MultiHeadAttention`), "attention_score" (a subclass of `ScoredAttention`) or "positions". The last is a
             bias on the scores, not positions that are added to embeddings. It is called with the model's configuration
             and True if the stack is causal.
-        name: the value of `model.SETTING` that chooses the component.
+        name: the value of `model.SETTING` that chooses the component. If you have registered the name before, the new
+            component replaces the old one.
 
     Raises:
-        TransduceError: there is no such setting, the name is taken, or the component is of another kind.
+        TransduceError: there is no such setting, the name is empty or that of a built-in component, or the component is
+            of another kind.
     """
     if setting not in _REGISTRIES:
         raise TransduceError(f"Components can be registered for {', '.join(_REGISTRIES)}, but not for `{setting}`.")
@@ -512,6 +514,8 @@ def _change(expected: Tensor, found: Tensor) -> float:
 
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers components; only a file that the user names is ever run.
+
+    The file becomes the module `transduce_plugin_NAME`; a module of this name that was loaded before is replaced.
 
     Raises:
         TransduceError: the file is missing or no Python file, or running it fails.
