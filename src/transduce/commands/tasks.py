@@ -355,7 +355,7 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts whose masks a model filled, with the candidates for each mask; `str` shows these."""
+    """Texts whose masks a model filled, with the candidates for each mask; `str` returns both as lines."""
 
     fillings: "Sequence[Filling]"
 
