@@ -22,7 +22,7 @@ from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import pad
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
-from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
+from transduce.interop.components import ExportedEncoder, ExportedModel, Ids, split_outputs, target_log_probabilities
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.onnx.export import max_sequence_length
 from transduce.model.build import Model
@@ -49,16 +49,14 @@ class OriginalModel(ExportedModel):
         self.translator = translator
         self._config = translator.model.config
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         config, device = self._config, self.translator.device
         source_ids = pad(sources, config.pad_id, device)
         inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
-        expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
-        with torch.inference_mode():
-            log_probabilities = self.translator.model(source_ids, inputs).log_softmax(dim=-1)  # (B, T, V)
-        target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
-        return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
+        logits = self.translator.model(source_ids, inputs)  # (B, T, V)
+        return target_log_probabilities(logits, targets, [0] * len(targets), config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
@@ -88,8 +86,7 @@ class OriginalLanguageModel(ExportedModel):
         config, results = self._model.config, []
         for source, target in zip(sources, targets, strict=True):
             row = torch.tensor([[config.start_id, *source, *target]])
-            values = self._model(row)[0, len(source) :].log_softmax(dim=-1)  # (T + 1, V)
-            results.append(values.gather(-1, torch.tensor([[*target, config.eos_id]]).T)[:, 0].tolist())
+            results += target_log_probabilities(self._model(row), [target], [len(source)], config.eos_id)
         return results
 
     @torch.inference_mode()
@@ -116,20 +113,16 @@ class OriginalEncoder(ExportedEncoder):
         config = self._model.config
         types = pad(token_types, 0, _CPU) if config.token_types else None
         states, _ = self._model.encode(pad(rows, config.pad_id, _CPU), token_types=types)  # (B, L, D)
-        outputs = {"states": _without_padding(states, rows)}
+        outputs = {"states": states}
         if self._model.masked_language_head is not None:
-            outputs["logits"] = _without_padding(self._model.project(self._model.head_states(states)), rows)
+            outputs["logits"] = self._model.project(self._model.head_states(states))
         if self._model.pooler is not None:
-            outputs["pooled"] = list(self._model.pool(states).numpy())
+            outputs["pooled"] = self._model.pool(states)
         if config.token_labels:
-            outputs["classes"] = _without_padding(self._model.label_tokens(states), rows)
+            outputs["classes"] = self._model.label_tokens(states)
         elif self._model.classifier is not None:
-            outputs["classes"] = list(self._model.classify(states).numpy())
-        return outputs
-
-
-def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
-    return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
+            outputs["classes"] = self._model.classify(states)
+        return {name: split_outputs(tensor.numpy(), rows) for name, tensor in outputs.items()}
 
 
 # --- model to export ---

@@ -20,8 +20,9 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_la
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
 from transduce.model.transformer import Transformer
 
-# --- exported ---
-# Interfaces of exported models, by which each is compared with the model that it was exported from.
+# --- exported models ---
+# Interfaces of exported models, by which each is compared with the model that it was exported from, and what their
+# implementations share. Legend: B texts, T positions, L tokens of a row, V vocabulary.
 
 
 # Maximum sequence length of an exported model, in tokens: the rows of its table of positions.
@@ -76,6 +77,51 @@ class ExportedEncoder(Protocol):
             `states` (tokens, width), `logits` (tokens, vocabulary size), `pooled` (width,) and `classes` of each text,
             as far as the model has them. The shape of `classes` is (classes,), or (tokens, classes) for a tagger.
         """
+
+
+def padded(rows: Ids, filler: int, *, left: bool = False) -> Tensor:
+    """Return the numbers of several rows as one int64 tensor, (rows, longest row), padded at the right with `filler`.
+
+    There must be at least one row. With `left`, the padding is before the numbers, as continuing prompts needs.
+    """
+    width = max(map(len, rows))
+    fillers = ([filler] * (width - len(row)) for row in rows)
+    return torch.tensor(
+        [[*fill, *row] if left else [*row, *fill] for row, fill in zip(rows, fillers, strict=True)], dtype=torch.int64
+    )
+
+
+def target_log_probabilities(logits: Tensor, targets: Ids, first: Sequence[int], eos_id: int) -> list[list[float]]:
+    """Return a list for each target of the log-probabilities, in nats, of its tokens and of the end symbol behind it.
+
+    Args:
+        logits: the logits of a batch, (B, T, V).
+        targets: token ids of each target.
+        first: for each target, the index of the position whose logits predict the target's first token.
+        eos_id: id of the end symbol.
+    """
+    log_probabilities = logits.log_softmax(dim=-1)
+    return [
+        rows[start : start + len(target) + 1].gather(-1, torch.tensor([[*target, eos_id]]).T)[:, 0].tolist()
+        for rows, target, start in zip(log_probabilities, targets, first, strict=True)
+    ]
+
+
+def until_end(rows: list[list[int]], eos_id: int) -> list[list[int]]:
+    """Return a list of each row's token ids before its first end symbol; a row without one keeps all ids."""
+    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
+
+
+def split_outputs(outputs: NDArray[Any], rows: Ids) -> list[NDArray[Any]]:
+    """Split a batch of an encoder's outputs into a list of one array for each text.
+
+    Args:
+        outputs: (B, L, C), of which each text gets (tokens, C) without padding, or (B, C), of which each gets (C,).
+        rows: the token ids of each text, which show its length.
+    """
+    if outputs.ndim == 2:
+        return list(outputs)
+    return [each[: len(row)] for each, row in zip(outputs, rows, strict=True)]
 
 
 # --- components ---

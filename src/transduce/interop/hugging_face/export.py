@@ -21,7 +21,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
+from transduce.interop.components import (
+    MAXIMUM_POSITIONS,
+    ExportedEncoder,
+    ExportedModel,
+    Ids,
+    padded,
+    split_outputs,
+    target_log_probabilities,
+    until_end,
+)
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -295,7 +304,7 @@ def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
 
 # --- models that transformers loads from a folder and runs offline ---
 # A folder is opened by one of transformers' automatic classes, such as `AutoModelForCausalLM`.
-# Legend: B texts, S source length, T target length, L tokens of a row, V vocabulary, D model width, C classes.
+# Legend: B texts, T target length, V vocabulary.
 
 
 class _OpenedModel:
@@ -357,26 +366,23 @@ class _OpenedModel:
         Returns:
             A dict of `input_ids` and `attention_mask`, int64 tensors (texts, longest text).
         """
-        width = max(map(len, rows))
-        filler = [[self.config.pad_id] * (width - len(row)) for row in rows]
-        missing = [[0] * len(each) for each in filler]
         present = [[1] * len(row) for row in rows]
-        if pad_left:
-            ids = [[*fill, *row] for fill, row in zip(filler, rows, strict=True)]
-            mask = [[*zeros, *ones] for zeros, ones in zip(missing, present, strict=True)]
-        else:
-            ids = [[*row, *fill] for fill, row in zip(filler, rows, strict=True)]
-            mask = [[*ones, *zeros] for zeros, ones in zip(missing, present, strict=True)]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        return {
+            "input_ids": padded(rows, self.config.pad_id, left=pad_left),
+            "attention_mask": padded(present, 0, left=pad_left),
+        }
 
-    def _until_end(self, written: Tensor) -> list[list[int]]:
-        """Return a list of each text's generated ids before its first end symbol; all of them if there is none.
+    @torch.inference_mode()
+    def _generate(self, inputs: Mapping[str, Tensor], max_tokens: int, *, written: int) -> list[list[int]]:
+        """Return a list of the ids that greedy search of transformers adds to each text, without the end symbol.
 
         Args:
-            written: the generated ids, (texts, tokens).
+            inputs: the arguments of `generate` with the texts' ids and their attention mask.
+            max_tokens: maximum number of tokens to generate for a text.
+            written: number of ids at the start of each row of `generate`'s result that were not generated.
         """
-        rows: list[list[int]] = written.tolist()
-        return [row[: row.index(self.config.eos_id)] if self.config.eos_id in row else row for row in rows]
+        ids = self.model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None)
+        return until_end(ids[:, written:].tolist(), self.config.eos_id)
 
 
 @contextmanager
@@ -393,25 +399,16 @@ def _quiet(transformers: Any) -> Iterator[None]:
 class HuggingFaceModel(_OpenedModel, ExportedModel):
     """An exported encoder–decoder that transformers runs on the CPU, to compare it with its original."""
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        inputs = self._rows([[self.config.start_id, *row] for row in targets])["input_ids"]
-        with torch.inference_mode():
-            logits = self.model(**self._sources(sources), decoder_input_ids=inputs).logits  # (B, T, V)
-        expected = self._rows([[*row, self.config.eos_id] for row in targets])["input_ids"]
-        log_probs = logits.log_softmax(dim=-1).gather(-1, expected[..., None])[..., 0]
-        return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
+        inputs = padded([[self.config.start_id, *row] for row in targets], self.config.pad_id)
+        logits = self.model(**self._rows(sources), decoder_input_ids=inputs).logits  # (B, T, V)
+        return target_log_probabilities(logits, targets, [0] * len(targets), self.config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        with torch.inference_mode():
-            written = self.model.generate(
-                **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
-            )
-        return self._until_end(written[:, 1:])
-
-    def _sources(self, sources: Ids) -> dict[str, Tensor]:
-        return self._rows(sources)
+        return self._generate(self._rows(sources), max_tokens, written=1)
 
 
 class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
@@ -422,62 +419,39 @@ class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
         # A text is continued, so an end symbol that the folder's own tokenizer puts after it is left out.
         return [row[:-1] if row[1:] and row[-1] == self.config.eos_id else row for row in super().ids_of(texts)]
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        prompts = [[self.config.start_id, *row] for row in sources]
-        rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
-        with torch.inference_mode():
-            log_probs = self.model(**self._rows(rows)).logits.log_softmax(dim=-1)  # (B, T, V)
-        labels = [torch.tensor([*target, self.config.eos_id]) for target in targets]
-        return [
-            log_probs[number, len(prompt) - 1 : len(row)].gather(-1, ids[:, None])[:, 0].tolist()
-            for number, (prompt, row, ids) in enumerate(zip(prompts, rows, labels, strict=True))
-        ]
+        start = self.config.start_id
+        rows = [[start, *source, *target] for source, target in zip(sources, targets, strict=True)]
+        logits = self.model(**self._rows(rows)).logits  # (B, T, V)
+        return target_log_probabilities(logits, targets, list(map(len, sources)), self.config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         rows = self._rows([[self.config.start_id, *row] for row in sources], pad_left=True)
-        with torch.inference_mode():
-            written = self.model.generate(
-                **rows, num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
-            )
-        return self._until_end(written[:, rows["input_ids"].shape[1] :])
+        return self._generate(rows, max_tokens, written=rows["input_ids"].shape[1])
 
 
 class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
     """An exported encoder-only model that transformers runs on the CPU, to compare it with its original."""
 
+    @torch.inference_mode()
     @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
         inputs = self._rows(rows)
-        width = inputs["input_ids"].shape[1]
         if self.config.token_types:
-            inputs["token_type_ids"] = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
-        with torch.inference_mode():
-            results = self.model(**inputs, output_hidden_states=True)
+            inputs["token_type_ids"] = padded(token_types, 0)
+        results = self.model(**inputs, output_hidden_states=True)
         outputs_by_name = {"states": results.hidden_states[-1]}
         logits = "prediction_logits" if "prediction_logits" in results else "logits"
         if logits in results:
             outputs_by_name["logits" if self.config.masked_language_head else "classes"] = results[logits]
-        if "seq_relationship_logits" in results:
-            outputs_by_name["classes"] = results["seq_relationship_logits"].flip(
-                -1
-            )  # Hugging Face's class 0 is this package's class 1
+        if "seq_relationship_logits" in results:  # Hugging Face's class 0 is this package's class 1
+            outputs_by_name["classes"] = results["seq_relationship_logits"].flip(-1)
         if "pooler_output" in results:
             outputs_by_name["pooled"] = results["pooler_output"]
-        return {name: _split_rows(tensor, rows) for name, tensor in outputs_by_name.items()}
-
-
-def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split a batch of an encoder's outputs into a list of one NumPy array per text.
-
-    Args:
-        tensor: (B, L, C), of which each text gets (tokens, C) without padding, or (B, C), of which each gets (C,).
-        rows: the token ids of each text, which show its length.
-    """
-    if tensor.dim() == 2:
-        return list(tensor.numpy())
-    return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
+        return {name: split_outputs(tensor.numpy(), rows) for name, tensor in outputs_by_name.items()}
 
 
 # --- tokenizer files ---
