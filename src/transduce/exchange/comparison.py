@@ -391,7 +391,6 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
 # Legend: L tokens of a row, V vocabulary size, D model width, C classes.
 
 
-_ROWS_AT_ONCE = 16
 _CHOICES = ("logits", "classes")
 
 
@@ -440,7 +439,8 @@ class EncoderComparison:
     def __init__(self) -> None:
         self._worst: dict[str, _Worst] = {}
         self._largest: dict[str, float] = {}
-        self._agreeing: list[bool] = []
+        self.agreeing: list[bool] = []
+        """For each text, True if both encoders find the same most probable tokens and class, up to ties."""
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
         """Record how much one output of one text differs between an encoder and its export.
@@ -467,18 +467,14 @@ class EncoderComparison:
         self._worst[name] = max(worst, self._worst.get(name, worst))
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
-    def add_choices(self, agreeing: bool) -> None:
-        """Record for one more text whether both encoders find the same most probable tokens and class, up to ties."""
-        self._agreeing.append(agreeing)
-
     @property
     def agreement(self) -> EncoderAgreement:
         """Statistics over all compared outputs of the encoder and its export; at least one is needed."""
         return EncoderAgreement(
-            texts=len(self._agreeing),
+            texts=len(self.agreeing),
             largest_differences=dict(self._largest),
             largest_difference=max(self._largest.values()),
-            same_choices=sum(self._agreeing),
+            same_choices=sum(self.agreeing),
         )
 
     def check_equal(self, name: str) -> None:
@@ -498,10 +494,10 @@ class EncoderComparison:
                 f"of its {output} is {worst.theirs:.5f}, and the model's own is {worst.ours:.5f}; please report this "
                 "with the model's config.json."
             )
-        if not all(self._agreeing):
+        if not all(self.agreeing):
             raise TransduceError(
                 f"The export to {name} was checked and is wrong, so nothing was written: its best token or class "
-                f"differs in text {self._agreeing.index(False) + 1}; please report this with the model's config.json."
+                f"differs in text {self.agreeing.index(False) + 1}; please report this with the model's config.json."
             )
 
 
@@ -517,15 +513,15 @@ def compare_encoders(
         token_types: segment id of each token.
     """
     comparison = EncoderComparison()
-    for first in range(0, len(rows), _ROWS_AT_ONCE):
-        batch, types = rows[first : first + _ROWS_AT_ONCE], token_types[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(rows), _SENTENCES_AT_ONCE):
+        batch, types = (each[first : first + _SENTENCES_AT_ONCE] for each in (rows, token_types))
         ours, theirs = original.outputs(batch, types), exported.outputs(batch, types)
         for name in (name for name in ours if name in theirs):
             for number, (left, right) in enumerate(zip(ours[name], theirs[name], strict=True), first):
                 comparison.add(name, left, right, number)
         for number in range(len(batch)):
             both = [(ours[name][number], theirs[name][number]) for name in _CHOICES if name in ours and name in theirs]
-            comparison.add_choices(all(_same_best(left, right) for left, right in both))
+            comparison.agreeing.append(all(_same_best(left, right) for left, right in both))
     return comparison
 
 

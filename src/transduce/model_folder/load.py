@@ -180,11 +180,10 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    The argument `prepacked_precision` is a precision whose prepacked weights are taken from the folder's cache, if
-    there are any.
+    With the argument `prepacked`, prepacked 8-bit weights are taken from the folder's cache, if there are any.
     """
 
-    def __call__(self, folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[_Model]: ...
+    def __call__(self, folder: Path, *, prepacked: bool = False) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(read: ReadFolder[_Model], folder: Path, **options: Unpack[LoadOptions]) -> ModelFolder[_Model]:
@@ -280,26 +279,22 @@ def read_at_precision(
     Raises:
         TransduceError: the folder cannot be read, or the model does not support the precision.
     """
-    prepacked = precision if precision == "int8" and machine.device == "cpu" else None
-    if precision == "auto" and machine.device == "cpu" and has_proofs(folder):
-        content = read(folder, prepacked_precision="int8")
-        if isinstance(content.model, PrepackedModel):
-            proof = None if content.prepacked is None else read_proof(content.prepacked)
-            if proof is not None and proof.holds:
-                return content
-            content = read(folder)
-    else:
-        content = read(folder, prepacked_precision=prepacked)
+    is_int8 = precision == "int8" and machine.device == "cpu"
+    may_be_int8 = precision == "auto" and machine.device == "cpu" and has_proofs(folder)
+    content = read(folder, prepacked=is_int8 or may_be_int8)
     if isinstance(content.model, PrepackedModel):
-        return content
+        proof = read_proof(content.prepacked) if may_be_int8 and content.prepacked is not None else None
+        if is_int8 or (proof is not None and proof.holds):
+            return content
+        content = read(folder)
     model = convert_to_precision(content.model, precision, machine, content.files)
     for file in content.files:
         file.release()
-    layers = packed_layers(model) if prepacked is not None and content.weights_digest else None
+    layers = packed_layers(model) if is_int8 and content.weights_digest else None
     if layers is not None:
-        cache = PrepackedCache(folder, precision, content.weights_digest)
+        cache = PrepackedCache(folder, content.weights_digest)
         if cache.store(layers, always=always_store) is not None:
-            stored = read(folder, prepacked_precision=prepacked)
+            stored = read(folder, prepacked=True)
             if isinstance(stored.model, PrepackedModel):
                 del content, model, layers
                 release_freed_memory()  # the stored model's weights are mapped
