@@ -522,7 +522,7 @@ def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> l
         TransduceError: a symbol is missing, or a token has another id.
     """
     record = tokenizer.record.source
-    symbols = [each if isinstance(each, str) else each.text for each in record.symbols]
+    symbols = [symbol.text for symbol in record.all_symbols()]
     for token, id in record.ids.items():
         found = ids.get(token, None if token in symbols else id)
         if found != id:

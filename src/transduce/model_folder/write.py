@@ -18,6 +18,7 @@ from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.token_pipelines import flags_of
 from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -39,7 +40,6 @@ from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
-from transduce.text.vocabulary import Symbol
 
 # --- tokenizer files ---
 # The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.
@@ -120,14 +120,11 @@ def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) 
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise TransduceError(f"The files of the model's tokenizer cannot be read: {error!r}.") from error
     record = tokenizer.record.source
-    symbols = (Symbol(each) if isinstance(each, str) else each for each in record.symbols)
-    missing = [symbol for symbol in symbols if symbol.text not in known]
+    missing = [symbol for symbol in record.all_symbols() if symbol.text not in known]
     if not missing:
         return dict(files)
-    for symbol in sorted(missing, key=lambda symbol: record.ids[symbol.text]):
-        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
-        flags |= {"normalized": symbol.normalized, "special": False}
-        added.append({"id": record.ids[symbol.text], "content": symbol.text} | flags)
+    missing.sort(key=lambda symbol: record.ids[symbol.text])
+    added += [{"id": record.ids[symbol.text], "content": symbol.text} | flags_of(symbol) for symbol in missing]
     return dict(files) | {"tokenizer.json": json_bytes(content | {"added_tokens": added})}
 
 
@@ -355,8 +352,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
     other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
-        | {"transduce": version("transduce")},
+        versions={name: version(name) for name in ("torch", "sentencepiece", "numpy", "transduce")},
         source_language=languages[0],
         target_language=languages[1],
         sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in other_files},

@@ -35,7 +35,7 @@ from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
-from transduce.interop.hugging_face.token_pipelines import TokenizerJson
+from transduce.interop.hugging_face.token_pipelines import TokenizerJson, flags_of
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 from transduce.search.settings import SearchSettings
@@ -46,7 +46,6 @@ from transduce.text.vocabulary import (
     MASK,
     SEP,
     SPECIAL_TOKENS,
-    Symbol,
     Vocabulary,
     find_special_tokens,
     language_token,
@@ -526,12 +525,10 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     names = {id: token for token, id in record.ids.items()}
     special = {record.pad_id, record.eos_id, record.unk_id, *record.silent}
-    symbols = [Symbol(each) if isinstance(each, str) else each for each in record.symbols]
     added = {id: {"id": id, "content": names[id], **_FLAGS, "special": True} for id in special if id in names}
-    for symbol in symbols:
-        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
+    for symbol in record.all_symbols():
         id = record.ids[symbol.text]
-        added[id] = {"id": id, "content": symbol.text, **flags, "normalized": symbol.normalized, "special": False}
+        added[id] = {"id": id, "content": symbol.text, **flags_of(symbol)}
     vocabulary, chat = tokenizer.source, tokenizer.record.chat_template
     chat_settings = {} if chat is UNSET else chat.special_tokens | {"chat_template": chat.source}
     return {

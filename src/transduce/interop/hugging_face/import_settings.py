@@ -5,16 +5,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import (
-    BART_KEYS,
-    BERT_KEYS,
-    DISTILBERT_KEYS,
-    GPT2_KEYS,
-    LLAMA_KEYS,
-    T5_KEYS,
-    Keys,
-    Settings,
-)
+from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
@@ -170,7 +161,7 @@ class ConfigReader:
         return value
 
 
-def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
+def _read_keys(config: ConfigReader, keys: names.Keys) -> Settings:
     settings: Settings = {}
     for setting, (name, default) in keys.items():
         value = default(settings) if callable(default) else default
@@ -189,8 +180,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
 
 def _bart_like(config: ConfigReader) -> Settings:
     """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
-    return _read_keys(config, BART_KEYS) | {
-        "kind": "transformer",
+    return _read_keys(config, names.BART_KEYS) | {
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
         "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
         "activation": config.activation("activation_function", "gelu"),
@@ -242,7 +232,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 def t5(config: ConfigReader) -> Settings:
     """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
-    settings = _read_keys(config, T5_KEYS)
+    settings = _read_keys(config, names.T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
     name = str(projection).removeprefix("gated-")
@@ -255,7 +245,6 @@ def t5(config: ConfigReader) -> Settings:
     activation = ACTIVATIONS[name]
     scales_output = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
     return settings | {
-        "kind": "transformer",
         "activation": GATES[activation] if gated else activation,
         "norm": "rms",
         "bias": False,
@@ -277,12 +266,11 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    return _read_keys(config, BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    return _read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
 
 
 def _bert_like(activation: str) -> Settings:
     return {
-        "kind": "encoder",
         "activation": activation,
         "norm_order": "post",
         "positions": "learned",
@@ -297,7 +285,7 @@ def distilbert(config: ConfigReader) -> Settings:
     The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
     """
     return (
-        _read_keys(config, DISTILBERT_KEYS)
+        _read_keys(config, names.DISTILBERT_KEYS)
         | _bert_like(config.activation("activation", "gelu"))
         | {"norm_epsilon": 1e-12, "pooler_activation": "relu"}
     )
@@ -335,9 +323,8 @@ def gpt2(config: ConfigReader) -> Settings:
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
-        | _read_keys(config, GPT2_KEYS)
+        | _read_keys(config, names.GPT2_KEYS)
         | {
-            "kind": "decoder",
             "activation": config.activation("activation_function", "gelu_new"),
             "positions": "learned",
             "scale_embeddings": False,
@@ -347,9 +334,8 @@ def gpt2(config: ConfigReader) -> Settings:
 
 def llama(config: ConfigReader) -> Settings:
     """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
-    settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
+    settings = _special_ids(config) | _rope(config) | _read_keys(config, names.LLAMA_KEYS)
     return settings | {
-        "kind": "decoder",
         "d_v": settings["d_k"],
         "dropout": 0.0,
         "activation": GATES[config.activation("hidden_act", "silu")],

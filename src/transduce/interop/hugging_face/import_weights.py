@@ -148,7 +148,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     location = f"{stored.location}/config.json"
     rules, model_type = check_config(content, location), content["model_type"]
     reader = ConfigReader(content, location)
-    settings = rules.settings(reader) | special_ids
+    settings = rules.settings(reader) | special_ids | {"kind": rules.kind}
     _refuse_quantized(stored)
     stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
