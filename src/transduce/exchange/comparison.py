@@ -285,13 +285,13 @@ class Comparison:
     @property
     def agreement(self) -> Agreement:
         """Statistics over all compared log-probabilities (in nats) and greedy translations; at least one is needed."""
-        differences = [*self.own_differences, *self.random_differences]
+        own = [each.difference for each in self.own_differences]
+        differences = [*own, *(each.difference for each in self.random_differences)]
         return Agreement(
             sentences=len(self.agreeing),
             log_probabilities=len(differences),
-            largest_difference=max(difference.difference for difference in differences),
-            mean_difference=sum(difference.difference for difference in self.own_differences)
-            / len(self.own_differences),
+            largest_difference=max(differences),
+            mean_difference=sum(own) / len(own),
             same_translations=sum(self.agreeing),
         )
 
@@ -358,10 +358,8 @@ def _differences(
     for sentence, (ours, theirs) in enumerate(pairs, first):
         for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
             allowed = TOLERANCE * max(1.0, abs(left) / 10.0)
-            difference = abs(left - right)
-            yield _Difference(
-                math.inf if math.isnan(difference) else difference, allowed, left, right, sentence, position
-            )
+            difference = math.inf if math.isnan(left - right) else abs(left - right)
+            yield _Difference(difference, allowed, left, right, sentence, position)
 
 
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
@@ -378,8 +376,8 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
     """
     if list(ours) == list(theirs):
         return True
-    common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
-    position = min(len(ours), len(theirs)) if common is None else common
+    differing = (n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right)
+    position = next(differing, min(len(ours), len(theirs)))
     # The log-probabilities of a target include the end symbol's, after those of its tokens.
     after_ours, after_theirs = (
         original.log_probabilities([source], [row[: position + 1]])[0][position] for row in (ours, theirs)
@@ -593,12 +591,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
         rows = [ids[: max(1, min(len(ids) // 2, original.max_length // 2))] for ids in encoded if ids]
         max_tokens = min(_EXTRA_TOKENS, original.max_length - 1 - max(map(len, rows)))
-        return Trial(texts, origin, rows, [], ordinary, max_tokens)
-    rows = [
-        _with_special_tokens(directed, [ids], original.max_length)[0]
-        for directed, ids in zip(cycle(original.source_vocabularies), encoded, strict=False)
-    ]
-    max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    else:
+        directed = zip(cycle(original.source_vocabularies), encoded, strict=False)
+        rows = [_with_special_tokens(each, ids, original.max_length) for each, ids in directed]
+        max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, max_tokens)
 
 
@@ -609,20 +605,15 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
     in turn.
     """
     vocabulary, config = original.tokenizer.source, original.config
-    if isinstance(original.tokenizer, ImportedTokenizer):
-        encoded = vocabulary.encode_batch(texts)
-        # A prompt is continued, so no end symbol follows it.
-        return [
-            [*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.with_special_tokens(ids)
-            for ids in encoded
-        ]
-    special_tokens = find_special_tokens(vocabulary)
+    is_imported = isinstance(original.tokenizer, ImportedTokenizer)
+    special_tokens = None if is_imported else find_special_tokens(vocabulary)
     if config.kind == "encoder" and special_tokens is not None:
         return [[special_tokens.cls, *encode_masked(vocabulary, text), special_tokens.sep] for text in texts]
-    if config.kind == "decoder":
-        return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
     encoded = vocabulary.encode_batch(texts)
-    directed = cycle(original.source_vocabularies)
+    if config.kind == "decoder":  # a prompt is continued, so no end symbol follows it
+        start = vocabulary.before if is_imported else (config.start_id,)
+        return [[*start, *ids] for ids in encoded]
+    directed = cycle([vocabulary] if is_imported else original.source_vocabularies)
     return [each.with_special_tokens(ids) for each, ids in zip(directed, encoded, strict=False)]
 
 
@@ -659,13 +650,12 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     return list(filter(is_alike, texts))
 
 
-def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, max_length: int) -> list[list[int]]:
-    """Return for each source a list of its token ids with the vocabulary's special tokens, such as the end symbol.
+def _with_special_tokens(vocabulary: Vocabulary, ids: Sequence[int], max_length: int) -> list[int]:
+    """Return a list of a source's token ids with the vocabulary's special tokens, such as the end symbol.
 
-    The text's own tokens are truncated so that each result has at most `max_length` ids.
+    The text's own tokens are truncated so that the result has at most `max_length` ids.
     """
-    max_tokens = max_length - len(vocabulary.before) - len(vocabulary.after)
-    return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
+    return vocabulary.with_special_tokens(ids[: max_length - len(vocabulary.before) - len(vocabulary.after)])
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, max_length: int, special_tokens: SpecialTokens | None) -> list[int]:
@@ -699,8 +689,9 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
         A list with the translation of each sentence; "" for a blank one.
     """
     max_length = max_sequence_length(translator.model.config)
-    encoded = translator.tokenizer.source.encode_batch(sentences)
-    sources = _with_special_tokens(translator.tokenizer.source, encoded, max_length)
+    vocabulary = translator.tokenizer.source
+    encoded = vocabulary.encode_batch(sentences)
+    sources = [_with_special_tokens(vocabulary, ids, max_length) for ids in encoded]
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from transduce.atomic_io import write_json
+from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
 from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
@@ -65,7 +65,6 @@ from transduce.model_folder.write import (
     read_original_tokenizer,
     with_added_tokens,
     write_model_folder,
-    write_original_tokenizer,
 )
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 
@@ -414,6 +413,11 @@ class HuggingFaceExporter(Exporter):
         }
         if original.directions:
             documents[DIRECTIONS] = directions_text(original.directions)
+        files = dict[str, bytes]()
+        if isinstance(tokenizer, ImportedTokenizer):
+            files = with_added_tokens(read_original_tokenizer(original.folder, original.languages), tokenizer)
+            if not has_original_tokenizer(original.folder):
+                files |= {name: json_bytes(content) for name, content in pipeline_files(tokenizer).items()}
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
@@ -421,14 +425,9 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
+            files=files,
             max_positions=hugging_face_context(original.folder),
         )
-        if isinstance(tokenizer, ImportedTokenizer):
-            files = read_original_tokenizer(original.folder, original.languages)
-            write_original_tokenizer(folder, with_added_tokens(files, tokenizer))
-            if not has_original_tokenizer(original.folder):
-                for name, content in pipeline_files(tokenizer).items():
-                    write_json(folder / name, content)
 
     def _check_tokenizer(self) -> None:
         original = self.original

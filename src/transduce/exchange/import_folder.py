@@ -27,7 +27,7 @@ from transduce.model_folder.read import (
     was_saved_by_transformers,
 )
 from transduce.model_folder.safety import file_inside
-from transduce.model_folder.write import read_original_tokenizer, to_toml, write_model_folder, write_original_tokenizer
+from transduce.model_folder.write import read_original_tokenizer, to_toml, write_model_folder
 from transduce.search.settings import SearchSettings
 
 
@@ -123,9 +123,9 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
+        files=tokenizer_files,
         max_positions=max_positions,
     )
-    write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
     return ImportReport(
         folder=str(out),

@@ -10,7 +10,7 @@ import msgspec
 from transduce.atomic_io import json_bytes
 from transduce.data.series import LearnedPoints, SeriesScale
 from transduce.errors import TransduceError
-from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder, unused_head
+from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import file_inside, read_json, read_optional_json
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
@@ -219,7 +219,8 @@ def _unused_head(folder: Path) -> str | None:
     The text completes an error message that says why no task here can use the head.
     """
     if is_hugging_face_folder(folder):
-        return unused_head(folder)
+        heads = hugging_face_heads(folder)
+        return None if heads is None else heads.unused
     ours = read_optional_json(folder, "config.json").get("transduce")
     has_classes = isinstance(ours, dict) and ours.get("kind") == "encoder" and ours.get("num_labels", 0)
     return "predicts a number or assigns several labels at once" if has_classes else None

@@ -158,11 +158,6 @@ def carry_original_tokenizer(
     for name, content in files.items():
         if (folder / name).exists() and (folder / name).read_bytes() != content:
             raise TransduceError(f"{folder / name} would be replaced by a run's: name another folder with --out.")
-    write_original_tokenizer(folder, files)
-
-
-def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files that `read_original_tokenizer` returned to a model's folder; existing files are replaced."""
     for name, content in files.items():
         write_file(folder / name, content)
 
@@ -218,6 +213,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
+    files: Mapping[str, bytes] | None = None,
     search: SearchSettings | None = None,
     max_positions: int | None = None,
 ) -> None:
@@ -230,6 +226,8 @@ def write_model_folder(
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
+        files: the files of a Hugging Face tokenizer by name, such as `read_original_tokenizer` returns; they replace
+            files of the same names that the folder has for transformers. None: there are none.
         search: the model's search settings, for `generate` of transformers; None: unknown.
         max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
             tables of sinusoids; None: 1,024. Learned positions have their own limit.
@@ -249,8 +247,9 @@ def write_model_folder(
             write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
             if tokenizer is not None:
                 _write_tokenizer(folder, tokenizer, config, languages, search)
-            for name, text in documents.items():
-                write_file(folder / name, text.encode())
+            texts = {name: text.encode() for name, text in documents.items()}
+            for name, content in (texts | dict(files or {})).items():
+                write_file(folder / name, content)
             _write_manifest(folder, languages, [digest, *_known_digests(folder)])
             replace_file(partial_file, folder / WEIGHTS)
         finally:

@@ -477,7 +477,11 @@ _UNSUPPORTED_HEADS = {
     "ForQuestionAnswering": "finds answers in a text",
     "ForMultipleChoice": "chooses among several texts",
 }
-_CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassification": "each token"}
+# Purposes of classes whose head has a counterpart for an encoder alone.
+_CLASSIFIERS = {
+    "ForSequenceClassification": "classifies a text by a decoder",
+    "ForTokenClassification": "classifies each token by a decoder",
+}
 
 
 def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
@@ -503,13 +507,8 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
         )
     architectures = content.get("architectures")
     for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
-        purpose = next(
-            (description for suffix, description in _UNSUPPORTED_HEADS.items() if name.endswith(suffix)), None
-        )
-        classified = next((what for suffix, what in _CLASSIFIER_SUFFIXES.items() if name.endswith(suffix)), None)
-        if classified is not None and family.kind != "encoder":
-            purpose = f"classifies {classified} by a decoder"
-        if purpose is not None:
+        heads = _UNSUPPORTED_HEADS | ({} if family.kind == "encoder" else _CLASSIFIERS)
+        if (purpose := next((does for suffix, does in heads.items() if name.endswith(suffix)), None)) is not None:
             raise TransduceError(f"{location}: {name} {purpose}, and a model with this head cannot be imported.")
     return family
 
@@ -584,7 +583,7 @@ def import_generation(
         )
     no_repeated_ngrams = reader.whole("no_repeat_ngram_size", 0)
     try:
-        forbidden_ids = _forbidden_ids(values, _ends(generation) or _ends(config), location)
+        forbidden_ids = _forbidden_ids(values, end_ids(generation) or end_ids(config), location)
         if no_repeated_ngrams == 1:  # to `generate`, the start symbol is a token of the text, which must not repeat
             forbidden_ids |= _start_ids(generation, config)
         return SearchSettings(
@@ -701,10 +700,14 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
     return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def _ends(content: Mapping[str, Any]) -> list[Any]:
-    """Return a list of the end symbols' ids that a JSON file of a Hugging Face folder states; empty without any."""
-    ends = content.get("eos_token_id")
-    return ends if isinstance(ends, list) else [ends] if ends is not None else []
+def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+
+    The setting may be one id; without the setting, the tuple is empty.
+    """
+    value = content.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
