@@ -22,9 +22,15 @@ from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import pad
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
-from transduce.interop.components import ExportedEncoder, ExportedModel, Ids, split_outputs, target_log_probabilities
+from transduce.interop.components import (
+    ExportedEncoder,
+    ExportedModel,
+    Ids,
+    max_sequence_length,
+    split_outputs,
+    target_log_probabilities,
+)
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.onnx.export import max_sequence_length
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder

@@ -12,7 +12,7 @@ from typing_extensions import override
 from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
-from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
+from transduce.interop.components import ExportedEncoder, ExportedModel, check_components, max_sequence_length
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
     CTranslate2LanguageModel,
@@ -41,7 +41,6 @@ from transduce.interop.onnx.export import (
     OnnxEncoder,
     OnnxLanguageModel,
     OnnxModel,
-    max_sequence_length,
     onnx_obstacles,
     write_onnx,
 )

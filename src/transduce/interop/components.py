@@ -31,6 +31,14 @@ MAXIMUM_POSITIONS = 1024
 Ids = Sequence[Sequence[int]]
 
 
+def max_sequence_length(config: ModelConfig) -> int:
+    """Return the maximum number of tokens of a source or target in the exported model.
+
+    The result is the number of learned positions, or 1,024 for other kinds of positions.
+    """
+    return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+
+
 @runtime_checkable
 class ExportedModel(Protocol):
     """A protocol of exported models that generate text in any runtime, to compare them with their original.

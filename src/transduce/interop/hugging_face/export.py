@@ -8,7 +8,7 @@ class was supported also have this package's names, so the reader decides by the
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from transduce.interop.components import (
     ExportedEncoder,
     ExportedModel,
     Ids,
+    max_sequence_length,
     padded,
     split_outputs,
     target_log_probabilities,
@@ -89,7 +90,7 @@ def config_json(
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
-    family = family_for(config) if has_every_name(names, config) else None
+    family = _naming_family(names, config)
     if family is None:
         return {"model_type": "transduce"} | encoder_decoder | ours
     label_names: dict[str, Any] = {}
@@ -121,14 +122,9 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
-        max_length = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-        forbidden = sorted({config.pad_id, unk_id} - {config.eos_id})
-        return {
-            "bos_token_id": config.start_id,
-            **ids,
-            "bad_words_ids": [[id] for id in forbidden] or None,
-            "max_length": max_length,
-        }
+        words = [[id] for id in sorted({config.pad_id, unk_id} - {config.eos_id})]
+        limits = {"bad_words_ids": words or None, "max_length": max_sequence_length(config)}
+        return {"bos_token_id": config.start_id} | ids | limits
     if config.kind not in ("transformer", "recurrent"):
         return None
     content: dict[str, Any] = {"decoder_start_token_id": config.start_id, **ids}
@@ -158,8 +154,8 @@ def stored_tensors(
         config: the model's configuration.
         max_positions: the number of rows of a table of sinusoids.
     """
-    family = family_for(config)
-    if family is None or not has_every_name(weights, config):
+    family = _naming_family(weights, config)
+    if family is None:
         for name in weights:
             yield name, weights[name].contiguous()
         return
@@ -176,23 +172,21 @@ def stored_tensors(
         yield output, weights["source_weight"].contiguous()
 
 
-def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
-    """Return whether the Hugging Face class of a configuration has a name for every parameter and buffer of a model.
+def _naming_family(names: Collection[str], config: ModelConfig) -> Family | None:
+    """Return the Hugging Face class, as `Family`, that computes a model and names all its parameters and buffers.
 
-    The result is True if no class computes the configuration, because this package's names are stored then.
+    The result is None if there is no such class; this package's names are stored then.
 
     Args:
         names: this package's names of the parameters and buffers.
         config: the model's configuration.
     """
-    family = family_for(config)
-    if family is None:
-        return True
+    if (family := family_for(config)) is None:
+        return None
     tables = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
     known = _stored_names(family, config).names
-    return all(
-        name in tables or name.startswith("classifier.") or find_names(known, name) is not None for name in names
-    )
+    others = (name for name in names if name not in tables and not name.startswith("classifier."))
+    return family if all(find_names(known, name) is not None for name in others) else None
 
 
 def stored_parameters(
@@ -551,8 +545,7 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
-    max_positions = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-    return tokenizer_config(vocabulary, max_positions) | {"model_input_names": list(inputs)}
+    return tokenizer_config(vocabulary, max_sequence_length(config)) | {"model_input_names": list(inputs)}
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -562,24 +555,24 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     language, the tokenizer puts the language's token before each text. Otherwise a text may start with a token such as
     `>>cs<<`; the space after this token is not part of the text.
     """
-    if vocabulary.before:
-        before = [vocabulary.token(id) for id in vocabulary.before]
-        end = (vocabulary.token(vocabulary.eos_id),)
-        return {
-            "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
-        }
     names = (*map(language_token, vocabulary.target_languages), *map(tag_token, vocabulary.tags))
-    if not names:
+    if not vocabulary.before and not names:
         return {}
     content: dict[str, Any] = tokenizer_json(vocabulary)
+    if vocabulary.before:
+        before, end = vocabulary.tokens(vocabulary.before), vocabulary.tokens((vocabulary.eos_id,))
+        return {"tokenizer.json": content | {"post_processor": _post_processor(before, end, vocabulary)}}
     # Special tokens would be split (`split_special_tokens`), so these are ordinary added tokens.
-    added = [
-        {"id": vocabulary.id(name), "content": name, **_FLAGS, "special": False} | {"rstrip": True} for name in names
-    ]
-    return {
-        "tokenizer.json": content
-        | {"added_tokens": sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))}
-    }
+    _add_tokens(content, vocabulary, names, _FLAGS | {"special": False, "rstrip": True})
+    return {"tokenizer.json": content}
+
+
+def _add_tokens(
+    content: dict[str, Any], vocabulary: Vocabulary, names: Iterable[str], flags: Mapping[str, bool]
+) -> None:
+    """Add tokens with these flags to the added tokens of a tokenizer.json, whose content is changed in place."""
+    added = [{"id": vocabulary.id(name), "content": name, **flags} for name in names]
+    content["added_tokens"] = sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))
 
 
 # --- an encoder alone ---
@@ -589,9 +582,7 @@ def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any
     named = {"cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     content: dict[str, Any] = tokenizer_json(vocabulary)
     # Special tokens are matched after normalization, which removes the space (▁) before them.
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    marks = [{"id": vocabulary.id(mark), "content": mark} | flags for mark in SPECIAL_TOKENS]
-    content["added_tokens"] = sorted([*content["added_tokens"], *marks], key=lambda token: int(token["id"]))
+    _add_tokens(content, vocabulary, SPECIAL_TOKENS, _FLAGS | {"normalized": True, "special": True})
     content["normalizer"]["normalizers"] += [
         {"type": "Replace", "pattern": {"String": _SPACE + mark}, "content": mark} for mark in SPECIAL_TOKENS
     ]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS
+from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS, max_sequence_length
 from transduce.interop.hugging_face import import_settings, stored_names
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
@@ -302,7 +302,7 @@ def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
         "activation_function": ACTIVATIONS[config.activation],
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
-        "max_position_embeddings": config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS,
+        "max_position_embeddings": max_sequence_length(config),
         "share_encoder_decoder_embeddings": config.tie_source_target,
         "tie_word_embeddings": True,
         "normalize_before": config.norm_order == "pre",

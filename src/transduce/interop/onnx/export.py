@@ -24,7 +24,6 @@ from typing_extensions import override
 from transduce.errors import import_extra
 from transduce.interop.components import (
     EXPORTABLE,
-    MAXIMUM_POSITIONS,
     ExportedEncoder,
     ExportedModel,
     Ids,
@@ -32,6 +31,7 @@ from transduce.interop.components import (
     decoder_layers_of,
     encoder_layers_of,
     linear_weights,
+    max_sequence_length,
     padded,
     split_outputs,
     target_log_probabilities,
@@ -221,14 +221,6 @@ def _graphs(model: Model) -> dict[str, Graph]:
             return {ENCODER: build_recurrent_encoder(model), DECODER: build_recurrent_decoder(model)}
         case Transformer():
             return {ENCODER: build_encoder(model), DECODER: build_decoder(model)}
-
-
-def max_sequence_length(config: ModelConfig) -> int:
-    """Return the maximum number of tokens of a source or target in the exported model.
-
-    The result is the number of learned positions, or 1,024 for other kinds of positions.
-    """
-    return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
 
 
 def build_encoder(model: Transformer) -> Graph:
