@@ -226,9 +226,19 @@ def load_models_at(
 def load_series_model(
     folder: Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> SeriesTransformer:
-    """Read a folder's model of time series as `load_models_at` reads other models, and return the model.
+    """Read a folder's model of time series at a precision on a device, and set the process's number of threads.
 
-    "auto" is fp32, and 8-bit weights are not supported.
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto", which is fp32.
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Returns:
+        The model.
+
+    Raises:
+        TransduceError: the folder cannot be read, or an option is invalid.
     """
     if precision not in ("auto", *DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
@@ -344,7 +354,11 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 
 
 def has_language_tags(folder: Path) -> bool:
-    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do."""
+    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do.
+
+    Raises:
+        TransduceError: the files of the tokenizer cannot be read.
+    """
     if is_hugging_face_folder(folder):
         tokenizer: Tokenizer = outline_imported(folder)[0].tokenizer
     elif (folder / IMPORTED_TOKENIZER_FILE).is_file():
@@ -510,7 +524,7 @@ def summary(name: str, model: AnyModel, *parts: str) -> str:
     Args:
         name: name of the class.
         model: the model.
-        parts: further details; the first precedes the model's kind and size, the others follow.
+        *parts: further details, at least one; the first precedes the model's kind and size, the others follow.
     """
     config = model.config
     one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}

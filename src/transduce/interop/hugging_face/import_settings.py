@@ -1,6 +1,7 @@
 """Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
+from types import UnionType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
@@ -52,10 +53,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not an integer, or there is neither a value nor a default.
         """
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(name, "must be a whole number")
-        return value
+        return int(self._value(name, default, int, "must be a whole number"))
 
     def size(self, name: str, default: int | None = None) -> int:
         """Return the positive integer under a key of config.json, or the default if the key is missing or null.
@@ -74,10 +72,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not a number.
         """
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(name, "must be a number")
-        return float(value)
+        return float(self._value(name, default, int | float, "must be a number"))
 
     def flag(self, name: str, default: bool) -> bool:
         """Return the boolean under a key of config.json, or the default if the key is missing or null.
@@ -85,10 +80,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not a boolean.
         """
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            self.refuse(name, "must be true or false")
-        return value
+        return bool(self._value(name, default, bool, "must be true or false"))
 
     def optional_id(self, name: str) -> int | None:
         """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
@@ -113,9 +105,10 @@ class ConfigReader:
         Raises:
             TransduceError: the function is not supported.
         """
-        value = self._value(name, default)
+        rule = f"must be one of {', '.join(ACTIVATIONS)}"
+        value = self._value(name, default, str, rule)
         if value not in ACTIVATIONS:
-            self.refuse(name, f"must be one of {', '.join(ACTIVATIONS)}")
+            self.refuse(name, rule)
         return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
@@ -152,12 +145,22 @@ class ConfigReader:
             f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
         )
 
-    def _value(self, name: str, default: object) -> Any:
+    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
+        """Return the value under a key of config.json, or the default if the key is missing or null.
+
+        Args:
+            name: the key.
+            default: the default; None: the key must be present.
+            kind: the type or types of the value; a boolean is no number.
+            rule: the rule that a value of another type breaks, for the message.
+        """
         value = self.content.get(name)
         if value is None:
             value = default
         if value is None:
             raise TransduceError(f"{self.location} must set `{name}`, but does not.")
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            self.refuse(name, rule)
         return value
 
 

@@ -407,32 +407,31 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
         tables[1] = files.table("target_vocab.json")
-    sides = []
-    for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
-        if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
-            raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
-        if model.pad_id == model.eos_id:
-            raise TransduceError(
-                f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are "
-                f"{model.pad_id}."
-            )
-        tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
-        sides.append(
-            ImportedVocabularyRecord(
-                algorithm=SentencePieceRecord(files.needed(name)),
-                ids=ids,
-                size=size,
-                pad_id=model.pad_id,
-                eos_id=model.eos_id,
-                unk_id=ids["<unk>"],
-                first_symbols=tags,
-                silent=tuple(ids[tag] for tag in tags),
-                after=(model.eos_id,),
-            )
+    pad_id, eos_id = model.pad_id, model.eos_id
+    if pad_id is None or eos_id is None or any("<unk>" not in ids for ids in tables):
+        raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
+    if pad_id == eos_id:
+        raise TransduceError(
+            f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are {pad_id}."
         )
-    tags_by_language = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
+    tags = [tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece)) for ids in tables]
+    source, target = (
+        ImportedVocabularyRecord(
+            algorithm=SentencePieceRecord(files.needed(name)),
+            ids=ids,
+            size=size,
+            pad_id=pad_id,
+            eos_id=eos_id,
+            unk_id=ids["<unk>"],
+            first_symbols=own_tags,
+            silent=tuple(ids[tag] for tag in own_tags),
+            after=(eos_id,),
+        )
+        for name, ids, size, own_tags in zip(("source.spm", "target.spm"), tables, model.sizes, tags, strict=True)
+    )
+    tags_by_language = {tag.strip("<>"): source.ids[tag] for tag in source.first_symbols}
     languages = Languages(tags=tags_by_language, target_tag="source") if tags_by_language else None
-    return ImportedTokenizerRecord(source=sides[0], target=sides[1], languages=languages)
+    return ImportedTokenizerRecord(source=source, target=target, languages=languages)
 
 
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:

@@ -241,11 +241,11 @@ def _read_tables(
                 f"{tuple(stored.shape(name))}."
             )
     shared = family.shared if family.shared in present else present[0]
+    is_two_sided = settings["kind"] == "transformer"
+    source = family.source if family.source in present and is_two_sided else shared
     target = family.target if family.target in present else shared
     output = family.output if family.output in present else target
-    if settings["kind"] != "transformer":
-        return _Tables(shared, shared, output)
-    return _Tables(family.source if family.source in present else shared, target, output)
+    return _Tables(source, target if is_two_sided else shared, output)
 
 
 def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool]:
