@@ -15,7 +15,7 @@ DEV := $(VENV)/.dev-installed
 DOCS := $(VENV)/.docs-installed
 ENVIRONMENT := $(VENV)/pyvenv.cfg
 LOG := $(VENV)/.install.log
-TYPES := $(VENV)/.types.log
+CHECKS := $(VENV)/.checks.log
 
 # What targets say while they install is Chinese where the messages of transduce are.
 zh := $(filter zh%,$(firstword $(TRANSDUCE_LANGUAGE) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
@@ -41,12 +41,12 @@ help:
 demo: $(CORE)
 	$(BIN)/transduce demo
 
-# One thread a process: two processes with a thread pool each would wait for one another. Types are checked meanwhile,
-# as the tests do not keep all cores busy all the time; what is found is printed at the end.
-test: lint contracts
-	@$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; status=0; \
+# One thread a process: two processes with a thread pool each would wait for one another. Types and imports are checked
+# meanwhile, as the tests do not keep all cores busy all the time; what is found is printed at the end.
+test: lint
+	@{ $(BIN)/mypy && $(BIN)/lint-imports --no-cache; } >$(CHECKS) 2>&1 & checks=$$!; status=0; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
-	wait $$types || status=$$?; echo "mypy: $$(cat $(TYPES))"; exit $$status
+	wait $$checks || status=$$?; cat $(CHECKS); exit $$status
 
 # The Chinese site lies inside the English one, whose build empties the folder.
 docs: $(DOCS)

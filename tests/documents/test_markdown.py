@@ -1,12 +1,15 @@
 """Test Markdown: inline elements stay in their sentence, and everything but text stays the same."""
 
 import re
+import time
 from collections.abc import Sequence
 
 import pytest
 
+from transduce.documents.formats import read_document
+from transduce.documents.limits import Limits
 from transduce.documents.translate import translate_upload
-from transduce.documents.units import UnitKind
+from transduce.documents.units import DocumentSettings, UnitKind
 
 
 def translate(source: str, translations: dict[str, str] | None = None) -> tuple[str, list[str]]:
@@ -75,6 +78,7 @@ def test_inline_elements_of_markdown_move_with_their_words(
         ("- [ ] a\n- [x] b\n  - c", "- [ ] A\n- [x] B\n  - C"),
         ("| a | b |\n|---|:-:|\n| c \\| d | `e` f |\n", "| A | B |\n|---|:-:|\n| C \\| D | `e` F |\n"),
         ("a\n\n$$\nb\n$$\n\nc $d_e$\n", "A\n\n$$\nb\n$$\n\nC $d_e$\n"),
+        ("tea $$ = cheap, a $$ = dear, $$= x + y$$\n", "TEA $$ = CHEAP, A $$ = DEAR, $$= x + y$$\n"),
         ("[[A b]] and [[C|d]], \\\\(x + y\\\\)\n", "[[A b]] AND [[C|d]], \\\\(x + y\\\\)\n"),
         ("> a\n>\n> b\r\n", "> A\n>\n> B\r\n"),
         ("a[^1]\n\n[^1]: b\n", "A[^1]\n\n[^1]: B\n"),
@@ -128,6 +132,16 @@ def test_html_in_quotations_and_lists_is_html(prefix: str) -> None:
     second = "> " if prefix == "> " else "  "
     source = f"{prefix}<p>a</p>\n{second}<p>b</p>\n"
     assert translate_upload(source.encode(), "a.md", fake).decode() == f"{prefix}<p>x</p>\n{second}<p>y</p>\n"
+
+
+@pytest.mark.parametrize("block", ["<!-- a ", "<!-- a\n\n", "<script>a ", "<style\n"])
+def test_open_html_takes_linear_time(block: str) -> None:
+    started_at = time.process_time()
+    assert translate(block * 5_000)[1] == []
+    assert time.process_time() - started_at < 2
+    source = "<div><styles>a</styles></div>\n\n<SCRIPT>b</SCRIPT>\n"
+    document = read_document("a.md", source.encode(), DocumentSettings(), Limits())
+    assert [unit.text for unit in document.units] == ["<div><styles>a</styles></div>\n"]
 
 
 def test_html_blocks_are_html() -> None:

@@ -106,6 +106,12 @@ def test_long_translations_are_wrapped() -> None:
     assert result[2:4] == ["a translation that is so long that", "it needs two lines of a screen"]
 
 
+@pytest.mark.parametrize("lines", [["a" * 60, "b" * 40], ["ก" * 130], ["a" * 60, "b" * 50, "c" * 10]])
+def test_words_longer_than_a_line_are_lines_of_their_own(lines: list[str]) -> None:
+    result = srt(Fake(" ".join(lines)), "Short.", "Yes.").split("\n\n")[0].split("\n")
+    assert result[2:] == lines
+
+
 def test_a_translation_with_fewer_words_than_cues_is_in_each() -> None:
     assert srt(Fake("Yes!"), "I would say", "that it is so.") == SRT.format(first="Yes!", second="Yes!")
 

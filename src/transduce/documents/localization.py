@@ -96,23 +96,13 @@ def read_po(source: Source) -> Document:
     if counted is not None and plurals <= _MAX_PLURALS:
         for entry in chosen:
             _fit_forms(entry, plurals, file.newline)
-    open_strings = [_open_strings(entry, plurals, singular or 0, source.settings) for entry in chosen]
-    edits += [
-        _edit_entry(file, entry, strings, source.settings)
-        for entry, strings in zip(chosen, open_strings, strict=True)
-        if strings or entry.surplus
-    ]
-    kept = sum(
-        entry.is_fuzzy and len(strings) < len(entry.translations)
-        for entry, strings in zip(chosen, open_strings, strict=True)
-    )
-    same = sum(len(entry.ids) > 1 and len(strings) > 2 for entry, strings in zip(chosen, open_strings, strict=True))
-    has_plurals = any(len(entry.ids) > 1 and strings for entry, strings in zip(chosen, open_strings, strict=True))
+    opened = [(entry, _open_strings(entry, plurals, singular or 0, source.settings)) for entry in chosen]
+    edits += [_edit_entry(file, *each, source.settings) for each in opened if each[1] or each[0].surplus]
     return file.document(edits)._replace(
-        kept_fuzzy=kept,
-        same_plurals=same,
+        kept_fuzzy=sum(entry.is_fuzzy and len(strings) < len(entry.translations) for entry, strings in opened),
+        same_plurals=sum(len(entry.ids) > 1 and len(strings) > 2 for entry, strings in opened),
         lacks_plural_rule=bool(chosen) and "nplurals=INTEGER" in filled,
-        guesses_singular=has_plurals and singular is None,
+        guesses_singular=singular is None and any(len(entry.ids) > 1 and strings for entry, strings in opened),
     )
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
+from transduce.documents.markup_tokens import NO_PRICES
 from transduce.documents.text_formats import line_joint
 from transduce.documents.units import (
     Document,
@@ -36,7 +37,9 @@ _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(
 _DRAWN_TABLE = re.compile(
     r"\s*(?:-{2,}(?:\s+-{2,})+|\+(?:[-=:]+\+)+)\s*\Z"
 )  # tables of Pandoc, which are columns of text
-_HTML_WITHOUT_TEXT = re.compile(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", re.DOTALL)
+_HTML_WITHOUT_TEXT = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(script|style)(?=[\s/>]).*?(?:</\1>|\Z)|<[^<>]*+>", re.DOTALL | re.IGNORECASE
+)
 _MIN_WIDTH = 40  # columns of wrapped lines
 _MAX_PARAGRAPH = 20_000  # characters
 
@@ -283,7 +286,7 @@ class _Delimiters:
 
 # Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
+    NO_PRICES + r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
     r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,

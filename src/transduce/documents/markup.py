@@ -9,9 +9,10 @@ import html
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html.entities import html5
-from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from itertools import accumulate, islice, pairwise
+from typing import NamedTuple
 from unicodedata import east_asian_width
 
 import msgspec
@@ -57,14 +58,28 @@ _MAX_MESSAGE_PARTS = 100  # texts and tags in an ICU message
 # --- plans ---
 
 
-class Assemble(Protocol):
-    """A protocol of functions that make a translated HTML, XML or plain-text document from its texts' translations."""
+_Marks = Mapping[int, Sequence[Span]]
+_Copies = Mapping[int, Sequence[tuple[Span, Span]]]
 
-    def __call__(
-        self,
-        translations: Sequence[str],
-        marks: Mapping[int, Sequence[Span]] | None = None,
-        protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,
+
+class Plan(NamedTuple):
+    """An HTML, XML or plain-text document prepared for translation: its texts, and the function that writes it."""
+
+    sentences: list[str]
+    """A list of the document's texts to translate, each of one or more sentences."""
+    write: Callable[[Sequence[str], _Marks, _Copies], str]
+    """A function that returns the translated document, from the arguments of `assemble`."""
+    marks: Mapping[int, Sequence[Span]] = {}
+    """A mapping from the index of each text with inline tags to the spans of the tagged words, nested or disjoint,
+    which are to be aligned with the translation.
+    """
+    protected: Mapping[int, Sequence[Span]] = {}
+    """A mapping from the index of each text with protected elements to the spans that stand for these and must not
+    change.
+    """
+
+    def assemble(
+        self, translations: Sequence[str], marks: _Marks | None = None, protected: _Copies | None = None
     ) -> str:
         """Return the translated document as text.
 
@@ -74,22 +89,7 @@ class Assemble(Protocol):
                 which that is unknown are put at the same share of the text's length.
             protected: by the index of a text with protected spans: pairs of a span in the text and in its translation.
         """
-
-
-class Plan(NamedTuple):
-    """An HTML, XML or plain-text document prepared for translation: its texts, and the function that assembles it."""
-
-    sentences: list[str]
-    """A list of the document's texts to translate, each of one or more sentences."""
-    assemble: Assemble
-    marks: Mapping[int, Sequence[Span]] = {}
-    """A mapping from the index of each text with inline tags to the spans of the tagged words, nested or disjoint,
-    which are to be aligned with the translation.
-    """
-    protected: Mapping[int, Sequence[Span]] = {}
-    """A mapping from the index of each text with protected elements to the spans that stand for these and must not
-    change.
-    """
+        return self.write(translations, marks or {}, protected or {})
 
 
 def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
@@ -123,17 +123,13 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
     parts = [text] if joins_lines else _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
     line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
 
-    def assemble(
-        translations: Sequence[str],
-        marks: Mapping[int, Sequence[Span]] | None = None,  # noqa: ARG001
-        protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,  # noqa: ARG001
-    ) -> str:
+    def write(translations: Sequence[str], _marks: _Marks, _copies: _Copies) -> str:
         translated = list(parts)
         for index, translation in zip(line_indices, translations, strict=True):
             translated[index] = translation
         return "".join(translated)
 
-    return Plan([parts[index] for index in line_indices], assemble)
+    return Plan([parts[index] for index in line_indices], write)
 
 
 def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
@@ -159,17 +155,13 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
     """
     starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
 
-    def assemble(
-        translations: Sequence[str],
-        marks: Mapping[int, Sequence[Span]] | None = None,
-        protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,
-    ) -> str:
+    def write_all(translations: Sequence[str], marks: _Marks, copies: _Copies) -> str:
         return write(
             [
-                each.assemble(
+                each.write(
                     translations[start : start + len(each.sentences)],
-                    {number: (marks or {})[start + number] for number in each.marks},
-                    {number: (protected or {})[start + number] for number in each.protected},
+                    {number: marks[start + number] for number in each.marks},
+                    {number: copies[start + number] for number in each.protected},
                 )
                 for start, each in zip(starts, plans, strict=False)
             ]
@@ -177,7 +169,7 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
 
     return Plan(
         [sentence for each in plans for sentence in each.sentences],
-        assemble,
+        write_all,
         {start + n: spans for start, each in zip(starts, plans, strict=False) for n, spans in each.marks.items()},
         {start + n: spans for start, each in zip(starts, plans, strict=False) for n, spans in each.protected.items()},
     )
@@ -185,8 +177,8 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
 
 # --- markup ---
 
-_MarkupPart = str | Token | int
-"""A part of a document that is assembled: a copied text, a tag, or the index of a text to translate."""
+_MarkupPart = Token | int
+"""A part of a document that is assembled: a string or tag that is copied, or the index of a text to translate."""
 
 
 class _Planner:
@@ -208,23 +200,12 @@ class _Planner:
         parts: list[_MarkupPart] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(_with_whole_messages(block))
-        marks = {number: block.located() for number, block in self.blocks.items()}
-        protected = {
-            number: [Span(mark.start, mark.end) for mark in block.protected] for number, block in self.blocks.items()
-        }
-
-        def assemble(
-            translations: Sequence[str],
-            marks: Mapping[int, Sequence[Span]] | None = None,
-            protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,
-        ) -> str:
-            return _Assembly(self, translations, marks or {}, protected or {}).document(parts)
-
+        protected = ((n, [Span(node.start, node.end) for node in block.protected]) for n, block in self.blocks.items())
         return Plan(
             self.sentences,
-            assemble,
-            {number: spans for number, spans in marks.items() if spans},
-            {number: spans for number, spans in protected.items() if spans},
+            lambda translations, marks, copies: _Assembly(self, translations, marks, copies).document(parts),
+            {number: spans for number, block in self.blocks.items() if (spans := block.located())},
+            {number: spans for number, spans in protected if spans},
         )
 
     def _with_texts(self, token: Token) -> Token:
@@ -306,7 +287,7 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
     """
     breaks = [index for index, token in enumerate(tokens) if token.kind == "break"]
     if not breaks:
-        yield from _divided_at_marks(tokens, settings) if tokens else []
+        yield from _divided_at_marks(tokens, settings)
         return
     lines = [
         unescape("".join(token.source for token in tokens[start:end] if token.kind in ("text", "protected")), settings)
@@ -316,10 +297,10 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
     for number, index in enumerate(breaks):
         joins = tokens[index].name in settings.non_splitting_tags
         if not joins and not _continues(lines[number], lines[number + 1]):
-            yield from _divided_at_marks(tokens[position:index], settings) if index > position else []
+            yield from _divided_at_marks(tokens[position:index], settings)
             yield [tokens[index]]
             position = index + 1
-    yield from _divided_at_marks(tokens[position:], settings) if position < len(tokens) else []
+    yield from _divided_at_marks(tokens[position:], settings)
 
 
 def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
@@ -436,21 +417,14 @@ def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
         position = max(stop, position) + 1
 
 
+@dataclass
 class _Assembly:
     """A writer of one translated HTML or XML document, from its texts' translations and the spans of their tags."""
 
-    def __init__(
-        self,
-        planner: _Planner,
-        translations: Sequence[str],
-        marks: Mapping[int, Sequence[Span]],
-        protected: Mapping[int, Sequence[tuple[Span, Span]]],
-    ) -> None:
-        self.planner = planner
-        self.translations = translations
-        self.marks = marks
-        self.protected = protected
-        self.rendering = Rendering(self._tag, planner.escape, planner.spaced)
+    planner: _Planner
+    translations: Sequence[str]
+    marks: _Marks
+    protected: _Copies
 
     def document(self, parts: Sequence[_MarkupPart]) -> str:
         """Return the translated document as HTML or XML text.
@@ -458,19 +432,18 @@ class _Assembly:
         A space is inserted between two texts where the target language needs one and the source has none.
 
         Args:
-            parts: the copied texts and tags, and the indices of the translated texts, in order.
+            parts: the copied strings and tags, and the indices of the translated texts, in order.
         """
         written: list[str] = []
         last_start = -1  # index of the first start tag after the last text
         source_end = translated_end = ""  # last characters of the last text, if no other text or block follows
         for part in parts:
             if not isinstance(part, int):
-                source = self._tag(part) if isinstance(part, Token) else part
-                if isinstance(part, Token) and part.kind == "start" and last_start < 0:
+                if part.kind == "start" and last_start < 0:
                     last_start = len(written)
-                if not isinstance(part, Token) or part.kind not in ("start", "end", "empty"):
+                if part.kind not in ("start", "end", "empty"):
                     source_end = translated_end = ""
-                written.append(source)
+                written.append(self._tag(part))
                 continue
             source, translated = "".join(t.source for t in self.planner.blocks[part].tokens), self._text(part)
             is_spaced = self.planner.spaced or _SPACED_SENTENCES.match(translated_end[-1:]) is not None
@@ -495,7 +468,8 @@ class _Assembly:
             share = len(text) / max(1, len(block.text))
             spans.setdefault(source, Span(round(source.start * share), round(source.end * share)))
         protected = {source.start: target for source, target in self.protected.get(number, ())}
-        return render(block, text, spans, protected, self.rendering)
+        rendering = Rendering(self._tag, self.planner.escape, self.planner.spaced)
+        return render(block, text, spans, protected, rendering)
 
     def _tag(self, token: Token) -> str:
         """Return the source of a tag, with the translated values of its attributes, escaped and quoted."""
@@ -667,18 +641,15 @@ def assemble_plans(plans: Sequence[Plan], translations: Sequence[Translation], l
         locate: the function that aligns the spans of tagged words; called once for all documents, or not at all if
             there are none.
     """
-    marked = []
-    position = 0
-    for each in plans:
-        marked += [(translations[position + number], spans) for number, spans in each.marks.items()]
-        position += len(each.sentences)
+    waiting = iter(translations)
+    found = [(each, list(islice(waiting, len(each.sentences)))) for each in plans]
+    marked = [(own[number], spans) for each, own in found for number, spans in each.marks.items()]
     located = iter(locate([pair[0] for pair in marked], [pair[1] for pair in marked]) if marked else ())
-    documents = []
-    position = 0
-    for each in plans:
-        own = translations[position : position + len(each.sentences)]
-        position += len(each.sentences)
-        marks = {number: next(located) for number in each.marks}
-        protected = {number: own[number].protected for number in each.protected}
-        documents.append(each.assemble([one.text for one in own], marks, protected))
-    return documents
+    return [
+        each.write(
+            [one.text for one in own],
+            {number: next(located) for number in each.marks},
+            {number: own[number].protected for number in each.protected},
+        )
+        for each, own in found
+    ]

@@ -102,9 +102,11 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 """The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
 _LABELED = ("option", "optgroup")
 """Names of HTML elements that show their attribute `label`."""
+NO_PRICES = r"(?!\$\$\s{0,9}=[^$\\]{0,100}?[^\W\d_]{3})"
+"""An expression that does not match at a price level such as `$$ = cheap`, which starts no formula."""
 _MATH = re.compile(
     r"(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
-    r"|(?<!\$)\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
+    rf"|(?<!\$){NO_PRICES}\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
 )
 """The formulas of LaTeX in a page, between marks that MathJax and KaTeX read; words alone are no formula."""
 _MATH_CLASSES = _names("arithmatex katex katex-display MathJax MathJax_Display mwe-math-element")  # not arXiv's mathjax

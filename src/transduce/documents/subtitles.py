@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from transduce.documents.formats import Source
 from transduce.documents.text_formats import Line, line_joint, lines_of
-from transduce.documents.units import Document, Edit, InlinePart, InlineText, Tag, TextFile, has_letters
+from transduce.documents.units import Document, Edit, InlinePart, InlineText, Tag, TextFile, has_letters, text_of
 from transduce.errors import TransduceError
 from transduce.text.sentences import SENTENCE_MARKS
 from transduce.ui_language import columns_of
@@ -308,14 +308,9 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
     groups: list[list[_Segment]] = []
     for of_cue in segments:
         for index, segment in enumerate(of_cue):
-            last = groups[-1] if groups else []
-            if (
-                last
-                and index == 0
-                and len(last) < _MAX_CUES
-                and _goes_on(last[-1], segment, is_punctuated=is_punctuated)
-            ):
-                last.append(segment)
+            may_join = bool(groups) and index == 0 and len(groups[-1]) < _MAX_CUES
+            if may_join and _goes_on(groups[-1][-1], segment, is_punctuated=is_punctuated):
+                groups[-1].append(segment)
             else:
                 groups.append([segment])
     return groups
@@ -418,7 +413,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
     parts: list[InlinePart] = []
     for index, segment in enumerate(group):
         if parts:
-            before, after = "".join(part for part in parts if isinstance(part, str)), segment.inline.plain
+            before, after = text_of(parts), segment.inline.plain
             parts.append(line_joint(before, after) if before[-1:].strip() and after[:1].strip() else "")
         parts += _renumbered(segment.inline.core, index)
     return InlineText(parts)
@@ -434,7 +429,7 @@ def _divided(parts: Sequence[InlinePart], widths: Sequence[int]) -> list[list[In
         parts: the strings and tags of the translation.
         widths: width of each cue's source text in columns.
     """
-    text = "".join(part for part in parts if isinstance(part, str))
+    text = text_of(parts)
     cuts = cut_points(text, widths)
     return [list(parts) if not index else [text] for index in range(len(widths))] if cuts is None else cut(parts, cuts)
 
@@ -454,7 +449,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
     Returns:
         A list of the positions in ascending order; None if the text has fewer words than pieces.
     """
-    breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
+    breaks = _breaks(text)
     columns = [0, *accumulate(map(columns_of, text))]
     if len(breaks) < len(widths) - 1:
         return None
@@ -471,6 +466,11 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
 
         cuts.append(min(left, key=cost))
     return cuts
+
+
+def _breaks(text: str) -> list[int]:
+    """Return a list of the positions (in characters) at which a text may be cut, in ascending order."""
+    return [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
 
 
 def cut(parts: Sequence[InlinePart], positions: Sequence[int]) -> list[list[InlinePart]]:
@@ -515,14 +515,11 @@ def _stripped(parts: list[InlinePart]) -> list[InlinePart]:
         while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
             del parts[-2:]
     texts = [index for index, part in enumerate(parts) if isinstance(part, str) and part]
-    for index in reversed(texts):
-        parts[index] = str(parts[index]).rstrip()
-        if parts[index]:
-            break
-    for index in texts:
-        parts[index] = str(parts[index]).lstrip()
-        if parts[index]:
-            break
+    for indices, strip in ((reversed(texts), str.rstrip), (texts, str.lstrip)):
+        for index in indices:
+            parts[index] = strip(str(parts[index]))
+            if parts[index]:
+                break
     return [part for part in parts if part]
 
 
@@ -532,8 +529,8 @@ _MAX_BALANCED = 8  # lines
 def wrapped(parts: Sequence[InlinePart], width: int) -> list[list[InlinePart]]:
     """Divide a text with tags into lines of about equal length, of at most `width` columns if the words allow it.
 
-    A text that needs more than eight lines is not divided, because a player wraps it. Formatted spans stay open over
-    the line breaks.
+    A text that needs more than eight lines, or has a single word, is not divided, and a line of long words may be
+    wider. Formatted spans stay open over the line breaks.
 
     Args:
         parts: the strings and tags of the text.
@@ -542,20 +539,17 @@ def wrapped(parts: Sequence[InlinePart], width: int) -> list[list[InlinePart]]:
     Returns:
         A list of strings and tags for each line.
     """
-    text = "".join(part for part in parts if isinstance(part, str)).strip()
-    count = max(1, math.ceil(columns_of(text) / width))
-    if count > _MAX_BALANCED:
-        return [list(parts)]  # a player wraps what is longer than a screen
-    while count > 1:
-        whole = "".join(part for part in parts if isinstance(part, str))
-        cuts = cut_points(whole, [1] * count)
-        if cuts is None:
-            count -= 1
-            continue
-        if all(columns_of(whole[a:b].strip()) <= width for a, b in pairwise([0, *cuts, len(whole)])) or count > 4:
-            return _joined_spans(cut(parts, cuts))
-        count += 1
-    return [list(parts)]
+    text = text_of(parts)
+    needed, most = math.ceil(columns_of(text.strip()) / width), len(_breaks(text)) + 1
+    lines = [list(parts)]
+    if needed > _MAX_BALANCED:
+        return lines  # a player wraps what is longer than a screen
+    for count in range(min(needed, most), most + 1) if needed > 1 else ():
+        cuts = cut_points(text, [1] * count) or []
+        lines = _joined_spans(cut(parts, cuts)) if cuts else lines
+        if all(columns_of(text[a:b].strip()) <= width for a, b in pairwise([0, *cuts, len(text)])) or count > 4:
+            break
+    return lines
 
 
 def _joined_spans(lines: list[list[InlinePart]]) -> list[list[InlinePart]]:
@@ -565,8 +559,7 @@ def _joined_spans(lines: list[list[InlinePart]]) -> list[list[InlinePart]]:
             one
             and other
             and isinstance(one[-1], Tag)
-            and one[-1].kind == "close"
-            and other[0] == Tag("open", one[-1].id)
+            and (one[-1].kind, other[0]) == ("close", Tag("open", one[-1].id))
         ):
             one.pop()
             other.pop(0)

@@ -171,9 +171,7 @@ class Message(NamedTuple):
 # --- JSON ---
 
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_JSON_SPACE = re.compile(r"[ \t\r\n]*")
-_JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*+"')
-_JSON_OTHER = re.compile(r"[-+.\w]+")
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')  # strings, and the signs that divide values
 _SKIPPED_KEYS = re.compile(
     r"(?:\w+_)?(?:id|uuid|guid|url|uri|href|src|path|lang|language|locale)|key|type|kind|file|filename|icon|colou?r|class|"
     r"style|version|format|date|time|timestamp|\$(?:schema|ref|id)",
@@ -289,38 +287,23 @@ def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:
     The path is a tuple of keys and indices, as texts; start and end are positions in the text and include the quotes.
     """
     stack: list[str | int] = []  # the key or index inside each open object or list
-    position = 0
     is_key = False
-    while (position := _end(_JSON_SPACE, text, position)) < len(text):
-        character = text[position]
-        if character == '"':
-            end = _end(_JSON_STRING, text, position)
-            if is_key:
-                stack[-1] = json.loads(text[position:end])
-                is_key = False
-            else:
-                yield tuple(map(str, stack)), position, end
-            position = end
-        elif character in "{[":
-            stack.append("" if character == "{" else 0)
-            is_key = character == "{"
-            position += 1
-        elif character in "}]":
+    for match in _JSON_TOKEN.finditer(text):
+        token = match[0]
+        if token in ("{", "["):
+            stack.append("" if token == "{" else 0)
+            is_key = token == "{"
+        elif token in ("}", "]"):
             stack.pop()
             is_key = False
-            position += 1
-        elif character == ",":
+        elif token == ",":
             top = stack[-1]
             is_key = isinstance(top, str)
             stack[-1] = top + 1 if isinstance(top, int) else top
-            position += 1
+        elif is_key:
+            stack[-1], is_key = json.loads(token), False
         else:
-            position = position + 1 if character == ":" else max(position + 1, _end(_JSON_OTHER, text, position))
-
-
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    match = pattern.match(text, position)
-    return position if match is None else match.end()
+            yield tuple(map(str, stack)), *match.span()
 
 
 def _matches(path: Path, pattern: Path) -> bool:
@@ -469,8 +452,8 @@ def _rows(text: str, delimiter: str) -> Iterator[list[_Cell]]:
         match = quoted.match(text, position)
         end = match.end() if match else position
         is_quoted = match is not None and (end == len(text) or text[end] in f"{delimiter}\r\n")
-        if not is_quoted:
-            end = _end(other, text, position)
+        if not is_quoted and (match := other.match(text, position)) is not None:
+            end = match.end()
         value = text[position + 1 : end - 1].replace('""', '"') if is_quoted else text[position:end]
         row.append(_Cell(position, end, value, is_quoted))
         position = end

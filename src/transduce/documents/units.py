@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -168,7 +168,7 @@ class InlineText:
     @property
     def plain(self) -> str:
         """The text to translate without its inline tags; "" if it has only tags."""
-        return "".join(part for part in self.core if isinstance(part, str))
+        return text_of(self.core)
 
     @property
     def unit(self) -> Unit:
@@ -204,26 +204,19 @@ def split_at(parts: Sequence[InlinePart], separators: Collection[Tag]) -> list[I
     Returns:
         A list, in order: an `InlineText` for each text, the separators, and tags whose partner is in another text.
     """
-    number = 0
-    text_numbers: dict[Tag, int] = {}
-    for part in parts:
-        if isinstance(part, Tag):
-            number += part in separators
-            text_numbers[part] = number
+    numbers = dict(zip(parts, accumulate(part in separators for part in parts), strict=True))  # of the tags' texts
+
+    def is_outer(part: InlinePart) -> bool:
+        if isinstance(part, str):
+            return False
+        is_pair = part.kind in ("open", "close")
+        return part in separators or (is_pair and numbers[Tag("open", part.id)] != numbers[Tag("close", part.id)])
+
     divided: list[InlineText | InlinePart] = []
-    waiting: list[InlinePart] = []
-    for part in parts:
-        is_outer = isinstance(part, Tag) and (
-            part in separators
-            or (part.kind == "open" and text_numbers[part] != text_numbers[Tag("close", part.id)])
-            or (part.kind == "close" and text_numbers[part] != text_numbers[Tag("open", part.id)])
-        )
-        if not is_outer:
-            waiting.append(part)
-            continue
-        divided += [*([InlineText(waiting)] if waiting else []), part]
-        waiting = []
-    return [*divided, *([InlineText(waiting)] if waiting else [])]
+    for outer, group in groupby(parts, is_outer):
+        found = list(group)
+        divided += found if outer else [InlineText(found)]
+    return divided
 
 
 def find_nested_ranges(
@@ -250,6 +243,11 @@ def find_nested_ranges(
                 found[start] = part
             del opened[numbers[-1] :]
     return found
+
+
+def text_of(parts: Iterable[InlinePart]) -> str:
+    """Return the strings among a text's parts (strings and tags), joined to one."""
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def joined_parts(parts: Iterable[InlinePart]) -> list[InlinePart]:
@@ -327,22 +325,20 @@ def _read_parts(text: str, source: Sequence[InlinePart]) -> list[InlinePart]:
     for match in TAG.finditer(text):
         parts.append(unescape(text[position : match.start()]))
         position = match.end()
-        name, number = match["name"], int(match["id"] or -1)
-        if name != "g":
-            kind = missing.get(number)
-            if not match["end"] and kind in ("empty", "break", "object"):
-                parts.append(Tag(kind, number))
-                del missing[number]
-        elif match["end"]:
-            closed = open_ids.pop() if open_ids else None
-            parts.extend([] if closed is None else [Tag("close", closed)])
-        else:
-            is_known = missing.pop(number, None) == "open" if missing.get(number) == "open" else False
-            parts.extend([Tag("open", number)] if is_known else [])
-            if match["empty"]:
-                parts.extend([Tag("close", number)] if is_known else [])
-            else:
-                open_ids.append(number if is_known else None)
+        number = int(match["id"] or -1)
+        kind = missing.get(number)
+        if match["end"]:
+            closed = open_ids.pop() if match["name"] == "g" and open_ids else None
+            parts += [] if closed is None else [Tag("close", closed)]
+            continue
+        is_known = kind is not None and (kind == "open") == (match["name"] == "g")
+        if kind is not None and is_known:
+            parts.append(Tag(kind, number))
+            del missing[number]
+        if match["name"] == "g" and match["empty"]:
+            parts += [Tag("close", number)] if is_known else []
+        elif match["name"] == "g":
+            open_ids.append(number if is_known else None)
     parts.append(unescape(text[position:]))
     parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
     for number, kind in missing.items():

@@ -278,7 +278,7 @@ def find_compiled_search(
     search = find_batch_search(scorer.state, options)
     if search is None and reserved is not None:
         search = find_batch_search(scorer.state, options._replace(reserved=None))
-    elif isinstance(search, JoinableSearch):
+    elif reserved is not None and isinstance(search, JoinableSearch):
         kept = reserved
     if search is None:
         return None

@@ -527,7 +527,7 @@ class PartsObserver:
 
         Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
         """
-        if isinstance(self.observer, TextObserver):
+        if self.observer is not None and isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
     def _report_texts(

@@ -371,11 +371,9 @@ class Translator:
             observer,
             texts,
             lambda part, ids: remove_placeholders(self.decode_start(ids, part.text)),
-            hidden={
-                part.key
-                for part in parts
-                if isinstance(observer, TextObserver) and (document.is_sequential or self._has_spans(part))
-            },
+            hidden={part.key for part in parts if document.is_sequential or self._has_spans(part)}
+            if observer is not None and isinstance(observer, TextObserver)
+            else (),
         )
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
         search_parts = partial(self._search_parts, search=search, indices=seeds, watch=watch)
@@ -441,8 +439,9 @@ class Translator:
             return found
 
         is_watched = watch.observer is not None or self.datastore is not None
-        threads = 1 if is_watched else num_parallel_batches(self.models, search)
-        results_by_batch = decode_in_parallel(decode, list(self._batches(parts, search)), threads)
+        batches = list(self._batches(parts, search))
+        threads = 1 if is_watched or len(batches) == 1 else num_parallel_batches(self.models, search)
+        results_by_batch = decode_in_parallel(decode, batches, threads)
         return {key: translation for results in results_by_batch for key, translation in results.items()}
 
     def stream(

@@ -341,6 +341,11 @@ def override_search(
     return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
 
 
+@cache
+def _fields_by_name() -> list[msgspec.structs.FieldInfo]:
+    return sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name)
+
+
 def describe_overridden(
     stored: SearchSettings, search: SearchSettings, overrides: Collection[str], where: str
 ) -> Iterator[str]:
@@ -353,7 +358,7 @@ def describe_overridden(
         where: the place of the stored settings for the sentence, such as the model's folder.
     """
     begins_to_sample = stored.sampling is None and search.sampling is not None
-    for field in sorted(msgspec.structs.fields(SearchSettings), key=lambda field: field.name):
+    for field in _fields_by_name():
         name, value, before = field.name, getattr(search, field.name), getattr(stored, field.name)
         is_idle = begins_to_sample and name in BEAM_SETTINGS and before != field.default
         if name in overrides or (value == before and not is_idle):

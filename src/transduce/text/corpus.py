@@ -227,17 +227,25 @@ class PairReader:
     ) -> tuple[list[str], list[str]]:
         """Split tab-separated lines of a file into a list of sources and a list of targets.
 
-        A header or a line that is no pair becomes a placeholder text on both sides, which the filters drop and count.
+        A header or a line that is no pair becomes a placeholder text on both sides, which the filters drop and count;
+        the notes count it too.
+
+        Raises:
+            TransduceError: more than half of the lines do not have exactly two columns.
         """
-        sources, targets, path = list[str](), list[str](), self._files.source[file]
-        for number, text in enumerate(lines, first_line):
-            if number == 1 and layout.has_header:
-                source = target = HEADER
-            else:
-                source, target = _columns(text, f"{path}:{number}", layout, strict=self._files.strict)
-            sources.append(source)
-            targets.append(target)
-        self._count_skipped(lines, sources, path, first_line)
+        path = self._files.source[file]
+        pairs = [
+            (HEADER, HEADER)
+            if number == 1 and layout.has_header
+            else _columns(text, f"{path}:{number}", layout, strict=self._files.strict)
+            for number, text in enumerate(lines, first_line)
+        ]
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        malformed = sources.count(MALFORMED)
+        self.notes.skipped_lines += malformed + sources.count(HEADER)
+        if 2 * malformed > len(sources):
+            row = sources.index(MALFORMED)
+            raise _wrong_columns(f"{path}:{first_line + row}", lines[row].count("\t") + 1)
         return sources, targets
 
     def _with_line_feeds(self, source: str, target: str) -> tuple[str, str]:
@@ -268,18 +276,6 @@ class PairReader:
             None if files.weight_field is None else [record.weight for record in records],
             None if files.document_field is None else [record.document for record in records],
         )
-
-    def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
-        """Add the lines of a block of a table that are not pairs to the counts in the notes.
-
-        Raises:
-            TransduceError: more than half of the block's lines do not have exactly two columns.
-        """
-        malformed = sources.count(MALFORMED)
-        self.notes.skipped_lines += malformed + sources.count(HEADER)
-        if 2 * malformed > len(sources):
-            row = sources.index(MALFORMED)
-            raise _wrong_columns(f"{path}:{first_line + row}", lines[row].count("\t") + 1)
 
 
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
@@ -407,25 +403,7 @@ _SAMPLE_LINES = 1_000
 _MIN_OTHER_ROWS = 5
 _SOURCE_NAMES = ("source", "src", "source_text", "source_sentence", "original", "input", "question", "text", "sentence")
 _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "translation", "output", "answer", "label")
-_CHINESE_NAMES = (
-    "原文",
-    "源文",
-    "源语言",
-    "文本",
-    "句子",
-    "译文",
-    "目标语言",
-    "标签",
-    "类别",
-    "上联",
-    "下联",
-    "上句",
-    "下句",
-    "输入",
-    "输出",
-    "问题",
-    "答案",
-)
+_CHINESE_NAMES = "原文 源文 源语言 文本 句子 译文 目标语言 标签 类别 上联 下联 上句 下句 输入 输出 问题 答案"
 
 
 class TableLayout(NamedTuple):
@@ -488,7 +466,7 @@ def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) 
     first = tuple(name.strip().casefold() for name in names)
     codes = tuple(map(column_language, first))
     return first[0] != first[1] and (
-        all(name in (*_SOURCE_NAMES, *_TARGET_NAMES, *_CHINESE_NAMES) for name in first)
+        all(name in (*_SOURCE_NAMES, *_TARGET_NAMES, *_CHINESE_NAMES.split()) for name in first)
         or (None not in codes and codes[0] != codes[1])
         or (languages is not None and first == tuple(code.casefold() for code in languages))
     )

@@ -11,7 +11,7 @@ import lzma
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -31,9 +31,6 @@ def is_spreadsheet(path: str | Path) -> bool:
 def spreadsheet_error(path: str | Path) -> TransduceError:
     """Return the error, to be raised by the caller, that a spreadsheet cannot be read as text."""
     return TransduceError(f"{path} is a spreadsheet, which is not read: save it in Excel as CSV UTF-8.")
-
-
-# --- counts with nouns ---
 
 
 _DOCTOR_SHOWS = "`transduce doctor` shows them and looks for swapped and misaligned pairs."
@@ -277,23 +274,20 @@ class LineBlocks:
         Raises:
             TransduceError: the file, or a line of it, cannot be read.
         """
-        raw_lines: list[bytes] = []
-        with _explained(self._path, self._decoder, raw_lines):
-            raw_lines.extend(islice(self._stream, max_lines))
-        self._add_to_checksum(raw_lines)
-        return self._decoder.decode_block(raw_lines)
+        return self._decoder.decode_block(self._next_lines(max_lines))
 
     def skip(self, max_lines: int) -> int:
         """Skip up to ``max_lines`` lines of the file without decoding them. Return how many lines were skipped."""
-        raw_lines: list[bytes] = []
-        with _explained(self._path, self._decoder, raw_lines):
-            raw_lines.extend(islice(self._stream, max_lines))
-        self._add_to_checksum(raw_lines)
+        raw_lines = self._next_lines(max_lines)
         self._decoder.skip(raw_lines)
         return len(raw_lines)
 
-    def _add_to_checksum(self, raw_lines: list[bytes]) -> None:
+    def _next_lines(self, max_lines: int) -> list[bytes]:
+        raw_lines: list[bytes] = []
+        with _explained(self._path, self._decoder, raw_lines):
+            raw_lines.extend(islice(self._stream, max_lines))
         self.checksum = zlib.crc32(b"".join(raw_lines), self.checksum)
+        return raw_lines
 
 
 class _Decoder:
@@ -452,20 +446,22 @@ def _uncompressed(plain: io.BufferedReader, path: Path, *, is_text: bool = False
         return _checked(plain, path) if is_text else plain
     if compression == "zip":
         raise TransduceError(f"{path} is a zip archive, which may hold several files: unpack it.")
-    stream: io.RawIOBase | io.BufferedIOBase
-    if compression == "gzip":
-        stream = gzip.GzipFile(fileobj=plain)
-    elif compression == "bzip2":
-        stream = bz2.BZ2File(plain)
-    elif compression == "xz":
-        stream = lzma.LZMAFile(plain)  # noqa: SIM115  (the caller closes it)
-    else:
-        stream = _zstd_stream(plain, path)
     # The buffer around it makes reading by lines several times faster.
-    buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 16)
+    buffered = io.BufferedReader(cast(io.RawIOBase, _OPENERS[compression](plain, path)), 1 << 16)
     return _checked(buffered, path) if is_text else cast(BinaryIO, buffered)
 
 
+_OPENERS: dict[str, Callable[[io.BufferedReader, Path], Any]] = {
+    "gzip": lambda plain, _: gzip.GzipFile(fileobj=plain),
+    "bzip2": lambda plain, _: bz2.BZ2File(plain),
+    "xz": lambda plain, _: lzma.LZMAFile(plain),  # noqa: SIM115  (the caller closes it)
+    "zstd": lambda plain, path: (
+        import_extra("zstandard", "data", str(path))
+        .ZstdDecompressor()
+        .stream_reader(plain, read_across_frames=True, closefd=False)
+    ),
+}
+"""The functions that open the decompressed bytes of a compressed stream (which has a path), by kind of compression."""
 _BINARY_STARTS = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",
@@ -490,15 +486,6 @@ def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
     if encoding:
         raise not_utf8(f"{path}:1", f"this one is {encoding}", encoding)
     return cast(BinaryIO, stream)
-
-
-def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
-    reader = (
-        import_extra("zstandard", "data", str(path))
-        .ZstdDecompressor()
-        .stream_reader(plain, read_across_frames=True, closefd=False)
-    )
-    return cast(io.RawIOBase, reader)
 
 
 @contextmanager

@@ -302,7 +302,10 @@ def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRA
     counts = {language: _count(lines) for language, lines in texts.items()}
     return LanguageProfiles(
         format_version=_FORMAT_VERSION,
-        runs={language: _most_frequent(runs, kept) for language, runs in counts.items()},
+        runs={
+            language: dict(sorted(runs.items(), key=lambda entry: (-entry[1], entry[0]))[:kept])
+            for language, runs in counts.items()
+        },
         totals={language: runs.total() for language, runs in counts.items()},
     )
 
@@ -327,11 +330,6 @@ def _count(lines: Iterable[str]) -> Counter[str]:
         if read >= _MAX_CHARACTERS:
             break
     return counts
-
-
-def _most_frequent(counts: Counter[str], kept: int) -> dict[str, int]:
-    most_frequent = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:kept]
-    return dict(most_frequent)
 
 
 def _ngrams(text: str) -> Iterator[str]:
@@ -453,34 +451,17 @@ def base_code(language: str) -> str:
 
 
 # Codes that users write, and their canonical forms. Chinese codes carry the script.
-_ALIASES = {
-    "zh": "zh-Hans",
-    "zh-cn": "zh-Hans",
-    "zh-sg": "zh-Hans",
-    "zh-hans-cn": "zh-Hans",
-    "zh-hans-sg": "zh-Hans",
-    "cmn": "zh-Hans",
-    "cmn-hans": "zh-Hans",
-    "zho": "zh-Hans",
-    "chi": "zh-Hans",
-    "zh-tw": "zh-Hant",
-    "zh-hk": "zh-Hant",
-    "zh-mo": "zh-Hant",
-    "zh-hant-tw": "zh-Hant",
-    "zh-hant-hk": "zh-Hant",
-    "cmn-hant": "zh-Hant",
-    "zt": "zh-Hant",
-    "pb": "pt-BR",
-    "no": "nb",
-    "nor": "nb",
-    "nob": "nb",
-    "nb-no": "nb",
-    "no-no": "nb",
-    "iw": "he",
-    "in": "id",
-    "ji": "yi",
-    "fil": "tl",
+_CODES_AND_ALIASES = {
+    "zh-Hans": "zh|zh-cn|zh-sg|zh-hans-cn|zh-hans-sg|cmn|cmn-hans|zho|chi",
+    "zh-Hant": "zh-tw|zh-hk|zh-mo|zh-hant-tw|zh-hant-hk|cmn-hant|zt",
+    "nb": "no|nor|nob|nb-no|no-no",
+    "pt-BR": "pb",
+    "he": "iw",
+    "id": "in",
+    "yi": "ji",
+    "tl": "fil",
 }
+_ALIASES = {alias: code for code, aliases in _CODES_AND_ALIASES.items() for alias in aliases.split("|")}
 
 
 def canonical(code: str) -> str:

@@ -545,8 +545,7 @@ class BareText(NamedTuple):
             _without_marks(self.text, pair.inner, text, span) for pair, span in zip(self.pairs, spans, strict=True)
         ]
         placed = _nested_spans(self.pairs, text, words, copies, len(self.text))
-        inserted: list[tuple[int, Span]] = []  # offsets in the translation, with the tag to write there
-        _append_tags(-1, _parents(self.pairs), placed, self.pairs, inserted)
+        inserted = list(_placed_tags(-1, _parents(self.pairs), placed, self.pairs))
         written, position, found = "", 0, list[tuple[Span, Span]]()
         for offset, tag in inserted:
             written += text[position:offset]
@@ -782,19 +781,21 @@ def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
     return Span(start, start + len(inner.strip()))
 
 
-def _append_tags(
-    parent: int,
-    parents: Sequence[int],
-    placed: Sequence[Span],
-    pairs: Sequence[TagPair],
-    inserted: list[tuple[int, Span]],
-) -> None:
-    """Append (offset in the translation, tag's span) for each tag inside a pair of tags to the list `inserted`.
+def _placed_tags(
+    parent: int, parents: Sequence[int], placed: Sequence[Span], pairs: Sequence[TagPair]
+) -> Iterator[tuple[int, Span]]:
+    """Yield (offset in the translation, tag's span in the source) for each tag inside the pair of tags `parent`.
 
-    The order is that of the text, with inner pairs between their parents' tags; `parent` -1 means all tags.
+    The order is that of the translation, with inner pairs between their parents' tags.
+
+    Args:
+        parent: the index of the pair; -1: all tags.
+        parents: the index of the pair that directly encloses each pair; -1 if none does.
+        placed: the span of the translation at which each pair is written.
+        pairs: the pairs of tags of the source.
     """
     children = sorted((placed[n], n) for n in range(len(pairs)) if parents[n] == parent)
     for (start, end), number in children:
-        inserted.append((start, pairs[number].opening))
-        _append_tags(number, parents, placed, pairs, inserted)
-        inserted.append((end, pairs[number].closing))
+        yield start, pairs[number].opening
+        yield from _placed_tags(number, parents, placed, pairs)
+        yield end, pairs[number].closing

@@ -161,27 +161,21 @@ def with_pieces(model_bytes: bytes, added: Sequence[Piece] = (), replaced: Mappi
     for id, field in enumerate(_piece_fields(model_bytes)):
         if replaced is None or id not in replaced:
             continue
-        content = _piece_message(replaced[id])
-        start = field.start - len(_encode_varint(field.stop - field.start))
-        result += model_bytes[position:start] + _encode_varint(len(content)) + content
+        start = field.stop - len(_delimited(_MODEL_PIECES, model_bytes[field.start : field.stop]))
+        result += model_bytes[position:start] + _piece_field(replaced[id])
         position = field.stop
-    result += model_bytes[position:]
-    for piece in added:
-        content = _piece_message(piece)
-        result += bytes([_MODEL_PIECES << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(content)) + content
-    return bytes(result)
+    return bytes(result + model_bytes[position:] + b"".join(map(_piece_field, added)))
 
 
-def _piece_message(piece: Piece) -> bytes:
-    text = piece.text.encode()
-    return (
-        bytes([_PIECE_TEXT << 3 | _LENGTH_DELIMITED])
-        + _encode_varint(len(text))
-        + text
-        + bytes([_PIECE_SCORE << 3 | _FIXED_32])
-        + _FLOAT.pack(piece.score)
-        + bytes([_PIECE_TYPE << 3 | _VARINT, piece.type])
-    )
+def _piece_field(piece: Piece) -> bytes:
+    score = bytes([_PIECE_SCORE << 3 | _FIXED_32]) + _FLOAT.pack(piece.score)
+    type = bytes([_PIECE_TYPE << 3 | _VARINT, piece.type])
+    return _delimited(_MODEL_PIECES, _delimited(_PIECE_TEXT, piece.text.encode()) + score + type)
+
+
+def _delimited(number: int, content: bytes) -> bytes:
+    """Return a field of a protobuf message with this number, whose value (bytes) is stored with its length."""
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(content)) + content
 
 
 def _encode_varint(value: int) -> bytes:

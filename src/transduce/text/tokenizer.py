@@ -195,7 +195,7 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 def _sample(pairs: Iterable[Pair], count: int, sample_size: int) -> Iterator[Pair]:
     """Yield an evenly spaced sample of `sample_size` out of `count` sentence pairs, or all pairs if they are fewer."""
     for index, pair in enumerate(pairs):
-        if count <= sample_size or (index + 1) * sample_size // count > index * sample_size // count:
+        if (index + 1) * sample_size // count > index * sample_size // count:
             yield pair
 
 
@@ -238,7 +238,10 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special_token(id, vocabulary.token(id)) for id in _special_ids(vocabulary)],
+        "added_tokens": [
+            _special_token(id, vocabulary.token(id))
+            for id in sorted((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
+        ],
         "normalizer": _normalizer(vocabulary),
         "pre_tokenizer": _word_splitter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
@@ -267,10 +270,6 @@ def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
         "eos_token": vocabulary.token(vocabulary.eos_id),
         "unk_token": vocabulary.token(vocabulary.unk_id),
     }
-
-
-def _special_ids(vocabulary: Vocabulary) -> list[int]:
-    return sorted((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
 
 
 def _special_token(id: int, content: str) -> dict[str, object]:
@@ -359,11 +358,7 @@ def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _decoder(model_bytes: bytes) -> dict[str, object]:
-    steps: list[dict[str, object]] = [
-        replace_step({"String": SPACE}, " "),
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    steps: list[dict[str, object]] = [replace_step({"String": SPACE}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     if puts_space_first(model_bytes):
         max_spaces = 1 if keeps_spaces(model_bytes) else _MAX_LEADING_SPACES
         steps.append({"type": "Strip", "content": " ", "start": max_spaces, "stop": 0})
