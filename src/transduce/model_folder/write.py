@@ -205,6 +205,9 @@ def _toml_value(value: Any) -> str:
 # the new digest while the weights change. The folder is thus consistent at every moment.
 
 
+_PARTIAL_WEIGHTS = f".partial-{WEIGHTS}"
+
+
 def write_model_folder(
     folder: Path,
     *,
@@ -240,7 +243,7 @@ def write_model_folder(
     max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
-        partial_file = folder / f".partial-{WEIGHTS}"
+        partial_file = folder / _PARTIAL_WEIGHTS
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
             digest = _write_weights(partial_file, weights, config, max_positions)
@@ -255,6 +258,11 @@ def write_model_folder(
         finally:
             partial_file.unlink(missing_ok=True)  # frees space on a full disk
         _write_manifest(folder, languages, [digest])
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Return whether a process died while it wrote a new model to a folder, which thus holds no complete model."""
+    return (folder / _PARTIAL_WEIGHTS).exists() and not (folder / WEIGHTS).exists()
 
 
 def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
