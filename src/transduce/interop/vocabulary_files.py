@@ -348,19 +348,20 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     if words < 1:
         raise TransduceError(f"{location} holds special tokens only, but a vocabulary needs words: check the file.")
     symbols = (_LINE_FEED,) if _LINE_FEED in ids else ()
-    return _tokenizer(WordListRecord(marked=marked), ids, special, symbols, () if start is None else (start,))
+    record = _record(WordListRecord(marked=marked), ids, special, symbols, () if start is None else (start,))
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
-def _tokenizer(
+def _record(
     algorithm: TokenizationRecord,
     ids: dict[str, int],
     special: Mapping[str, int],
     symbols: tuple[str | Symbol, ...],
-    silent: tuple[int, ...],
+    silent: tuple[int, ...] = (),
     *,
     keeps_line_feeds: bool = False,
-) -> ImportedTokenizer:
-    """Return a tokenizer that puts the end symbol after a text.
+) -> ImportedVocabularyRecord:
+    """Return the record of a vocabulary whose tokenizer puts the end symbol after a text.
 
     Args:
         algorithm: the settings of the algorithm that splits text into tokens.
@@ -370,7 +371,7 @@ def _tokenizer(
         silent: ids of further tokens that decode to no text.
         keeps_line_feeds: True if line feeds are encoded as ordinary tokens.
     """
-    record = ImportedVocabularyRecord(
+    return ImportedVocabularyRecord(
         algorithm=algorithm,
         ids=ids,
         size=max(ids.values()) + 1,
@@ -382,7 +383,6 @@ def _tokenizer(
         after=(special["eos"],),
         keeps_line_feeds=keeps_line_feeds,
     )
-    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
 def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
@@ -401,7 +401,8 @@ def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedToken
         )
     special, ids = _special_ids(dict(ids), {}, location, [])
     algorithm = TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}})
-    return _tokenizer(algorithm, ids, special, (), (special["pad"], special["eos"]), keeps_line_feeds=True)
+    record = _record(algorithm, ids, special, (), (special["pad"], special["eos"]), keeps_line_feeds=True)
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
 def _named(ids: Mapping[str, int], kind: str) -> int | None:
@@ -486,16 +487,8 @@ def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Seque
             "none: use more text, a larger `tokenizer.vocabulary_size`, or `tokenizer.kind` = bpe."
         )
     ids = {str(token): id for id, token in enumerate([*first, *words])}
-    return ImportedVocabularyRecord(
-        algorithm=WordListRecord(marked=True),
-        ids=ids,
-        size=len(ids),
-        pad_id=PAD_ID,
-        eos_id=EOS_ID,
-        unk_id=UNK_ID,
-        symbols=tuple(symbols),
-        after=(EOS_ID,),
-    )
+    special_ids = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
+    return _record(WordListRecord(marked=True), ids, special_ids, tuple(symbols))
 
 
 # --- tokenizer.json ---
@@ -515,7 +508,8 @@ def _of_tokenizer_json(content: Mapping[str, Any], path: Path, notes: list[str])
     start = _named(ids, "bos")
     ids_of_control = {*special.values(), *parts.before, *(() if start is None else (start,))}
     symbols = tuple(token.stored for token in parts.added if token.id not in ids_of_control)
-    return _tokenizer(parts.algorithm, ids, special, symbols, tuple(sorted(ids_of_control)))
+    record = _record(parts.algorithm, ids, special, symbols, tuple(sorted(ids_of_control)))
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
 def _configured_names(path: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ Nothing is unpickled and no code from a folder is run. A model that the componen
 an error that names the setting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +91,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     config = _config(folder)
     model_type = str(config.get("model_type"))
     generation = read_optional_json(folder, "generation_config.json")
-    files = TokenizerFiles(_reader(folder), str(folder))
+    files = _tokenizer_files(folder)
     known = _model_ids(config, generation, model_type)
     record = import_tokenizer(files, known)
     if known.family.kind == "decoder":
@@ -196,7 +196,7 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
         TransduceError: the model cannot be imported, or its weights are missing.
     """
     kind, notes = hugging_face_kind(folder), list[str]()
-    if kind == "decoder" and read_chat_template(TokenizerFiles(_reader(folder), str(folder))) is not UNSET:
+    if kind == "decoder" and read_chat_template(_tokenizer_files(folder)) is not UNSET:
         notes.append(
             f"{folder} has a chat template: `transduce generate --chat`, `Generator.chat` and the server apply it."
         )
@@ -330,8 +330,8 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     target_size = config.get("decoder_vocab_size") or size
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
-    ends = end_ids(config)
-    if IMPORT_FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
+    ends, family = end_ids(config), IMPORT_FAMILIES[model_type]
+    if family.kind == "decoder":  # generation_config.json takes precedence over config.json
         # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
         ends = tuple(id for id in end_ids(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
@@ -339,18 +339,18 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=ends[0] if ends and not IMPORT_FAMILIES[model_type].end_is_separator else None,
-        other_ends=ends[1:] if IMPORT_FAMILIES[model_type].kind == "decoder" else (),
+        eos_id=ends[0] if ends and not family.end_is_separator else None,
+        other_ends=ends[1:] if family.kind == "decoder" else (),
         start_id=start_id(generation, config),
         forced_id=ConfigReader(generation or config, "").optional_id("forced_bos_token_id"),
     )
 
 
-def _reader(folder: Path) -> Callable[[str], bytes | None]:
+def _tokenizer_files(folder: Path) -> TokenizerFiles:
     def read(name: str) -> bytes | None:
         return read_bounded(folder, name, MAX_VOCABULARY_BYTES) if (folder / name).exists() else None
 
-    return read
+    return TokenizerFiles(read, str(folder))
 
 
 def _text(value: Any) -> str | None:

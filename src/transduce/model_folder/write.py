@@ -249,7 +249,11 @@ def write_model_folder(
             digest = _write_weights(partial_file, weights, config, max_positions)
             write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
             if tokenizer is not None:
-                _write_tokenizer(folder, tokenizer, config, languages, search)
+                if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
+                    write_json(folder / "generation_config.json", generation)
+                tokenizer.save(folder)
+                for name, value in tokenizer_files(tokenizer, config, languages).items():
+                    write_json(folder / name, value)
             texts = {name: text.encode() for name, text in documents.items()}
             for name, content in (texts | dict(files or {})).items():
                 write_file(folder / name, content)
@@ -328,20 +332,6 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
             f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): {writing_remedy(error)}, then run the "
             "command again."
         ) from error
-
-
-def _write_tokenizer(
-    folder: Path,
-    tokenizer: Tokenizer,
-    config: ModelConfig,
-    languages: tuple[str | None, str | None],
-    search: SearchSettings | None,
-) -> None:
-    if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
-        write_json(folder / "generation_config.json", generation)
-    tokenizer.save(folder)
-    for name, content in tokenizer_files(tokenizer, config, languages).items():
-        write_json(folder / name, content)
 
 
 def _known_digests(folder: Path) -> list[str]:
