@@ -576,8 +576,8 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
     Args:
         original: the model.
-        sources: the texts, of which the first 64 are used; None: those that the model's training run stored, or random
-            tokens.
+        sources: the texts, of which the first 64 are used; None: texts that the model's training run stored, or else
+            random tokens.
     """
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
@@ -607,7 +607,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """Return for each text a list of the token ids, with special tokens, that an exported tokenizer must produce.
 
-    The ids are those of the original model's tokenizer. If the model has several target languages, the texts take them
+    The original model's tokenizer makes the ids. If the model has several target languages, the texts take them
     in turn.
     """
     vocabulary, config = original.tokenizer.source, original.config

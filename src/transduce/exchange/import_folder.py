@@ -140,7 +140,7 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """Return search settings as the text of a settings.toml (TOML), without those that have their default value."""
+    """Return search settings as the text of a settings.toml (TOML); a setting with its default value is left out."""
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}

@@ -216,8 +216,8 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
 def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
     """Return the `Projections` of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
 
-    Formats that know only this score need such projections. Another scaling factor is multiplied into the query
-    projection, and so is the matrix W of the general score, (W q) · k.
+    An export needs them if its format knows only this score. A scaling factor other than 1/√width is multiplied into
+    the query projection, and so is the matrix W of the general score, (W q) · k.
 
     Raises:
         ValueError: the score is additive, or the attention is hard.

@@ -27,7 +27,7 @@ _Layer = dict[str, tuple[str, ...]]
 
 
 def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, norm: str) -> _Layer:
-    """Map this package's parameter names of an attention to those of a tutorial's.
+    """Map this package's names of an attention's parameters to a tutorial's names.
 
     Args:
         ours: prefix of this package's names, such as `self_attention`.
@@ -49,7 +49,7 @@ def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, 
 
 
 def _feed_forward(inner: str, outer: str, norm: str) -> _Layer:
-    """Map this package's parameter names of a feed-forward network to a tutorial's, as `_attention` does."""
+    """Map this package's names of a feed-forward network's parameters to a tutorial's, in a dict as of `_attention`."""
     return {
         "feed_forward.inner.{p}": (f"{inner}.{{p}}",),
         "feed_forward.outer.{p}": (f"{outer}.{{p}}",),

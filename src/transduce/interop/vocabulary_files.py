@@ -413,7 +413,7 @@ def _named(ids: Mapping[str, int], kind: str) -> int | None:
 def _special_ids(
     ids: dict[str, int], configured: Mapping[str, str], location: str, notes: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Find the tokens of a vocabulary for padding, the end of a text and unknown words, and add those that are missing.
+    """Find a vocabulary's tokens for padding, the end of a text and unknown words, and add the missing ones.
 
     Args:
         ids: the id of each token; the mapping is not changed.

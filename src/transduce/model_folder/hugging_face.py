@@ -130,7 +130,7 @@ class HuggingFaceHeads(NamedTuple):
     masked_language: bool
     """True if the model has a head that predicts masked tokens."""
     labels: tuple[str, ...]
-    """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
+    """Names of the classes of texts or of the labels of tokens; empty for a model without such a head."""
     length: int
     """Maximum number of tokens of a text, which is the number of the encoder's learned positions."""
     labels_tokens: bool

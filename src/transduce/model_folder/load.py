@@ -72,7 +72,8 @@ def convert_to_precision(
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
     The model is converted in place, except for "int8", which makes a new model and leaves the old one unusable. `files`
-    are those that the model's weights are mapped from; with "int8", their memory is released meanwhile.
+    are the files from which the model's weights are mapped; with "int8", the memory of their pages is released
+    meanwhile.
 
     Raises:
         TransduceError: the model or the device does not support the precision.
@@ -113,7 +114,7 @@ def _refuse_too_large_for_gpu(model: Model, dtype: torch.dtype, device: str) -> 
 
 @torch.inference_mode()
 def _move_checked(model: Model, device: str) -> None:
-    """Move a model to a device, and compare its outputs for a small batch there with those on the CPU.
+    """Move a model to a device, and compare its outputs for a small batch there with its outputs on the CPU.
 
     PyTorch's backend for Apple's GPUs lacks operations, and had some with wrong results.
 

@@ -333,7 +333,9 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 def _read_prepacked(
     folder: Path, config: ModelConfig, cache: PrepackedCache
 ) -> tuple[Model, MappedTensors, MappedTensors] | None:
-    """Read a model whose prepacked layers are in the folder's cache; None if the cache or the model has no such layers.
+    """Read a model whose prepacked layers are in the folder's cache.
+
+    The result is None if the cache has no usable file, or if no layer of the model can be prepacked.
 
     Returns:
         A triple: the model, the file with its other weights, and the file with its prepacked layers.
@@ -412,8 +414,8 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], *, is_quanti
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
     """Map the weights file of a folder into memory, and return it; its header is checked.
 
-    `outline` holds the model's parameters and stored buffers without data; only those that are not floating-point may
-    be integers in the file.
+    `outline` holds the model's parameters and stored buffers without data; a tensor may be of integers in the file only
+    if it is not floating-point in the model.
     """
     whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)

@@ -1,10 +1,11 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -66,7 +67,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
     Args:
         folder: the folder with the files.
-        languages: source and target language, which replace those in the tokenizer's settings if these name any.
+        languages: source and target language; each replaces the language in the tokenizer's settings, if they name one.
 
     Raises:
         TransduceError: a file cannot be read.
@@ -216,7 +217,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
-    files: Mapping[str, bytes] | None = None,
+    files: Mapping[str, bytes] = MappingProxyType({}),
     search: SearchSettings | None = None,
     max_positions: int | None = None,
 ) -> None:
@@ -230,14 +231,14 @@ def write_model_folder(
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
         files: the files of a Hugging Face tokenizer by name, such as `read_original_tokenizer` returns; they replace
-            files of the same names that the folder has for transformers. None: there are none.
+            files of the same names that the folder has for transformers, and the manifest does not list them.
         search: the model's search settings, for `generate` of transformers; None: unknown.
         max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
             tables of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
-        TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
-            example because the disk is full, or another process writes this folder.
+        TransduceError: the weights do not fit the configuration or are not finite, they cannot be written, for example
+            because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
     max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
@@ -255,13 +256,13 @@ def write_model_folder(
                 for name, value in tokenizer_files(tokenizer, config, languages).items():
                     write_json(folder / name, value)
             texts = {name: text.encode() for name, text in documents.items()}
-            for name, content in (texts | dict(files or {})).items():
+            for name, content in (texts | dict(files)).items():
                 write_file(folder / name, content)
-            _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+            _write_manifest(folder, languages, [digest, *_known_digests(folder)], files)
             replace_file(partial_file, folder / WEIGHTS)
         finally:
             partial_file.unlink(missing_ok=True)  # frees space on a full disk
-        _write_manifest(folder, languages, [digest])
+        _write_manifest(folder, languages, [digest], files)
 
 
 def was_interrupted(folder: Path) -> bool:
@@ -345,8 +346,11 @@ def _known_digests(folder: Path) -> list[str]:
         return []
 
 
-def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
+def _write_manifest(
+    folder: Path, languages: tuple[str | None, str | None], weights: list[str], unlisted: Collection[str]
+) -> None:
+    names = (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES)
+    other_files = [name for name in names if (folder / name).exists() and name not in unlisted]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={name: version(name) for name in ("torch", "sentencepiece", "numpy", "transduce")},

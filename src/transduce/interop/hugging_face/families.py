@@ -30,7 +30,9 @@ class Family(NamedTuple):
     wanted: Mapping[str, object]
     """The values that the class requires of some of a model's settings, by the setting's name."""
     free: frozenset[str]
-    """Names of settings that may have any value; those neither here nor in `wanted` must have their default values."""
+    """Names of settings that may have any value; a setting that is neither here nor in `wanted` must have its default
+    value.
+    """
     activations: Mapping[str, str]
     """The activation functions that the class supports: a dict from this package's name to Hugging Face's."""
     content: Callable[[ModelConfig], dict[str, Any]]
@@ -50,7 +52,7 @@ class Family(NamedTuple):
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
-    """Return a configuration's settings as a dict by name, with those left at None replaced by the value in effect.
+    """Return a configuration's settings as a dict by name, in which a setting that is None has the value in effect.
 
     Examples are the width of a head and the number of key/value heads, which follow from other settings.
     """
@@ -163,8 +165,8 @@ def _qwen_config(config: ModelConfig, *without: str) -> dict[str, Any]:
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that Qwen2's config.json cannot express; empty if none.
 
-    The settings are those of Llama, except that only Qwen2 allows biases of queries, keys and values without one of the
-    attention's output.
+    They are the settings that Llama cannot express, except that Qwen2 has a bias on queries, keys and values without a
+    bias on the attention's output.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -476,7 +478,7 @@ _LABELS: dict[str, object] = {"masked_language_head": False, "token_labels": Tru
 
 
 def _with_head(base: Family, head: str, wanted: Mapping[str, object], *free: str) -> Family:
-    """Return the Hugging Face class whose layers are those of an encoder's class, and which has a head (or none).
+    """Return the Hugging Face class that has the layers of the class `base` of an encoder, and a head or none.
 
     Args:
         base: the class without a head, such as `BertModel`.

@@ -448,7 +448,7 @@ class ImportFamily(NamedTuple):
     numbers_by_padding: bool = False
     """True if positions are numbered from the padding id + 1, without tokens that have this id."""
     fairseq: bool = False
-    """True if token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
+    """True if the sentencepiece model's token ids are shifted by 1, after the special tokens of fairseq."""
 
 
 _ROBERTA = ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True, numbers_by_padding=True)
@@ -689,7 +689,7 @@ def _min_length(values: ConfigReader) -> int:
 def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
     """Return a set of the token ids that Hugging Face's generation settings forbid.
 
-    As in `generate`, the end symbols (`ends`) in `bad_words_ids` are left out, but not those in `suppress_tokens`.
+    As in `generate`, an end symbol (`ends`) in `bad_words_ids` is left out, but one in `suppress_tokens` is not.
 
     Raises:
         TransduceError: a sequence of several tokens is forbidden.

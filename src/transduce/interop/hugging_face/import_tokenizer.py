@@ -71,7 +71,7 @@ class TokenizerFiles:
     def special_tokens(self, *names: str) -> list[str]:
         """Return a list of the tokens that the folder names under these keys, such as `pad_token`.
 
-        Those of special_tokens_map.json precede those of tokenizer_config.json.
+        Tokens in special_tokens_map.json precede tokens in tokenizer_config.json; a key that a file lacks adds none.
         """
         contents = (self.json("special_tokens_map.json"), self.settings)
         texts = (text_of(content.get(name)) for content in contents for name in names)
@@ -198,9 +198,9 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return a dict from tokens to ids, with those in an M2M100's vocab.json and the language tags.
+    """Return a dict from the tokens in an M2M100's vocab.json, and from the language tags, to their ids.
 
-    If the folder's files do not list the tags, these get ids after all others, in the usual order of M2M100's
+    If the folder's files do not list the tags, the tags get ids after all tokens, in the usual order of M2M100's
     languages.
     """
     ids = files.table("vocab.json")
@@ -730,8 +730,8 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
     """Return a set of the texts of an imported tokenizer's special tokens: start, end, padding, unknown.
 
-    The tokens are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as
-    `</s>`. In a text they are plain characters, except for a language model.
+    The set holds the tokens that the tokenizer's files name, the tokens with the ids in `special`, and the usual ones
+    such as `</s>`. In a text they are plain characters, except for a language model.
     """
     return _named_special_tokens(files) | {text for text, id in ids.items() if id in special.values()}
 

@@ -1,4 +1,4 @@
-"""Map this package's names of parameters and settings to those in Hugging Face's files, by tables for each family.
+"""Map this package's names of parameters and settings to the names in Hugging Face's files, by tables for each family.
 
 In the names of parameters, `{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form
 one matrix of this package, their rows are concatenated.

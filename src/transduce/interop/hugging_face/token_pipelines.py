@@ -552,7 +552,7 @@ def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Seq
 
 
 def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
-    """Return a dict of the ids of all tokens but the added ones (`symbols`), so that words are not split into those."""
+    """Return a dict from tokens to ids without the added tokens (`symbols`), so that no word is split into them."""
     texts = {symbol.text for symbol in symbols}
     return {token: id for token, id in ids.items() if token not in texts}
 
