@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -217,7 +216,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
-    files: Mapping[str, bytes] = MappingProxyType({}),
+    files: Mapping[str, bytes] | None = None,
     search: SearchSettings | None = None,
     max_positions: int | None = None,
 ) -> None:
@@ -241,6 +240,7 @@ def write_model_folder(
             because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
+    files = files or {}
     max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
