@@ -105,10 +105,10 @@ class Product:
 
     def run(self) -> None:
         """Quantize the rows and multiply them."""
-        decode._linear_kernel(self.linear.tile).run(
-            self.x.data_ptr(), *self.x.shape, self.rounded.data_ptr(), self.scales.data_ptr(),
-            *self.linear.addresses(), self.linear.padded_outputs, self.out.data_ptr(), threads=1,
-        )  # fmt: skip
+        linear = self.linear
+        parameters = linear.weights, linear.initial_sums, linear.weight_scales, linear.bias
+        inputs, outputs = (self.x, *self.x.shape, self.rounded, self.scales), (linear.padded_outputs, self.out)
+        decode._linear_kernel(linear.tile).run(*inputs, *parameters, *outputs, threads=1)
 
 
 def instruction_kernel(tile: Tile) -> CompiledKernel:

@@ -50,11 +50,7 @@ __all__ = [
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
 
 try:
-    from transduce.kernels.prepacked import (
-        PackedLayers,
-        PrepackedModel,
-        packed_layers,
-    )
+    from transduce.kernels.prepacked import PackedLayers, PrepackedModel, packed_layers
     from transduce.kernels.select import (
         compiled_state,
         decoding_model,

@@ -164,10 +164,10 @@ class BatchSearch(Protocol):
         """The batch indices of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` decoding steps of all sentences; stop earlier when all sentences are finished."""
+        """Run at most `steps` decoding steps of all unfinished sentences; stop earlier when none is left."""
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return the W live hypotheses of each sentence: tokens, int64 (B, W, t), and log-probabilities, (B, W)."""
+        """Return each sentence's W live hypotheses: tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return a list of at most `count` finished hypotheses of the sentence with this index in the original batch.

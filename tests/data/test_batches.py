@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.data import Batch, BatchPlan, EncodedSentences, prepare
-from transduce.data.batches import Lengths, PairRange, RandomPurpose, own_rows, permutation
+from transduce.data.batches import Indices, Lengths, PairRange, RandomPurpose, own_part, permutation
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -196,9 +196,13 @@ def test_a_process_without_a_row_gets_that_of_another_as_a_stand_in() -> None:
 
 def test_own_rows_are_every_nth_row_and_a_stand_in_is_the_first_row_of_all() -> None:
     rows = np.array([7, 3, 9, 4, 1])
-    assert [own_rows(rows, (rank, 2)).rows.tolist() for rank in range(2)] == [[7, 9, 1], [3, 4]]
-    assert [own_rows(rows, (rank, 7)).is_stand_in for rank in range(7)] == [False] * 5 + [True] * 2
-    assert own_rows(rows, (6, 7)).rows.tolist() == [7]
+
+    def batch_of(numbers: Indices) -> Batch:
+        return Batch(numbers[:, None], numbers[:, None], numbers, len(numbers), len(numbers))
+
+    assert [own_part(rows, (rank, 2), batch_of).indices.tolist() for rank in range(2)] == [[7, 9, 1], [3, 4]]
+    assert [own_part(rows, (rank, 7), batch_of).is_stand_in for rank in range(7)] == [False] * 5 + [True] * 2
+    assert own_part(rows, (6, 7), batch_of).source.tolist() == [[7]]
 
 
 def test_each_new_purpose_of_random_numbers_has_its_own_value() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from transduce.data import PreparedCorpus, prepare
-from transduce.data.batches import BatchPlan
-from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan, WordAligner
+from transduce.data.batches import BatchPlan, ChangedPlan
+from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, WordAligner
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 from transduce.text.protected import PLACEHOLDER_TOKENS
 
@@ -52,7 +52,7 @@ def test_words_that_translate_each_other_are_found(made: Made) -> None:
 def test_both_sides_have_the_same_placeholders_once(made: Made) -> None:
     tokenizer, corpus = made
     plan = BatchPlan(corpus, batch_tokens=300, seed=1)
-    masked, changed, rows = PlaceholderPlan(plan, masker(made)), 0, 0
+    masked, changed, rows = ChangedPlan(plan, masker(made).mask), 0, 0
     longest = [int(lengths.max()) for lengths in corpus.read_range_lengths([(0, corpus.pairs)])]
     for position in range(len(plan)):
         plain, batch = plan.batch(0, position), masked.batch(0, position)
@@ -76,7 +76,7 @@ def test_epochs_and_seeds_differ_and_are_repeatable(made: Made) -> None:
     plan = BatchPlan(made[1], batch_tokens=300, seed=1)
 
     def batches(epoch: int, seed: int = 1) -> list[list[list[int]]]:
-        masked = PlaceholderPlan(plan, masker(made, seed=seed))
+        masked = ChangedPlan(plan, masker(made, seed=seed).mask)
         return [masked.batch(epoch, position).source.tolist() for position in range(len(plan))]
 
     assert batches(3) == batches(3)
@@ -85,11 +85,11 @@ def test_epochs_and_seeds_differ_and_are_repeatable(made: Made) -> None:
 
 
 def test_a_share_of_a_batch_has_its_rows(made: Made) -> None:
-    whole = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1), masker(made)).batch(2, 0)
+    whole = ChangedPlan(BatchPlan(made[1], batch_tokens=300, seed=1), masker(made).mask).batch(2, 0)
     pad = made[0].source.pad_id
     for r in (0, 1):
-        part = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1, rank_and_count=(r, 2)), masker(made)).batch(
-            2, 0
-        )
+        part = ChangedPlan(
+            BatchPlan(made[1], batch_tokens=300, seed=1, rank_and_count=(r, 2)), masker(made).mask
+        ).batch(2, 0)
         rows = [[id for id in row if id != pad] for row in part.source.tolist()]
         assert rows == [[id for id in row if id != pad] for row in whole.source[r::2].tolist()]

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,11 +87,11 @@ def test_equal_input_gives_equal_files(files: CorpusFiles, tokenizer: Tokenizer,
 
 def test_a_large_vocabulary_takes_four_bytes_an_id(tmp_path: Path) -> None:
     for size, dtype in ((65_536, "<u2"), (65_537, "<u4")):
-        with SideWriter(tmp_path, "source", vocabulary_size=size, pad_id=0) as writer:
+        with closing(SideWriter(tmp_path, "source", vocabulary_size=size, pad_id=0)) as writer:
             writer.append(EncodedSentences(np.array([size - 1, 1, 1], dtype), np.array([0, 2, 3])))
         card = writer.card()
         assert card.dtype == dtype
-        run = SideReader(tmp_path, "source", card, 2).read(0, 2)
+        run = SideReader(tmp_path, "source", card, 2).read_ranges([(0, 2)])
         assert run.ids.tolist() == [size - 1, 1, 1]
         assert run.offsets.tolist() == [0, 2, 3]
 

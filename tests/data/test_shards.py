@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from transduce.data import HoldOutSettings, PreparedCorpus, prepare, processes
-from transduce.data.merging import check_parts
+from transduce.data.merging import check_parts, write_corpus
 from transduce.data.parts import CorpusPart, PartRequest
-from transduce.data.prepared import write_corpus
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, corpus, read_pairs

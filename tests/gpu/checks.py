@@ -192,7 +192,7 @@ def check_sums_of_rows() -> None:
         total = torch.ones(width, device=DEVICE)
         expected = torch.where(kept > 0, x, 0.0).to(dtype)
         compare(
-            [rows.mask_and_sum_rows(x, kept, total), total],
+            [rows.add_sum_of_rows(x, total, kept), total],
             [expected, 1 + expected.float().sum(dim=0)],
             rtol=1e-3,
             atol=1e-3,

@@ -110,16 +110,17 @@ def test_gradients_of_linear_layers_are_rounded_once(
     if x_is_relu:
         relu_mask = torch.empty(positions * inputs // 8, dtype=torch.uint8)
         given_to_relu = random(positions, 64, dtype=dtype) / 8, random(inputs, 64, dtype=dtype)
-        x = multiply(*given_to_relu, None, activation="relu", relu_mask=relu_mask)
+        packed = torch.empty_like(given_to_relu[1])
+        train_calls.run_forward(given_to_relu[0], given_to_relu[1], x, packed, lower_bound=0.0, relu_mask=relu_mask)
     sums = GradientSums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
     )
     given = gradient.clone()
-    found = linear_backward(gradient, x, weight, sums, needs_x=needs_x, relu_mask=relu_mask)
+    found = torch.empty_like(x) if needs_x else None
+    train_calls.run_backward(gradient, x, weight, found, sums, torch.empty_like(weight), relu_mask=relu_mask)
     assert torch.equal(gradient, given)
     counted = gradient.double()
-    assert (found is not None) == needs_x
     if found is not None:
         positive = (x > 0).double() if x_is_relu else 1.0
         assert_rounded_once(found, counted @ weight.double() * positive, counted.abs() @ weight.double().abs())
@@ -298,13 +299,13 @@ def test_a_processor_with_amx_uses_amx_products(monkeypatch: pytest.MonkeyPatch)
 def test_the_self_test_detects_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TILE is not None
     assert train_calls.multiplies_correctly(TILE)
-    forward = train_calls._forward
+    forward = train_calls.run_forward
 
     def wrong(x: Tensor, weight: Tensor, out: Tensor, *rest: Any, **options: Any) -> None:
         forward(x, weight, out, *rest, **options)
         out[7, 3] += 1.0 + out[7, 3].abs() * 0.5 + out.abs().max() / 16
 
-    monkeypatch.setattr(train_calls, "_forward", wrong)
+    monkeypatch.setattr(train_calls, "run_forward", wrong)
     assert not train_calls.multiplies_correctly(TILE)
 
 

@@ -318,7 +318,7 @@ def test_avx2_and_avx512_drop_the_same_elements(dtype: torch.dtype) -> None:
     for tile in TILES:
         out = torch.empty_like(x)
         places = DropoutArguments(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
-        train_rows._kernels_of(dtype, tile)["drop"].run(*places)
+        train_rows.row_kernels(dtype, tile)["drop"].run(*places)
         found.append(out)
     assert torch.equal(*found)
 

@@ -353,7 +353,6 @@ def test_a_forward_replaced_on_the_class_takes_effect_with_kernels() -> None:
     ("owner", "name"),
     [
         (MultiHeadAttention, "_attend"),
-        (MultiHeadAttention, "_attend_by_head"),
         (MultiHeadAttention, "_heads"),
         (Residual, "complete"),
         (attention, "attend"),

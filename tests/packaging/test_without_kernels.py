@@ -28,7 +28,7 @@ UNUSED = """
 from transduce.inference import decoding
 from transduce.model_folder import load
 
-decoding._search_kernels = lambda: None
+decoding.search_reductions = lambda: None
 opened = load.convert_to_precision
 def with_hook(model, *args):
     model = opened(model, *args)

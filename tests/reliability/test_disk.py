@@ -265,11 +265,14 @@ def test_a_batch_too_large_for_memory_is_refused_before_the_first_step(
 
 
 def test_only_out_of_memory_errors_are_explained_as_such() -> None:
-    with pytest.raises(RuntimeError, match="something else"), explain_step_out_of_memory("a batch", 1, 1):
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        explain_step_out_of_memory("a batch", "training.batch_size", 1, 1),
+    ):
         raise RuntimeError("something else")
     with (
-        pytest.raises(TransduceError, match="Memory ran out with a batch"),
-        explain_step_out_of_memory("a batch", 1, 1),
+        pytest.raises(TransduceError, match=r"Memory ran out with a batch: lower `training\.batch_size` \(1\)"),
+        explain_step_out_of_memory("a batch", "training.batch_size", 1, 1),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

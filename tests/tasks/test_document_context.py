@@ -435,10 +435,10 @@ def test_an_earlier_text_whose_sentences_cannot_be_paired_counts_as_one(trained:
     memory.append_text(parts, "A B", "de")
     part = memory.add_history(parts[0])
     if trained.name == "both":
-        assert list(part.history) == [*source.encode("a"), *source.encode("b"), source.id("<sep>")]
-        assert list(part.target_history) == [*target.encode("A B"), target.id("<sep>")]
+        assert list(part.history.source) == [*source.encode("a"), *source.encode("b"), source.id("<sep>")]
+        assert list(part.history.target) == [*target.encode("A B"), target.id("<sep>")]
     else:
-        assert list(part.history) == [*source.encode("b"), source.id("<sep>")]
+        assert list(part.history.source) == [*source.encode("b"), source.id("<sep>")]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

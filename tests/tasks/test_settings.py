@@ -326,6 +326,17 @@ def test_the_batch_size_of_a_task_that_counts_no_tokens_has_two_names(kind: str)
         make_settings(task | {"training": {"batch_size": 0}})
 
 
+@pytest.mark.parametrize(("name", "other"), [("batch_size", "batch_tokens"), ("batch_tokens", "batch_size")])
+def test_a_size_of_a_step_overrides_that_of_a_file_by_its_other_name(tmp_path: Path, name: str, other: str) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(f'task.kind = "tagging"\n[training]\n{other} = 32\n', encoding="utf-8")
+    assert read_settings(path, [f"training.{name}=24"])["training"] == {name: 24}
+    assert make_settings(read_settings(path, [f"training.{name}=24"])).training.batch_tokens == 24
+    both = read_settings(path, [f"training.{name}=24", f"training.{other}=48"])
+    with pytest.raises(TransduceError, match=r"set the same: set one of them\."):
+        make_settings(both)
+
+
 def test_a_default_of_earlier_versions_in_a_file_is_dropped_only_where_it_has_no_effect(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text("[search]\ndiverse_groups = 1\ndiversity_penalty = 0.5\n", "utf-8")

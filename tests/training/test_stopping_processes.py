@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.training import loop
-from transduce.training.checkpoint import Checkpoint, RowRange, RunState, save_checkpoint, save_together
+from transduce.training.checkpoint import Checkpoint, RowRange, RunState, save_checkpoint
 from transduce.training.distributed import Processes, join_processes
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
@@ -144,7 +144,7 @@ def test_other_processes_are_notified_if_the_first_cannot_save(tmp_path: Path, m
     monkeypatch.setattr("transduce.training.checkpoint.save_checkpoint", full)
     together = Counting()
     with pytest.raises(TransduceError, match="The disk is full"):
-        save_together(tmp_path, checkpoint(None), together, keep=1)
+        save_checkpoint(tmp_path, checkpoint(None), keep=1, processes=together)
     assert together.waited == 1
 
 

@@ -81,18 +81,6 @@ def test_tensorboard_reads_tags_steps_values_and_times(tmp_path: Path) -> None:
     assert sorted(read.Tags()["scalars"]) == ["training/loss", "验证/BLEU"]
 
 
-def test_tensorboard_reads_texts(tmp_path: Path) -> None:
-    text = "我爱你 → I love you. " * 20
-    with TensorBoardWriter(tmp_path) as writer:
-        writer.text("samples", text, step=5)
-    read = read_back(tmp_path)
-    (event,) = read.Tensors("samples")
-    assert event.step == 5
-    assert event.tensor_proto.dtype == 7  # DT_STRING
-    assert [value.decode("utf-8") for value in event.tensor_proto.string_val] == [text]
-    assert read.SummaryMetadata("samples").plugin_data.plugin_name == "text"
-
-
 def test_flushed_figures_are_visible_while_the_run_goes_on(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     (file,) = tmp_path.iterdir()

@@ -4,14 +4,14 @@ A batch follows from (corpus, seed, epoch, position) alone.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.id_files import EncodedSentences
 from transduce.errors import TransduceError
@@ -28,6 +28,9 @@ BLOCK_PAIRS = 65_536
 _HALF = 1 << 31  # makes differences of lengths positive
 
 PairRange = tuple[int, int]
+"""The type of a range (start, stop) of consecutive pairs, from index start to stop (exclusive)."""
+Row = NDArray[np.int64]
+"""The type of the token ids of one sentence, (length,)."""
 Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]
 
@@ -137,7 +140,7 @@ def find_batch_starts(
     The pairs must be sorted by length. Each batch is the longest run with at most ``batch_tokens`` target tokens, and
     at most ``max_padded_tokens`` per side with padding; a pair that exceeds these limits alone is a batch.
     """
-    target_before = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))
+    target_before = np.append(0, np.cumsum(target_lengths, dtype=np.int64))
     starts = [0]
     while starts[-1] < len(target_lengths):
         start = starts[-1]
@@ -176,25 +179,55 @@ class Batch:
     is_stand_in: bool = field(default=False, kw_only=True)
     """True if the only row belongs to another process, because this one has none; its loss counts nothing."""
 
-    def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
+    def as_stand_in(self) -> Self:
+        """Return a copy of the batch that is marked as a stand-in, without indices and target tokens.
+
+        The ids and labels stay, so that the model and its loss compute the batch as any other.
+        """
+        return replace(self, indices=self.indices[:0], target_tokens=0, is_stand_in=True)
+
+    def rows(self, pad_ids: tuple[int, int]) -> tuple[list[Row], list[Row]]:
+        """Return two lists of B rows of token ids without padding: the sources and the targets.
+
+        `pad_ids` are the padding ids of source and target, which are cut off at the right of each row.
+        """
+        sides = zip((self.source, self.target), pad_ids, strict=True)
+        source, target = (
+            [row[:length] for row, length in zip(ids, (ids != pad).sum(axis=1).tolist(), strict=True)]
+            for ids, pad in sides
+        )
+        return source, target
+
+    def with_rows(self, rows: Sequence[Sequence[Row | list[int]]], pad_ids: tuple[int, int]) -> Self:
+        """Return a copy of the batch with other token ids: `rows` are B sources and B targets, without padding.
+
+        They are padded at the right with `pad_ids`, the padding ids of source and target.
+        """
+        (source, source_tokens), (target, target_tokens) = map(pad_rows, rows, pad_ids)
+        return replace(self, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
+
+    def grown(self, tokens: int, pad_ids: tuple[int, int]) -> Self:
         """Return a copy of the batch whose longest source and longest target are longer by a number of tokens.
 
         The other sentences get padding; `pad_ids` are the padding ids of source and target. Such a batch serves to test
         whether memory suffices for slightly longer sentences.
         """
-        sides = list[NDArray[np.int64]]()
-        for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
-            grown = np.pad(side, ((0, 0), (0, tokens)), constant_values=pad_id)
-            longest = (side != pad_id).sum(axis=1).argmax()
-            grown[longest] = side[longest, 0]
-            sides.append(grown)
-        return replace(
-            self,
-            source=sides[0],
-            target=sides[1],
-            source_tokens=self.source_tokens + tokens,
-            target_tokens=self.target_tokens + tokens,
-        )
+        sides = self.rows(pad_ids)
+        for rows in sides:
+            longest = int(np.argmax([len(row) for row in rows]))
+            rows[longest] = np.full(len(rows[longest]) + tokens, rows[longest][0])
+        return self.with_rows(sides, pad_ids)
+
+
+def pad_rows(rows: Sequence[Row | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
+    """Return a pair: B rows of token ids as one array, (B, longest), padded at the right, and their number of ids.
+
+    The number is that of all rows together, without padding.
+    """
+    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded, sum(map(len, rows))
 
 
 class Corpus(Protocol):
@@ -228,7 +261,7 @@ class Corpus(Protocol):
         """
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """A block of a corpus's pairs, read and planned for one epoch, from which batches are cut.
 
     It has the pairs' indices in the corpus, their ids and weights. `order` is their order by length, `starts` are the
@@ -245,7 +278,6 @@ class _Block(NamedTuple):
 
 
 AnyBatch_co = TypeVar("AnyBatch_co", covariant=True)
-B = TypeVar("B", bound=Batch)
 
 
 class Plan(Protocol[AnyBatch_co]):
@@ -263,48 +295,50 @@ class Plan(Protocol[AnyBatch_co]):
         """
 
 
+class ChangedPlan(Plan[Batch]):
+    """A plan of the batches of another plan, which a function changes in each epoch, for example by noise."""
+
+    def __init__(self, plan: Plan[Batch], change: Callable[[Batch, int], Batch]) -> None:
+        """Change the batches of a plan: `change` gets a batch and the epoch, and returns a batch."""
+        self._plan, self._change = plan, change
+
+    @override
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @override
+    def batch(self, epoch: int, position: int) -> Batch:
+        return self._change(self._plan.batch(epoch, position), epoch)
+
+
 # --- the rows of one process ---
 
 
-class OwnRows(NamedTuple):
-    """The rows of a batch that one of several processes computes."""
+class DividedBatch(Protocol):
+    """An interface of batches whose rows several processes divide among themselves."""
 
-    rows: Indices
-    is_stand_in: bool
-    """True if the process has no row, so that `rows` is a row of another process whose loss must not count."""
+    def as_stand_in(self) -> Self:
+        """Return a copy of the batch, whose only row belongs to another process, that is marked as a stand-in."""
 
 
-def own_rows(all_rows: Indices, rank_and_count: tuple[int, int]) -> OwnRows:
-    """Return the rows of a batch that belong to one process: every n-th row from row r on, by `rank_and_count` (r, n).
+D = TypeVar("D", bound=DividedBatch)
 
-    A process without any gets the first row of the batch as a stand-in.
+
+def own_part(all_rows: Indices, rank_and_count: tuple[int, int], batch_of: Callable[[Indices], D]) -> D:
+    """Return the batch of the rows that belong to one process, or a stand-in if the process has no row.
+
+    Args:
+        all_rows: the numbers of the rows of the whole batch.
+        rank_and_count: (r, n): every n-th row, from row r on, belongs to the process.
+        batch_of: makes a batch of the rows with these numbers. For a stand-in it gets the first row of the whole batch.
     """
     first, step = rank_and_count
     rows = all_rows[first::step]
-    return OwnRows(rows, is_stand_in=False) if len(rows) else OwnRows(all_rows[:1], is_stand_in=True)
-
-
-def as_stand_in(batch: B) -> B:
-    """Return a copy of a batch (`Batch` or a subclass) that is marked as a stand-in, without indices and targets.
-
-    The ids and labels stay, so that the model and its loss compute the batch as any other.
-    """
-    return replace(batch, indices=batch.indices[:0], target_tokens=0, is_stand_in=True)
-
-
-def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return B lists of token ids as one array, (B, longest), padded at the right, and the number of ids in all lists.
-
-    The number does not include the padding.
-    """
-    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded, sum(map(len, rows))
+    return batch_of(rows) if len(rows) else batch_of(all_rows[:1]).as_stand_in()
 
 
 class BatchPlan:
-    """A plan of the batches of all epochs, which returns any batch on request.
+    """A plan of batches of sentence pairs, which returns any batch of any epoch on request.
 
     For a batch, only the block of pairs that contains it is read and sorted.
 
@@ -341,7 +375,7 @@ class BatchPlan:
         self._limits = (batch_tokens, 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
-        self._planned: tuple[tuple[int, int], _Block] | None = None
+        self._planned: tuple[tuple[int, int], Block] | None = None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -359,34 +393,38 @@ class BatchPlan:
         stops = np.cumsum(self._batches[block_order])
         block_position = int(np.searchsorted(stops, position, side="right"))
         number = int(block_order[block_position])
-        block = self._block(epoch, number)
-        batch = block.batch_order[position - (stops[block_position] - self._batches[number])]
-        return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
+        return self._batch_of(self._block(epoch, number), position - (stops[block_position] - self._batches[number]))
 
-    def _assemble(self, block: _Block, all_rows: Indices) -> Batch:
-        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
-        source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
-        target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
-        weights = None if block.weights is None else block.weights[rows]
-        batch = Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
-        return as_stand_in(batch) if is_stand_in else batch
+    def _batch_of(self, block: Block, position: int) -> Batch:
+        """Return this process's pairs of a block's batch at a position, from 0, in the order in which batches are read.
 
-    def _block(self, epoch: int, number: int) -> _Block:
+        A process without any gets one pair as a stand-in.
+        """
+        number = block.batch_order[position]
+
+        def batch_of(rows: Indices) -> Batch:
+            source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
+            target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
+            weights = None if block.weights is None else block.weights[rows]
+            return Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
+
+        all_rows = block.order[block.starts[number] : block.starts[number + 1]]
+        return own_part(all_rows, self._rank_and_count, batch_of)
+
+    def _block(self, epoch: int, number: int) -> Block:
         if self._planned is None or self._planned[0] != (epoch, number):
             self._planned = (epoch, number), self._plan(epoch, number)
         return self._planned[1]
 
-    def _plan(self, epoch: int, number: int) -> _Block:
+    def _plan(self, epoch: int, number: int) -> Block:
         return self._plan_ranges(
             self._blocks.ranges(number),
             (RandomPurpose.PAIR_TIES, epoch, number),
             (RandomPurpose.BATCH_ORDER, epoch, number),
         )
 
-    def _plan_ranges(
-        self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
-    ) -> _Block:
-        """Return a `_Block`: the pairs of several ranges (start, stop), sorted by length and cut into batches.
+    def _plan_ranges(self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> Block:
+        """Return a `Block`: the pairs of several ranges (start, stop), sorted by length and cut into batches.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
@@ -395,7 +433,7 @@ class BatchPlan:
         order = self._order(source.lengths, target.lengths, numbers, ties_key)
         starts = find_batch_starts(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
+        return Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
 
     def _order(
         self,
@@ -452,8 +490,9 @@ def largest_among(corpus: Corpus, ordered: Iterable[tuple[Lengths, Lengths]], *,
             rows = slice(starts[batch], starts[batch + 1])
             if name not in largest or sizes[batch] > largest[name][0]:
                 largest[name] = int(sizes[batch]), source[rows], target[rows]
-    batches = [_stand_in(corpus, source, target) for _, source, target in largest.values()]
-    return batches[:1] if _same(*batches) else batches
+    batches = [_artificial_batch(corpus, source, target) for _, source, target in largest.values()]
+    shapes = {(batch.source.shape, batch.target.shape) for batch in batches}
+    return batches[: len(shapes)]
 
 
 def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indices]:
@@ -472,7 +511,7 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
     return {"tokens": rows * (s + t), "scores": rows * (s * s + t * t + s * t)}
 
 
-def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
+def _artificial_batch(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
     """Return an artificial batch of sentences with these source and target lengths, (B,), filled with one arbitrary id.
 
     The batch is tried before training, to test whether memory suffices.
@@ -487,10 +526,6 @@ def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
 def non_padding_id(pad_id: int) -> int:
     """Return a token id that is not the padding id: 0 or 1, which every vocabulary has."""
     return int(pad_id == 0)
-
-
-def _same(one: Batch, other: Batch) -> bool:
-    return one.source.shape == other.source.shape and one.target.shape == other.target.shape
 
 
 # --- batches of texts with labels, of the text or of its words ---
@@ -524,12 +559,10 @@ class LabeledTexts:
             special_tokens: the special tokens.
             length: the maximum number of tokens.
         """
-        framed = [special_tokens.frame(row, length) for row in rows]
-        self.lengths = np.array([len(row) for row in framed], np.int64)
+        self._texts = EncodedSentences.of([special_tokens.frame(row, length) for row in rows])
+        self.lengths = self._texts.lengths
         self.labels = np.array(labels, np.int64)
         self.weights: NDArray[np.float32] | None = None  # the weight of each text in the loss, (N,); None: 1
-        ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
-        self._texts = EncodedSentences(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
         """Return the number of labeled texts."""
@@ -579,16 +612,13 @@ class TaggedTexts(LabeledTexts):
             labels: for each sentence, the label index of each of its words.
         """
         self.rows = rows
-        self.lengths = np.array([len(row.ids) for row in rows], np.int64)
-        offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._texts = EncodedSentences(
-            np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets
-        )
-        shifted = np.zeros(int(offsets[-1]), np.uint32)  # 0: no label
-        for row, start in zip(rows, offsets.tolist(), strict=False):
+        self._texts = EncodedSentences.of([row.ids for row in rows])
+        self.lengths = self._texts.lengths
+        shifted = np.zeros_like(self._texts.ids)  # 0: no label
+        for row, start in zip(rows, self._texts.offsets.tolist(), strict=False):
             words = labels[row.sentence][row.first_word : row.first_word + len(row.positions)]
             shifted[start + np.array(row.positions)] = np.array(words) - NO_LABEL
-        self._shifted = EncodedSentences(shifted, offsets)
+        self._shifted = self._texts._replace(ids=shifted)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
         """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right.
@@ -602,7 +632,7 @@ class TaggedTexts(LabeledTexts):
 
 
 class LabeledPlan:
-    """A plan of the batches of labeled texts of all epochs, which returns any batch on request.
+    """A plan of batches of labeled texts, which returns any batch of any epoch on request.
 
     An epoch contains every text once.
     """
@@ -637,10 +667,8 @@ class LabeledPlan:
         """
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
-        all_rows = self._epoch[1][position]
-        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
-        batch = self._texts.batch(rows, self._pad_id)
-        return as_stand_in(batch) if is_stand_in else batch
+        rows = self._epoch[1][position]
+        return own_part(rows, self._rank_and_count, lambda numbers: self._texts.batch(numbers, self._pad_id))
 
     def largest_batches(self) -> list[LabeledBatch]:
         """Return a list with the batch of the longest texts, which needs the most memory of all batches."""

@@ -59,14 +59,14 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class HoldOut:
-    """A selector of dev-set candidates: the sources with the lowest hash keys of a corpus or of a part of it.
+    """A selector of dev-set candidates: those sources of a corpus, or of a part of it, that have the lowest hash keys.
 
-    It takes one pass over the pairs.
+    It needs one pass over the pairs.
 
     Keys are hashes of the sources' letters and digits. Sources that differ only in case, punctuation or spaces have one
-    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts. A source
-    with one of the lowest keys of a corpus has one of the lowest keys of each part that contains it. So parts need only
-    their lowest keys to agree on a selection.
+    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts. If a source's
+    key is among the lowest of the corpus, it is also among the lowest of each part that contains the source. So the
+    parts of a corpus can be searched independently, and their candidates merged (`join_candidates`).
     """
 
     def __init__(self, settings: HoldOutSettings) -> None:

@@ -3,13 +3,13 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
@@ -25,6 +25,13 @@ class EncodedSentences(NamedTuple):
 
     ids: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[int]], dtype: DTypeLike = np.uint32) -> "EncodedSentences":
+        """Return lists of token ids, one for each sentence, as `EncodedSentences` with ids of the type `dtype`."""
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        ids = np.fromiter(chain.from_iterable(sentences), dtype, int(lengths.sum()))
+        return cls(ids, np.append(0, np.cumsum(lengths)))
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -51,7 +58,7 @@ class EncodedSentences(NamedTuple):
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)
-        return EncodedSentences(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
+        return EncodedSentences(self.ids[np.repeat(chosen, lengths)], np.append(0, np.cumsum(lengths[chosen])))
 
     def digests(self) -> NDArray[np.uint64]:
         """Return a 64-bit hash of each sentence's ids, (N,); each sentence must have at least one id."""
@@ -63,7 +70,7 @@ class EncodedSentences(NamedTuple):
         return np.add.reduceat((self.ids.astype(np.uint64) + np.uint64(1)) * factors, starts.astype(np.int64))
 
     def with_prefix(self, id: int) -> "EncodedSentences":
-        """Return an `EncodedSentences`, a copy in which each sentence starts with the token `id`."""
+        """Return a copy, as `EncodedSentences`, in which the token `id` stands before each sentence."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return EncodedSentences(ids, self.offsets + np.arange(len(self.offsets)))
 
@@ -86,7 +93,7 @@ class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SideWriter:
-    """A writer of the two files of one side (source or target) of a corpus; used in a ``with`` statement."""
+    """A writer of the two files of one side (source or target) of a corpus."""
 
     def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -117,12 +124,8 @@ class SideWriter:
             sentences_by_length=self._sentences_by_length.tolist(),
         )
 
-    def __enter__(self) -> "SideWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Flush both files to the disk and close them."""
         self._ids.close()
         self._offsets.close()
 
@@ -146,17 +149,16 @@ class SideReader:
             check_size(path, size)
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
-    def read(self, start: int, stop: int) -> EncodedSentences:
-        """Return the sentences with indices from `start` to `stop` (exclusive) as `EncodedSentences` (token ids)."""
-        return self.read_ranges([(start, stop)])
-
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> EncodedSentences:
-        """Return the sentences of several ranges (start, stop) of consecutive sentences as one `EncodedSentences`."""
+        """Return the sentences of several ranges (start, stop) as one `EncodedSentences`, range after range.
+
+        A range holds the sentences with the indices from start to stop (exclusive).
+        """
         offsets, lengths = self._read_offsets(ranges)
         ends = np.cumsum([stop - start + 1 for start, stop in ranges])
         starts = ends - [stop - start + 1 for start, stop in ranges]
         ids = self._read_items(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
-        return EncodedSentences(ids, np.concatenate(([0], np.cumsum(lengths))))
+        return EncodedSentences(ids, np.append(0, np.cumsum(lengths)))
 
     def read_range_lengths(self, ranges: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
         """Return an array of the lengths of the sentences in several ranges (start, stop), concatenated.
@@ -185,7 +187,7 @@ class SideReader:
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_items(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Return one array of the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i.
+        """Return the numbers of a file in several ranges, from `starts[i]` to `stops[i]` (exclusive), as one array.
 
         Raises:
             TransduceError: the file became shorter or was written again since this reader was made.

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, RandomPurpose, as_stand_in, own_rows, permutation
+from transduce.data.batches import Batch, RandomPurpose, own_part, pad_rows, permutation
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -274,7 +274,7 @@ class _Epoch(NamedTuple):
 
 
 class MaskedPlan:
-    """A plan of the batches of masked segment pairs of all epochs, which returns any batch on request.
+    """A plan of batches of masked segment pairs, which returns any batch of any epoch on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, and if rows have two segments, in their middle, too. An epoch leaves out two parts of the
@@ -304,13 +304,11 @@ class MaskedPlan:
             TransduceError: there are fewer than four sentences, counting parts of long ones, so that no segment could
                 come from elsewhere.
         """
-        self._text, self._special_tokens, self._settings, self._ordinary, self._rank_and_count = (
-            text,
-            special_tokens,
-            settings,
-            ordinary,
-            rank_and_count,
-        )
+        self._text = text
+        self._special_tokens = special_tokens
+        self._settings = settings
+        self._ordinary = ordinary
+        self._rank_and_count = rank_and_count
         self._lengths = text.lengths
         self._before = np.cumsum(self._lengths) - self._lengths
         sentences = self._sentences(0)
@@ -352,11 +350,13 @@ class MaskedPlan:
         hiding = draw_uniform(
             (3, len(chosen), int(lengths.max())), self._settings.seed, RandomPurpose.MASKED_TOKENS, epoch, position
         )
-        numbers, is_stand_in = own_rows(np.arange(len(chosen)), self._rank_and_count)
-        rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
         hidden = masked_counts(lengths - self._special_tokens_of_row, self._settings.masking.share)
-        batch = self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
-        return as_stand_in(batch) if is_stand_in else batch
+
+        def batch_of(numbers: Ids) -> MaskedBatch:
+            rows = [self._row(laid_out, int(chosen[n])) for n in numbers]
+            return self._assemble(rows, hiding[:, numbers], chosen[numbers], float(hidden.mean()))
+
+        return own_part(np.arange(len(chosen)), self._rank_and_count, batch_of)
 
     def largest_batches(self) -> list[MaskedBatch]:
         """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
@@ -499,15 +499,13 @@ class MaskedPlan:
             hidden: the mean number of masked tokens per row, over the rows of all processes.
         """
         pad = self._settings.pad_id
-        width = max(len(row.ids) for row in rows)
-        ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))
-        for number, row in enumerate(rows):
-            ids[number, : len(row.ids)], types[number, : len(row.ids)] = row.ids, row.token_types
+        ids, tokens = pad_rows([row.ids for row in rows], pad)
+        types, _ = pad_rows([row.token_types for row in rows], 0)
         special = np.isin(ids, (pad, self._special_tokens.cls, self._special_tokens.sep, self._special_tokens.mask))
         masked = mask_tokens(
             ids,
             ~special,
-            hiding[:, :, :width],
+            hiding[:, :, : ids.shape[1]],
             self._settings.masking,
             mask_id=self._special_tokens.mask,
             pad_id=pad,
@@ -515,6 +513,4 @@ class MaskedPlan:
         )
         labels = masked.labels
         follows = np.array([row.follows for row in rows] * self._settings.next_sentence, np.int64)
-        return MaskedBatch(
-            masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows, hidden
-        )
+        return MaskedBatch(masked.ids, labels, indices, tokens, int((labels != pad).sum()), types, follows, hidden)

@@ -5,25 +5,26 @@ The result is the same for any number of parts, whichever processes and machines
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_file, write_json
 from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
-from transduce.data.id_files import EncodedSentences, SideWriter
+from transduce.data.id_files import EncodedSentences
 from transduce.data.parts import (
+    CORPUS_CARD_NAME,
     CORPUS_FORMAT_VERSION,
     Column,
-    ColumnWriter,
     CorpusCard,
     CorpusPart,
+    PairsWriter,
     TakenBlock,
+    TokenizedPairs,
     held_out_names,
     held_out_pairs_name,
 )
@@ -39,13 +40,13 @@ _DIGEST_CLASSES = 16  # a power of 2
 Chosen = NDArray[np.bool_]
 
 
-def merge_parts(
+def write_corpus(
     parts: Sequence[CorpusPart],
     tokenizer: Tokenizer,
     folder: Path,
     report_progress: Callable[[int], None] | None = None,
-) -> CorpusCard:
-    """Merge prepared parts into one corpus, write it into a folder, and return its card, which the caller must write.
+) -> None:
+    """Merge prepared parts into one corpus, and write it into an existing folder, its card corpus.json last.
 
     ``report_progress`` is called from time to time with the number of pairs written.
 
@@ -53,7 +54,8 @@ def merge_parts(
         TransduceError: the parts do not make up one corpus, or no pair is left.
     """
     check_parts(parts)
-    return _Merging(parts).write(tokenizer, folder, report_progress)
+    card = _Merging(parts).write(tokenizer, folder, report_progress)
+    write_json(folder / CORPUS_CARD_NAME, card, indent=1)
 
 
 def check_parts(parts: Sequence[CorpusPart]) -> None:
@@ -127,6 +129,11 @@ class _Segment(NamedTuple):
     stop: int
     first: int
 
+    @property
+    def pairs(self) -> slice:
+        """The indices of the segment's pairs among the kept pairs of all parts."""
+        return slice(self.first, self.first + self.stop - self.start)
+
 
 class _Merging:
     """A merge in progress of the pairs that the filters kept in all parts, with a flag for each pair that stays."""
@@ -153,62 +160,50 @@ class _Merging:
         if not self._report.kept:
             raise TransduceError(_nothing_left(self._report, self._request.files, self._request.filters))
         self._write_held_out(folder)
-        sides = {"source": tokenizer.source, "target": tokenizer.target}
-        source_writer, target_writer = (
-            SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id) for side, it in sides.items()
-        )
         columns = self._final_columns()
         held_digests = self._held_target_digests(tokenizer)
         known = np.zeros(len(held_digests), bool)
-        with ExitStack() as stack:
-            stack.enter_context(source_writer)
-            stack.enter_context(target_writer)
-            writers = {name: stack.enter_context(ColumnWriter(folder, name)) for name in columns}
+        with PairsWriter(folder, tokenizer, columns) as writer:
             for segment in self._segments:
-                stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
-                source, target = segment.part.read(segment.start, segment.stop)
-                source_writer.append(source.select(stays))
-                target = target.select(stays)
-                target_writer.append(target)
+                stays = self._stays[segment.pairs]
+                source, target = (each.select(stays) for each in segment.part.read(segment.start, segment.stop))
+                writer.append(
+                    TokenizedPairs(source, target, {name: each[segment.pairs][stays] for name, each in columns.items()})
+                )
                 if self._held and len(target.lengths):
                     known |= np.isin(held_digests, target.digests())
                 if report_progress is not None:
                     report_progress(segment.first + len(stays))
-            for name, writer in writers.items():
-                writer.append(columns[name])
         self._report.known_targets = int(known.sum())
         return CorpusCard(
             format_version=CORPUS_FORMAT_VERSION,
             pairs=self._report.kept,
             tokenizer_fingerprint=tokenizer.fingerprint,
-            source=source_writer.card(),
-            target=target_writer.card(),
             filters=self._report,
             directions=list(self._request.files.directions),
             tags=list(self._request.files.tags),
             file_pairs=self._pairs_of_files(),
             held_out_pairs=[len(self._held_out_of(file)) for file in range(self._request.files.grouped_files)],
-            columns={name: writer.card() for name, writer in writers.items()},
+            **writer.cards(),
         )
 
     def _final_columns(self) -> dict[Column, NDArray[Any]]:
-        """Return the arrays that are stored with the corpus, a dict by name, with a number for each remaining pair.
+        """Return the arrays that are stored with the corpus, a dict by name, with a number for each kept pair.
 
-        "weights" are those in the loss. "documents" has 1 where a pair continues the document of the pair before it,
-        else 0. Each exists only if the files have such data.
+        "weights" are the pairs' weights in the loss. "documents" has 1 where a pair continues the document of the pair
+        before it, of the pairs that remain in the corpus, else 0. Each array exists only if the files have such data.
         """
         columns: dict[Column, NDArray[Any]] = {}
         if self._request.files.has_weights:
-            columns["weights"] = self._column("weights")[self._stays]
+            columns["weights"] = self._column("weights")
         if self._request.files.has_documents:
             # Blank lines of earlier blocks separate documents, too.
-            lengths = [segment.stop - segment.start for segment in self._segments]
             boundaries = np.array([segment.block.boundaries for segment in self._segments], np.uint64)
-            before = np.repeat(np.cumsum(boundaries) - boundaries, lengths)
-            documents = (self._column("documents") + before)[self._stays]
-            files = np.repeat([segment.block.file for segment in self._segments], lengths)[self._stays]
-            continues = np.zeros(len(documents), np.uint64)
-            continues[1:] = (documents[1:] == documents[:-1]) & (files[1:] == files[:-1])
+            documents = (self._column("documents") + self._repeat(np.cumsum(boundaries) - boundaries))[self._stays]
+            files = self._repeat([segment.block.file for segment in self._segments])[self._stays]
+            continues = np.zeros(len(self._stays), np.uint64)
+            remaining = np.flatnonzero(self._stays)[1:]
+            continues[remaining] = (documents[1:] == documents[:-1]) & (files[1:] == files[:-1])
             columns["documents"] = continues
         return columns
 
@@ -220,8 +215,7 @@ class _Merging:
         """Return a list with the number of pairs of each source file that remain in the corpus."""
         counts = [0 for _ in self._request.files.source]
         for segment in self._segments:
-            stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
-            counts[segment.block.file] += int(stays.sum())
+            counts[segment.block.file] += int(self._stays[segment.pairs].sum())
         return counts
 
     def _drop_duplicates(self) -> None:
@@ -258,17 +252,19 @@ class _Merging:
 
     def _held_target_digests(self, tokenizer: Tokenizer) -> NDArray[np.uint64]:
         """Return an array with a hash of the token ids of each held-out target, to find equal targets in the corpus."""
-        sentences = [tokenizer.target.with_special_tokens(tokenizer.target.encode(held.target)) for held in self._held]
-        if not sentences:
-            return np.zeros(0, np.uint64)
-        offsets = np.cumsum([0, *map(len, sentences)])
-        return EncodedSentences(np.concatenate([np.array(ids) for ids in sentences]), offsets).digests()
+        vocabulary = tokenizer.target
+        return EncodedSentences.of(
+            [vocabulary.with_special_tokens(vocabulary.encode(held.target)) for held in self._held]
+        ).digests()
 
     def _are_back_translated(self) -> Chosen:
         """Return a boolean mask over the kept pairs, (pairs,), True where the source is a back-translation."""
         files = set(self._request.files.back_translated)
-        lengths = [segment.stop - segment.start for segment in self._segments]
-        return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
+        return self._repeat(np.array([segment.block.path in files for segment in self._segments], bool))
+
+    def _repeat(self, values: ArrayLike) -> NDArray[Any]:
+        """Return an array with a number for each kept pair, (pairs,): that of its segment, from `values`."""
+        return np.repeat(values, [segment.stop - segment.start for segment in self._segments])
 
     def _drop(self, reason: str, dropped: Chosen) -> None:
         self._stays &= ~dropped
@@ -289,8 +285,7 @@ class _Merging:
     def _number(self, block: int, row: int) -> int:
         """Return the index, among the pairs that the filters kept, of the pair at a row of a block."""
         segment = self._segments[block]
-        rows = self._rows[segment.first : segment.first + segment.stop - segment.start]
-        return segment.first + int(np.searchsorted(rows, row))
+        return segment.first + int(np.searchsorted(self._rows[segment.pairs], row))
 
     def _location(self, number: int) -> str:
         """Return the file and line ("train.zh:17") of the pair with this index, for messages."""

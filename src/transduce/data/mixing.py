@@ -20,6 +20,7 @@ from transduce.data.batches import (
     BLOCK_PAIRS,
     Batch,
     BatchPlan,
+    Block,
     Corpus,
     Indices,
     Lengths,
@@ -159,16 +160,13 @@ def stream_ranges(corpus: int, pairs: PairRange, seed: int, first: int, count: i
         number, offset = divmod(first, size)
         order = _pass(corpus, pairs, seed, number)
         chunk = int(np.searchsorted(order.ends, offset, side="right"))
+        skipped = offset - (int(order.ends[chunk - 1]) if chunk else 0)  # pairs of the chunk that were read before
         while count > 0 and chunk < len(order.ends):
-            start = int(order.starts[chunk]) + _offset_in_chunk(order, chunk, offset)
+            start = int(order.starts[chunk]) + skipped
             stop = min(int(order.starts[chunk]) + _CHUNK, pairs[1], start + count)
             ranges.append((start, stop))
-            first, offset, count, chunk = first + stop - start, offset + stop - start, count - stop + start, chunk + 1
+            first, count, chunk, skipped = first + stop - start, count - stop + start, chunk + 1, 0
     return ranges
-
-
-def _offset_in_chunk(order: _Pass, chunk: int, offset: int) -> int:
-    return offset - (int(order.ends[chunk - 1]) if chunk else 0)
 
 
 # --- batches ---
@@ -228,13 +226,11 @@ class MixedPlan(BatchPlan):
                 "Each table of `data.corpora` needs at least one pair, but the filters left none of one: check its "
                 "files."
             )
-        self._corpus, self._ranges, self._mixture, self._seed, self._rank_and_count = (
-            corpus,
-            list(ranges),
-            mixture,
-            seed,
-            rank_and_count,
-        )
+        self._corpus = corpus
+        self._ranges = list(ranges)
+        self._mixture = mixture
+        self._seed = seed
+        self._rank_and_count = rank_and_count
         self._limits, self._spread_copies = (batch_tokens, 2 * batch_tokens), spread_copies
         self._planned = None
         self._epoch_batches, self._run_batches = max(1, epoch_batches), run_batches
@@ -257,20 +253,12 @@ class MixedPlan(BatchPlan):
             raise IndexError(f"epoch {epoch} has no batch {position}: an epoch has {len(self)} batches")
         number = epoch * len(self) + position
         index = self._find_window(number)
-        window = self._windows[index]
-        key = (index, 0)
-        if self._planned is None or self._planned[0] != key:
-            self._planned = (
-                key,
-                self._plan_ranges(
-                    self._window_ranges(window),
-                    (RandomPurpose.MIXED_TIES, index),
-                    (RandomPurpose.MIXED_BATCH_ORDER, index),
-                ),
-            )
-        block = self._planned[1]
-        batch = block.batch_order[number - window.first]
-        return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
+        return self._batch_of(self._block(0, index), number - self._windows[index].first)
+
+    @override
+    def _plan(self, epoch: int, number: int) -> Block:
+        ranges = self._window_ranges(self._windows[number])
+        return self._plan_ranges(ranges, (RandomPurpose.MIXED_TIES, number), (RandomPurpose.MIXED_BATCH_ORDER, number))
 
     def _find_window(self, batch: int) -> int:
         """Return the index of the window (pairs that are batched together) that contains a batch of the run.

@@ -6,18 +6,17 @@ stores what merging needs for the decisions that compare pairs.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from transduce.atomic_io import write_file, write_json
+from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
 from transduce.data.id_files import (
     EncodedSentences,
@@ -65,23 +64,15 @@ class SentenceEncoder:
 
     def encode(self, sentences: Sequence[str]) -> EncodedSentences:
         """Return the token ids of all sentences, each with its end symbol, in order as one `EncodedSentences`."""
-        if not sentences:
-            return EncodedSentences(np.zeros(0, self._dtype), np.zeros(1, np.int64))
-        text = f"{_END}".join(sentences)
-        has_line_feeds = text.count(_END) >= len(sentences)
+        text = _END.join(sentences)
+        has_line_feeds = text.count(_END) >= len(sentences)  # also without sentences
         if self._words is None or "▁" in text or has_line_feeds:
-            return self._encoded(self._vocabulary.encode_batch(sentences))
+            before, after = self._vocabulary.before, self._vocabulary.after
+            rows = [[*before, *ids, *after] for ids in self._vocabulary.encode_batch(sentences)]
+            return EncodedSentences.of(rows, self._dtype)
         text = self._vocabulary.normalize(text)
         # `_END` becomes a separate word.
         return self._words.encode(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
-
-    def _encoded(self, sentences: list[list[int]]) -> EncodedSentences:
-        before, after = self._vocabulary.before, self._vocabulary.after
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + len(before) + len(after)
-        flat = chain.from_iterable(chain(before, ids, after) for ids in sentences)
-        return EncodedSentences(
-            np.fromiter(flat, self._dtype, int(lengths.sum())), np.concatenate(([0], np.cumsum(lengths)))
-        )
 
 
 class _WordTable:
@@ -107,8 +98,7 @@ class _WordTable:
         lengths = self._lengths[numbers]
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
-        ends = stops[numbers == 0]
-        return EncodedSentences(self._tokens[positions], np.concatenate(([0], ends)))
+        return EncodedSentences(self._tokens[positions], np.append(0, stops[numbers == 0]))
 
     def _clear(self) -> None:
         self._numbers = _Numbers({_END: 0})
@@ -120,13 +110,10 @@ class _WordTable:
         new = self._numbers.take_new()
         if not new:
             return
-        encoded = self._vocabulary.encode_batch(new)
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(lengths.sum()))
-        starts = len(self._tokens) + np.cumsum(lengths) - lengths
-        self._tokens = np.concatenate((self._tokens, tokens))
-        self._lengths = np.concatenate((self._lengths, lengths))
-        self._starts = np.concatenate((self._starts, starts))
+        ids, offsets = EncodedSentences.of(self._vocabulary.encode_batch(new), self._dtype)
+        self._starts = np.append(self._starts, len(self._tokens) + offsets[:-1])
+        self._lengths = np.append(self._lengths, np.diff(offsets))
+        self._tokens = np.append(self._tokens, ids)
 
 
 class _Numbers(dict[str, int]):
@@ -198,11 +185,6 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     and "documents" (1: continues the previous pair's document)."""
 
 
-def write_card(card: CorpusCard, folder: Path) -> None:
-    """Write the metadata of a prepared corpus, corpus.json, into its folder."""
-    write_json(folder / CORPUS_CARD_NAME, card, indent=1)
-
-
 def read_card(folder: Path) -> CorpusCard:
     """Read, check and return the `CorpusCard` (metadata) of a prepared corpus, from corpus.json in its folder.
 
@@ -264,28 +246,49 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_sha256(folder / name, self.sha256)
 
 
-class ColumnWriter:
-    """A writer of a column's file, one number for each pair, such as its hash; used in a ``with`` statement."""
+class TokenizedPairs(NamedTuple):
+    """Tokenized sentence pairs in memory: source ids and target ids, with end symbols, and columns by name.
 
-    def __init__(self, folder: Path, name: Column) -> None:
-        self._dtype = _COLUMN_DTYPES[name]
-        self._file = HashedFile(folder / name)
+    A column is an array with a number for each pair, such as its hash.
+    """
 
-    def append(self, values: NDArray[Any]) -> None:
-        """Append the column's numbers for further pairs, (pairs,), converted to the column's type."""
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+    source: EncodedSentences
+    target: EncodedSentences
+    columns: Mapping[Column, NDArray[Any]]
 
-    def card(self) -> ColumnCard:
-        """Return the `ColumnCard` that describes the column's file as written so far: its SHA-256."""
-        return ColumnCard(self._file.sha256)
 
-    def __enter__(self) -> "ColumnWriter":
-        return self
+class PairsWriter(AbstractContextManager["PairsWriter"]):
+    """A writer of the files of tokenized pairs in a folder: two for each side, and one for each column.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    It is used in a ``with`` statement, which closes the files at its end.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, columns: Iterable[Column]) -> None:
+        """Create the files in an existing folder."""
+        self._source, self._target = (
+            SideWriter(folder, side, vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id)
+            for side, vocabulary in (("source", tokenizer.source), ("target", tokenizer.target))
+        )
+        self._columns = {name: HashedFile(folder / name) for name in columns}
+
+    def append(self, pairs: TokenizedPairs) -> None:
+        """Append tokenized pairs, with their numbers for each column."""
+        self._source.append(pairs.source)
+        self._target.append(pairs.target)
+        for name, file in self._columns.items():
+            file.write(np.ascontiguousarray(pairs.columns[name], _COLUMN_DTYPES[name]).data)
+
+    def cards(self) -> dict[str, Any]:
+        """Return the descriptions of the files as written so far, by the names of the fields of a corpus's card."""
+        columns = {name: ColumnCard(file.sha256) for name, file in self._columns.items()}
+        return {"source": self._source.card(), "target": self._target.card(), "columns": columns}
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        self._source.close()
+        self._target.close()
+        for file in self._columns.values():
+            file.close()
 
 
 # --- preparation of a part ---
@@ -384,17 +387,6 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hash, that merging needs."""
 
 
-class Kept(NamedTuple):
-    """The pairs of a block that passed the filters: source ids and target ids, with end symbols, and columns.
-
-    A column is an array with a number for each pair, such as its hash, by name.
-    """
-
-    source: EncodedSentences
-    target: EncodedSentences
-    columns: dict[Column, NDArray[Any]]
-
-
 def write_part(
     request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> PartCard:
@@ -408,19 +400,9 @@ def write_part(
     folder.mkdir(parents=True)
     preparation = _Preparation(request, tokenizer)
     reader = PairReader(request.written_out or request.files, wanted=request.takes)
-    sides = {"source": tokenizer.source, "target": tokenizer.target}
-    with ExitStack() as stack:
-        source, target = (
-            stack.enter_context(SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id))
-            for side, it in sides.items()
-        )
-        columns = {name: stack.enter_context(ColumnWriter(folder, name)) for name in preparation.column_names()}
+    with PairsWriter(folder, tokenizer, preparation.column_names()) as writer:
         for block in reader:
-            kept = preparation.take(block)
-            source.append(kept.source)
-            target.append(kept.target)
-            for name, values in kept.columns.items():
-                columns[name].append(values)
+            writer.append(preparation.take(block))
             if report_progress is not None:
                 report_progress(preparation.read)
     card = PartCard(
@@ -440,9 +422,7 @@ def write_part(
         carriage_returns=reader.notes.carriage_returns,
         byte_order_marks=reader.notes.byte_order_marks,
         candidates=preparation.candidates(),
-        source=source.card(),
-        target=target.card(),
-        columns={name: column.card() for name, column in columns.items()},
+        **writer.cards(),
     )
     write_file(folder / CARD_NAME, msgspec.json.encode(card))
     return card
@@ -489,8 +469,8 @@ class _Preparation:
         """Return a list of the part's pairs that may be held out as dev set; empty if none shall be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
-    def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept, as a `Kept`.
+    def take(self, block: PairBlock) -> TokenizedPairs:
+        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept.
 
         The tokens of tags and target languages come before the sources.
         """
@@ -529,7 +509,7 @@ class _Preparation:
             source = source.with_prefix(tag)
         if self._language_ids:
             source = source.with_prefix(self._language_ids[block.file])
-        return Kept(source, target, columns)
+        return TokenizedPairs(source, target, columns)
 
     def _weights(self, block: PairBlock) -> NDArray[np.float32]:
         """Return each pair's weight in the loss, (pairs,): the pair's own weight, or 1, times the file's weight."""
@@ -647,7 +627,7 @@ class StoredPairs(Generic[AnyCard]):
     """
 
     def __init__(self, folder: Path, card: AnyCard, pairs: int) -> None:
-        """Open the files of a number of pairs, which the card describes.
+        """Open the files of `pairs` tokenized pairs in a folder, which the card describes.
 
         Raises:
             TransduceError: a file is missing or has another size than the card specifies.
@@ -659,7 +639,11 @@ class StoredPairs(Generic[AnyCard]):
 
     def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
         """Return a pair of `EncodedSentences`: the sources and targets with indices from start to stop (exclusive)."""
-        return self._source.read(start, stop), self._target.read(start, stop)
+        return self.read_ranges([(start, stop)])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return two `EncodedSentences`: the sources and the targets of the pairs in ranges (start, stop), joined."""
+        return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
     def verify(self) -> None:
         """Check the contents of all files against the SHA-256 digests in the card.

@@ -7,14 +7,12 @@ corpus in a few seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Corpus, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, Corpus, RandomPurpose
 from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -264,18 +262,12 @@ class PlaceholderMasker:
         chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
         if not len(chosen):
             return batch
-        sides = [self._rows(batch.source, 0), self._rows(batch.target, 1)]
+        sources, targets = batch.rows(self._pads)
         for row in chosen.tolist():
             key = np.random.SeedSequence((self._seed, RandomPurpose.PLACEHOLDERS, epoch, int(batch.indices[row])))
-            edited = self._edit(sides[0][row], sides[1][row], np.random.Generator(np.random.Philox(key)))
-            sides[0][row], sides[1][row] = edited
-        (source, source_tokens), (target, target_tokens) = (
-            pad_rows(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
-        )
-        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
-
-    def _rows(self, ids: NDArray[np.int64], side: int) -> list[NDArray[np.int64]]:
-        return [row[: int(n)] for row, n in zip(ids, (ids != self._pads[side]).sum(axis=1), strict=True)]
+            edited = self._edit(sources[row], targets[row], np.random.Generator(np.random.Philox(key)))
+            sources[row], targets[row] = edited
+        return batch.with_rows((sources, targets), self._pads)
 
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
@@ -332,16 +324,12 @@ def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[
         numbers: the numbers of available placeholders, which are taken from the end.
     """
     (start, stop), (begin, end) = pair
-    if operation == "replace":
-        number = (numbers.pop(),)
-        return [(_Edit(start, stop, number), _Edit(begin, end, number))]
+    before, after = WordPair((start, start), (begin, begin)), WordPair((stop, stop), (end, end))
+    ranges = {"replace": [pair], "before": [before], "after": [after], "around": [before, after]}[operation]
     edits = []
-    if operation in ("before", "around"):
+    for source, target in ranges:
         number = (numbers.pop(),)
-        edits.append((_Edit(start, start, number), _Edit(begin, begin, number)))
-    if operation in ("after", "around"):
-        number = (numbers.pop(),)
-        edits.append((_Edit(stop, stop, number), _Edit(end, end, number)))
+        edits.append((_Edit(*source, number), _Edit(*target, number)))
     return edits
 
 
@@ -381,18 +369,3 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
         state ^= state >> np.uint64(31)
     uniform: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) / 2.0**53
     return uniform
-
-
-class PlaceholderPlan(Plan[Batch]):
-    """A plan of batches that puts placeholders into different pairs in each epoch."""
-
-    def __init__(self, plan: Plan[Batch], masker: PlaceholderMasker) -> None:
-        self._plan, self._masker = plan, masker
-
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        return self._masker.mask(self._plan.batch(epoch, position), epoch)

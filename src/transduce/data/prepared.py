@@ -14,8 +14,8 @@ from typing_extensions import override
 from transduce.atomic_io import atomic_folder
 from transduce.data.batches import CHUNK_PAIRS, PairRange, RandomPurpose, permutation
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.id_files import EncodedSentences, SideCard
-from transduce.data.merging import merge_parts
+from transduce.data.id_files import EncodedSentences
+from transduce.data.merging import write_corpus
 from transduce.data.parts import (
     CORPUS_CARD_NAME,
     CorpusCard,
@@ -25,12 +25,11 @@ from transduce.data.parts import (
     held_out_names,
     held_out_pairs_name,
     read_card,
-    write_card,
 )
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
-from transduce.text.corpus import PairBlock, PairReader
+from transduce.text.corpus import PairReader
 
 # --- sample of pairs ---
 # A deterministic sample for steps that do not need all pairs.
@@ -50,7 +49,7 @@ def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -
             share = after * sample_size // pairs - before * sample_size // pairs
             order = permutation(len(block.sources), RandomPurpose.CORPUS_SAMPLE, block.number)
             for row in sorted(order[:share].tolist()):
-                pair = _object(block, row)
+                pair = {"source": block.sources[row], "target": block.targets[row]}
                 try:
                     line = encoder.encode(pair)
                 except UnicodeEncodeError:  # the text has bytes that are not UTF-8, which the reader has escaped
@@ -58,10 +57,6 @@ def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -
                 stream.write(line + b"\n")
             before = after
     return CorpusFiles(source=(str(path),), format="jsonl")
-
-
-def _object(block: PairBlock, row: int) -> dict[str, str]:
-    return {"source": block.sources[row], "target": block.targets[row]}
 
 
 # --- prepared corpus ---
@@ -161,13 +156,9 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
             target_tokens=self.target_tokens,
             mean_source_length=self.source_tokens / self.pairs,
             mean_target_length=self.target_tokens / self.pairs,
-            source_percentiles=_percentiles(self.card.source),
-            target_percentiles=_percentiles(self.card.target),
+            source_percentiles=_percentiles(np.array(self.card.source.sentences_by_length)),
+            target_percentiles=_percentiles(np.array(self.card.target.sentences_by_length)),
         )
-
-    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return two `EncodedSentences`: the sources and the targets of the pairs in ranges (start, stop), joined."""
-        return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
     def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return two arrays: the source and the target lengths of the pairs in ranges (start, stop), concatenated.
@@ -214,7 +205,7 @@ class ContextCorpus(PreparedCorpus):
         self.settings = settings
         lengths = self.read_range_lengths([(0, self.pairs)])
         self.source_tokens, self.target_tokens = (int(each.sum(dtype=np.int64)) for each in lengths)
-        self._longest = _length_percentiles(lengths[0]), _length_percentiles(lengths[1])
+        self._percentiles = _percentiles(np.bincount(lengths[0])), _percentiles(np.bincount(lengths[1]))
 
     @property
     @override
@@ -224,12 +215,8 @@ class ContextCorpus(PreparedCorpus):
     @property
     @override
     def statistics(self) -> CorpusStatistics:
-        source, target = self._longest
+        source, target = self._percentiles
         return msgspec.structs.replace(super().statistics, source_percentiles=source, target_percentiles=target)
-
-    @override
-    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        return self.read_ranges([(start, stop)])
 
     @override
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
@@ -281,7 +268,7 @@ def _lengths_with_context(
     The sentences have the indices `rows`, (N,), and the context of a sentence are the `context`, (N,), sentences just
     before it.
     """
-    ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
 
 
@@ -294,7 +281,7 @@ def _with_context(
     """
     starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    offsets = np.append(0, np.cumsum(lengths))
     is_end = np.zeros(len(sentences.ids), bool)
     is_end[sentences.offsets[1:] - 1] = True
     positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
@@ -329,7 +316,7 @@ class RepeatedCorpus(PreparedCorpus):
             self._ranges += _sample_of_ranges(start, pairs, round((factor - int(factor)) * pairs), file)
             start += pairs
         self._ranges = [(start, stop) for start, stop in self._ranges if start < stop]
-        self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._ranges])))
+        self._starts = np.append(0, np.cumsum([stop - start for start, stop in self._ranges]))
         self.pairs = int(self._starts[-1])
         self.source_tokens, self.target_tokens = (
             int(lengths.sum(dtype=np.int64)) for lengths in corpus.read_range_lengths(self._ranges)
@@ -354,10 +341,6 @@ class RepeatedCorpus(PreparedCorpus):
     @override
     def sentences(self) -> PreparedCorpus:
         return self._corpus.sentences
-
-    @override
-    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        return self.read_ranges([(start, stop)])
 
     @override
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
@@ -427,33 +410,11 @@ def prepare(
     return PreparedCorpus.open(folder)
 
 
-def write_corpus(
-    parts: Sequence[CorpusPart],
-    tokenizer: Tokenizer,
-    folder: Path,
-    report_progress: Callable[[int], None] | None = None,
-) -> CorpusCard:
-    """Merge prepared parts into a corpus in an existing folder, its card included, and return the card.
+def _percentiles(sentences_by_length: NDArray[np.int64]) -> tuple[int, int, int, int]:
+    """Return the 50th, 90th and 99th percentile and the maximum of the lengths of sentences.
 
-    ``report_progress`` is called from time to time with the number of pairs written.
-
-    Raises:
-        TransduceError: the parts do not make up one corpus, or no pair is left.
+    `sentences_by_length` has the number of sentences of length 0, of length 1, and so on.
     """
-    card = merge_parts(parts, tokenizer, folder, report_progress)
-    write_card(card, folder)
-    return card
-
-
-def _percentiles(card: SideCard) -> tuple[int, int, int, int]:
-    return _percentiles_of(np.array(card.sentences_by_length))
-
-
-def _length_percentiles(lengths: NDArray[np.int32]) -> tuple[int, int, int, int]:
-    return _percentiles_of(np.bincount(lengths))
-
-
-def _percentiles_of(sentences_by_length: NDArray[np.int64]) -> tuple[int, int, int, int]:
     reached = np.cumsum(sentences_by_length)
     at_50, at_90, at_99 = (int(np.searchsorted(reached, share * reached[-1])) for share in (0.5, 0.9, 0.99))
     return at_50, at_90, at_99, len(sentences_by_length) - 1

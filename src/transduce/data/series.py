@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Indices, RandomPurpose, own_rows, permutation
+from transduce.data.batches import Indices, RandomPurpose, own_part, permutation
 from transduce.errors import TransduceError, near_name, shown_names
 from transduce.text.files import read_lines
 
@@ -450,6 +450,10 @@ class SeriesBatch:
     is_stand_in: bool = False
     """True if the only window belongs to another process, because this one has none; its loss counts nothing."""
 
+    def as_stand_in(self) -> "SeriesBatch":
+        """Return a copy of the batch that is marked as a stand-in, without indices."""
+        return replace(self, indices=self.indices[:0], is_stand_in=True)
+
 
 class WindowedSeries:
     """All windows (S past points and the T points after them) of one or more segments of the same time series."""
@@ -522,7 +526,7 @@ def _window_starts(segments: Sequence[Numbers], length: int, stride: int) -> Ite
 
 
 class SeriesPlan:
-    """A plan of the batches of windows of all epochs, which returns any batch on request."""
+    """A plan of batches of windows, which returns any batch of any epoch on request."""
 
     def __init__(
         self,
@@ -551,19 +555,14 @@ class SeriesPlan:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        return (len(self._series) + self._rows - 1) // self._rows
+        return math.ceil(len(self._series) / self._rows)
 
     def batch(self, epoch: int, position: int) -> SeriesBatch:
         """Return a `SeriesBatch`: this process's windows of the batch at a position, counted from 0, of an epoch.
 
         If more processes train than the batch has windows, a process without any gets one window as a stand-in.
         """
-        all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
-        windows, is_stand_in = own_rows(all_windows, self._rank_and_count)
-        batch = self._series.batch(windows, self._scale)
-        return replace(batch, indices=windows[:0], is_stand_in=True) if is_stand_in else batch
-
-    def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, permutation(len(self._series), self._seed, RandomPurpose.SERIES_WINDOW_ORDER, epoch)
-        return self._epoch[1]
+        windows = self._epoch[1][position * self._rows : (position + 1) * self._rows]
+        return own_part(windows, self._rank_and_count, lambda numbers: self._series.batch(numbers, self._scale))

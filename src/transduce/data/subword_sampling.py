@@ -8,16 +8,14 @@ The draws are a pure function of (seed, epoch, pair), so they depend neither on 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, ChangedPlan, Plan, RandomPurpose
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary
@@ -32,14 +30,6 @@ def growth_limit(length: int, rate: float) -> int:
     A sentence that would exceed the limit keeps its usual tokens.
     """
     return length + _MIN_GROWTH_TOKENS + int(4.0 * rate * length)
-
-
-class _Division(NamedTuple):
-    """A word's characters, and the number of BPE merges that turn them into the word's usual tokens."""
-
-    characters: tuple[str, ...]
-    merges: int
-    """The number of merges from characters to the usual tokens."""
 
 
 class WordSampler(Protocol):
@@ -60,7 +50,7 @@ class BpeDropout(WordSampler):
         pieces = read_pieces(vocabulary.model_bytes)
         self._scores = {text: pieces[id].score for text, id in self._ids.items()}
         self._rate, self._log_kept = rate, math.log1p(-rate)
-        self._divisions: dict[tuple[int, ...], _Division] = {}
+        self._characters: dict[tuple[int, ...], str] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
         """Return a sequence of token ids that spell the same text as `word`, its usual ids; most often `word` itself.
@@ -68,18 +58,14 @@ class BpeDropout(WordSampler):
         If a part of the text has no token, the result is `word`. The number of merges before the first dropped one has
         a geometric distribution, so one random number draws it.
         """
-        division = self._divisions.get(word)
-        if division is None:
-            division = self._divisions[word] = self._divide(word)
+        characters = self._characters.get(word)
+        if characters is None:
+            characters = self._characters[word] = "".join(self._texts[id] for id in word)
         before = int(math.log(1.0 - random.random()) / self._log_kept)
-        if before >= division.merges:
+        if before >= len(characters) - len(word):  # the number of merges from characters to the usual tokens
             return word
-        tokens = [self._ids.get(text) for text in self._merge(list(division.characters), before, random)]
+        tokens = [self._ids.get(text) for text in self._merge(list(characters), before, random)]
         return word if None in tokens else [id for id in tokens if id is not None]
-
-    def _divide(self, word: tuple[int, ...]) -> _Division:
-        characters = tuple("".join(self._texts[id] for id in word))
-        return _Division(characters, len(characters) - len(word))
 
     def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
         """Return a list of the texts of a word's tokens after BPE merges, some of which are dropped.
@@ -136,9 +122,8 @@ class UnigramSampler(WordSampler):
         """Return what `sample` needs of a word: its text and, for each end position, the possible starts of a token.
 
         Returns:
-            The text; a list by end position of the starts' cumulated relative probabilities; a list by end position of
-            the
-            starts.
+            The text, and two lists with an entry for each end position, from 0: the cumulated relative probabilities of
+            the possible starts, and these starts.
         """
         text = "".join(self._texts[id] for id in word)
         forward = [0.0] + [-math.inf] * len(text)
@@ -243,7 +228,7 @@ def sentence_samplers(
     return samplers[id(vocabularies[0])], samplers[id(vocabularies[1])]
 
 
-class SampledPlan(Plan[Batch]):
+class SampledPlan(ChangedPlan):
     """A plan of batches whose sentences get other tokens in each epoch.
 
     A sentence that would become too long keeps its usual tokens.
@@ -270,32 +255,21 @@ class SampledPlan(Plan[Batch]):
                 result is discarded, and the sentence keeps its usual tokens.
             max_tokens: the largest number of tokens of a sentence with its end symbol; None: not bounded.
         """
-        self._plan, self._samplers, self._seed = plan, samplers, seed
+        super().__init__(plan, self._sample_batch)
+        self._samplers, self._seed = samplers, seed
         self._pads = vocabularies[0].pad_id, vocabularies[1].pad_id
         self._growth_rate, self._max_tokens = growth_rate, max_tokens
 
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        batch = self._plan.batch(epoch, position)
+    def _sample_batch(self, batch: Batch, epoch: int) -> Batch:
         if not len(batch.indices):  # the batch has no row for this process
             return batch
         key = np.random.SeedSequence((self._seed, RandomPurpose.SUBWORD_SAMPLING, epoch))
         (base,) = key.generate_state(1, np.uint64).tolist()
         sides = []
-        for side, (ids, pad_id) in enumerate(zip((batch.source, batch.target), self._pads, strict=True)):
-            lengths = (ids != pad_id).sum(axis=1).tolist()
-            keys = [base + 2 * index + side for index in batch.indices.tolist()]
-            rows = [
-                self._sample(row[:length], Random(key), side)
-                for row, length, key in zip(ids, lengths, keys, strict=True)
-            ]
-            sides.append(pad_rows(rows, pad_id))
-        (source, source_tokens), (target, target_tokens) = sides
-        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
+        for side, rows in enumerate(batch.rows(self._pads)):
+            randoms = (Random(base + 2 * index + side) for index in batch.indices.tolist())
+            sides.append([self._sample(row, random, side) for row, random in zip(rows, randoms, strict=True)])
+        return batch.with_rows(sides, self._pads)
 
     def _sample(self, row: NDArray[np.int64], random: Random, side: int) -> NDArray[np.int64]:
         tokens = self._samplers[side].sample(row, random)
@@ -311,14 +285,10 @@ def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, max_
     `growth_rate` determines the lengths by `growth_limit`, and `max_tokens` caps them (None: no cap), but no sentence
     gets shorter. The ids are those of the batch, repeated.
     """
-    sides = list[NDArray[np.int64]]()
-    for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):
-        rows = list[NDArray[np.int64]]()
-        for row, length in zip(ids, (ids != pad_id).sum(axis=1).tolist(), strict=True):
-            max_length = growth_limit(length, growth_rate)
-            rows.append(
-                np.resize(row[:length], max(length, max_length if max_tokens is None else min(max_length, max_tokens)))
-            )
-        sides.append(pad_rows(rows, pad_id)[0])
-    source_tokens, target_tokens = (int((ids != pad).sum()) for ids, pad in zip(sides, pad_ids, strict=True))
-    return replace(batch, source=sides[0], target=sides[1], source_tokens=source_tokens, target_tokens=target_tokens)
+
+    def grown_length(length: int) -> int:
+        limit = growth_limit(length, growth_rate)
+        return max(length, limit if max_tokens is None else min(limit, max_tokens))
+
+    sides = [[np.resize(row, grown_length(len(row))) for row in rows] for rows in batch.rows(pad_ids)]
+    return batch.with_rows(sides, pad_ids)

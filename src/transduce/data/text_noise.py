@@ -7,15 +7,13 @@ translation.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, ChangedPlan, Plan, RandomPurpose
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
@@ -100,7 +98,7 @@ _NUMBERS = 256
 _MAX_GROWTH = 3.0
 
 
-class NoisyPlan(Plan[Batch]):
+class NoisyPlan(ChangedPlan):
     """A plan of batches in which some pairs have noise.
 
     The seed, the epoch and the pair's index determine which pairs are changed, and how.
@@ -117,9 +115,11 @@ class NoisyPlan(Plan[Batch]):
             vocabularies: the source and the target vocabulary.
             seed: the seed of all choices.
         """
-        self._plan, self._settings, self._seed = plan, settings, seed
+        super().__init__(plan, self._add_noise)
+        self._settings, self._seed = settings, seed
         self._vocabularies = vocabularies
         source, target = vocabularies
+        self._pads = source.pad_id, target.pad_id
         # Pairs with tokens that cannot be restored from text, such as placeholders and unknown ones, stay unchanged.
         self._unchanged = tuple(_special_ids(side) for side in vocabularies)
         self._prefix = frozenset(source.prefix_ids)
@@ -128,30 +128,14 @@ class NoisyPlan(Plan[Batch]):
             for side in (source, target)
         )
 
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        batch = self._plan.batch(epoch, position)
-        sides = [self._rows(ids, side) for side, ids in enumerate((batch.source, batch.target))]
+    def _add_noise(self, batch: Batch, epoch: int) -> Batch:
+        pairs = [(source.tolist(), target.tolist()) for source, target in zip(*batch.rows(self._pads), strict=True)]
         changed = False
         for row, index in enumerate(batch.indices.tolist()):
-            edited = self._edit(sides[0][row], sides[1][row], epoch, index)
+            edited = self._edit(*pairs[row], epoch, index)
             if edited is not None:
-                sides[0][row], sides[1][row] = edited
-                changed = True
-        if not changed:
-            return batch
-        (source, source_tokens), (target, target_tokens) = (
-            pad_rows(rows, vocabulary.pad_id) for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
-        )
-        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
-
-    def _rows(self, ids: NDArray[np.int64], side: int) -> list[list[int]]:
-        pad = self._vocabularies[side].pad_id
-        return [[id for id in row if id != pad] for row in ids.tolist()]
+                pairs[row], changed = edited, True
+        return batch.with_rows(tuple(zip(*pairs, strict=True)), self._pads) if changed else batch
 
     def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
         """Return a pair, the source ids and the target ids of a sentence pair with noise, or None.

@@ -32,6 +32,17 @@ that the parts of a text draw different random numbers.
 """
 
 
+class History(NamedTuple):
+    """The context of a sentence for a model that reads earlier sentences of the document, in token ids."""
+
+    source: Sequence[int] = ()
+    """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
+    target: Sequence[int] = ()
+    """Token ids of the translations of the earlier sentences, each with a separator; empty if the model does not read
+    them.
+    """
+
+
 class TextPart(NamedTuple):
     """A sentence of a text, tokenized for decoding, or a part of a sentence that is too long for the model."""
 
@@ -49,22 +60,13 @@ class TextPart(NamedTuple):
     """Phrases that the translation must contain, each as a tuple of the alternative token sequences that spell it."""
     protected: tuple[Span, ...] = ()
     """Character spans (start, end) of the part's text that translation must not change, in order and disjoint."""
-    history: tuple[int, ...] = ()
-    """Source token ids of earlier sentences of the document, each with a separator, that the model reads before the
-    part.
-    """
-    target_history: tuple[int, ...] = ()
-    """Target token ids of the translations of earlier sentences, each with a separator; empty if not read."""
+    history: History = History()
+    """The context of the part: earlier sentences of the document that the model reads before the part."""
 
     @property
     def source_ids(self) -> list[int]:
         """The token ids that the encoder reads: a list of those of earlier sentences, then the part's own."""
-        return [*self.history, *self.ids]
-
-    @property
-    def document_history(self) -> "History":
-        """The context of the part: the token ids of earlier sentences and, if they are read, of their translations."""
-        return History(self.history, self.target_history)
+        return [*self.history.source, *self.ids]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -79,9 +81,9 @@ class TextPart(NamedTuple):
     def seed_index(self, indices: Sequence[int] | None) -> int:
         """Return the index that seeds the random numbers of this part (sentence of a text) in sampling.
 
-        The index is that of the text, plus the part's index within the text times a large constant. `indices` holds
-        the index of each text in the whole input, so that a text is sampled alike in any batch; None: the index within
-        this call.
+        The result is the index of the text, plus the part's index within the text times a large constant. `indices`
+        holds the index of each text in the whole input, so that a text is sampled alike in any batch; None: the texts
+        of this call are the whole input.
         """
         index = self.text_index if indices is None else indices[self.text_index]
         return index + self.sentence_index * _PART_STRIDE
@@ -93,16 +95,11 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
     encoded = vocabulary.encode_batch([each.text for each, _, _ in sentences])
-    return [
-        TextPart(
-            each.text,
-            text,
-            number,
-            vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id],
-            protected=each.protected,
-        )
-        for (each, text, number), ids in zip(sentences, encoded, strict=True)
-    ]
+    parts = []
+    for (each, text, number), ids in zip(sentences, encoded, strict=True):
+        special = vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id]
+        parts.append(TextPart(each.text, text, number, special, protected=each.protected))
+    return parts
 
 
 # --- document context ---
@@ -120,7 +117,10 @@ class DocumentContext(NamedTuple):
 
 
 class TrainedOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `Translator` that record how its model was trained; it explains them."""
+    """The types of those keyword arguments of `Translator` that record how its model was trained.
+
+    The constructor of `Translator` explains the arguments.
+    """
 
     training_lines: TrainingLines | None
     document_context: DocumentContext | None
@@ -162,7 +162,7 @@ class DocumentMemory:
             sum(map(len, sources)) + len(part.ids) > max_tokens or sum(map(len, targets)) > max_tokens // 2
         ):
             sources, targets = sources[1:], targets[1:]
-        return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
+        return part._replace(history=History(tuple(chain(*sources)), tuple(chain(*targets))))
 
     def append(self, part: TextPart, translation: str = "") -> None:
         """Record a part as the document's newest sentence; also its translation, if the model reads translations.
@@ -197,7 +197,7 @@ class DocumentMemory:
 
 
 class DocumentHistories:
-    """A provider of document context: for texts translated together, it gives each sentence those that precede it."""
+    """A provider of document context: for texts translated together, it gives each sentence the preceding sentences."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
@@ -263,21 +263,10 @@ class DocumentHistories:
             yield is_first, part
 
 
-class History(NamedTuple):
-    """The context of a sentence for a model that reads earlier sentences of the document, in token ids."""
-
-    source: Sequence[int] = ()
-    """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
-    target: Sequence[int] = ()
-    """Token ids of the translations of the earlier sentences, each with a separator; empty if the model does not read
-    them.
-    """
-
-
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
-    """Yield the context (`History`) that a model reads for each sentence pair of documents, as if it translated them.
+    """Yield the context (`History`) that a model reads for each sentence pair, as in translating the pairs' documents.
 
     Args:
         memory: an empty record of a document, to which the pairs are appended; None: the model reads no context, so
@@ -293,7 +282,7 @@ def pair_histories(
             memory.clear()
         ids = tokenizer.source.encode(tokenizer.source.readable(source))
         part = memory.add_history(TextPart(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
-        yield History(part.history, part.target_history)
+        yield part.history
         memory.append(part, target)
 
 
@@ -322,7 +311,7 @@ class Documents(NamedTuple):
 
 
 def batch_token_budget(device: torch.device) -> int:
-    """Return the maximum of padded source tokens times beam hypotheses in a batch: 2,048 on a CPU, else 32,768.
+    """Return the maximum of a batch's padded source tokens × hypotheses per sentence: 2,048 on a CPU, else 32,768.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
     are large; their logits take about 200 MB.
@@ -416,9 +405,9 @@ def check_evaluation_mode(*models: nn.Module) -> None:
 
 @torch.inference_mode()
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Encode texts in batches of similar lengths; yield text indices, token ids (B, S) and states (B, S, D) of each.
+    """Encode texts in batches of similar lengths; yield of each batch text indices, token ids (B, S), states (B, S, D).
 
-    The padded token ids of a batch and the encoder's output states are tensors on the model's device.
+    The padded token ids of the batch and the encoder's output states are tensors on the model's device.
 
     Args:
         model: an encoder.
@@ -469,8 +458,8 @@ def decode_in_parallel(
         decode: decodes one batch.
         batches: batches of similar cost. The last ones, which would leave threads idle, are decoded one at a time, each
             with all threads.
-        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one after the
-            other.
+        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one batch after
+            another, on the calling thread. PyTorch's number of threads is restored afterwards.
     """
     apart = len(batches) - len(batches) % threads if threads > 1 else 0
     if apart:

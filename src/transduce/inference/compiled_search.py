@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import find_batch_search
-from transduce.inference.scorers import (
-    DecoderOnlyScorer,
-    EncoderDecoderScorer,
-)
+from transduce.inference.scorers import DecoderOnlyScorer, EncoderDecoderScorer
 from transduce.kernel_interfaces import (
     BatchSearch,
     BatchSearchOptions,
@@ -40,17 +37,9 @@ from transduce.search.rules import (
     Rule,
     ranking_of,
 )
-from transduce.search.scorer import (
-    Hypothesis,
-    LengthPenalty,
-    Ranking,
-    Scorer,
-    Search,
-    SequenceLimits,
-    run_search,
-)
+from transduce.search.scorer import Hypothesis, LengthPenalty, Ranking, Scorer, Search, SequenceLimits, run_search
 
-_MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search has buffers
+_MAX_NUMBERS = 1 << 22  # maximum number of tokens in all hypotheses together, for which a search allocates buffers
 
 
 class CompiledSearch:
@@ -125,12 +114,9 @@ class CompiledSearch:
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
-            if self.samples:
-                self._abandoned[active[row]] = [self._hypothesis(each, active[row]) for each in live]
-                continue
-            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
-            found = [self._hypothesis(each, active[row]) for each in results]
-            self._abandoned[active[row]] = sorted(found, key=self.ranking.key)
+            finished = [] if self.samples else self.search.finished(active[row], self.beam.beam_size)
+            found = [self._hypothesis(each, active[row]) for each in (*finished, *live)]
+            self._abandoned[active[row]] = found if self.samples else sorted(found, key=self.ranking.key)
 
     def results(self) -> list[list[Hypothesis]]:
         """Return a list of the n best hypotheses of each sentence of the batch; an empty list for one still decoded."""
@@ -140,14 +126,12 @@ class CompiledSearch:
     def own_lengths(self) -> list[int | None]:
         """Return a list of the number of tokens that each of the B unfinished sentences has in `hypotheses`.
 
-        The tokens after these are padding. The numbers differ only if sentences joined the search after its start. If
-        the kernels do not support joining, all items are None: there is no padding.
+        The tokens after a sentence's own are padding. The numbers differ only if sentences joined the search after its
+        start. If the kernels do not support joining, all items are None: there is no padding.
         """
-        return (
-            [*self.search.own_lengths]
-            if isinstance(self.search, JoinableSearch)
-            else [None] * len(self.sentence_indices)
-        )
+        if isinstance(self.search, JoinableSearch):
+            return [*self.search.own_lengths]
+        return [None] * len(self.sentence_indices)
 
     def take(self, index: int) -> list[Hypothesis]:
         """Return the results (`best`) of the finished sentence at a batch index, and free the index for another one."""
@@ -179,8 +163,9 @@ _ALL_STEPS = 1 << 30
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
     """Decode many sentences in one search that new ones join as others finish; return a list of hypotheses for each.
 
-    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search that
-    `begin` returns does not support joining or would not be faster; the caller then decodes batch by batch.
+    Each sentence gets the hypotheses that it would get in any other batch. The result is None, after one call of
+    `begin`, if the search that `begin` returns does not support joining or would not be faster; the caller then decodes
+    batch by batch.
 
     Args:
         begin: returns a search for the sentences with these indices, before its first step.
@@ -260,8 +245,11 @@ def find_compiled_search(
     compiled_rules = _compiled_rules(rules, max_lengths, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
     if compiled_rules is None or max(max_lengths) * len(max_lengths) * beam.beam_size > _MAX_NUMBERS:
         return None
-    ranking = ranking_of(generate)
-    kept: ReservedCapacity | None = None
+    ranking, sampling = ranking_of(generate), None
+    if draw is not None:
+        chosen = draw.sampling
+        options_of_draw = chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p
+        sampling = SamplingNumbers(draw.numbers(max(max_lengths)), *options_of_draw)
     max_length = max(max_lengths) if reserved is None else max(*max_lengths, reserved.tokens)
     options = BatchSearchOptions(
         start_id=limits.start_id,
@@ -272,24 +260,18 @@ def find_compiled_search(
         n_best=beam.n_best,
         penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (max_length + 2) // 64),
         rules=_after_context(compiled_rules, contexts)._replace(ranking="paper" if generate is None else generate.stop),
-        sampling=None if draw is None else _sampling_numbers(draw, max(max_lengths)),
+        sampling=sampling,
         reserved=reserved,
     )
     search = find_batch_search(scorer.state, options)
     if search is None and reserved is not None:
+        reserved = None
         search = find_batch_search(scorer.state, options._replace(reserved=None))
-    elif reserved is not None and isinstance(search, JoinableSearch):
-        kept = reserved
     if search is None:
         return None
-    return CompiledSearch(search, limits, beam, ranking, samples=draw is not None, reserved=kept)
-
-
-def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return what a compiled search needs to draw tokens: random numbers for `steps` steps, and sampling options."""
-    sampling = draw.sampling
-    options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    return SamplingNumbers(draw.numbers(steps), *options)
+    if reserved is not None and not isinstance(search, JoinableSearch):
+        reserved = None
+    return CompiledSearch(search, limits, beam, ranking, samples=draw is not None, reserved=reserved)
 
 
 @lru_cache(maxsize=64)
@@ -329,51 +311,32 @@ def _compiled_rules(
     inner: Sequence[Rule] = ()  # these do not apply to prefixes
     if rules and type(rules[0]) is ForcedPrefix:
         prefixes, inner, rules = rules[0].prefixes, rules[0].rules, rules[1:]
-    certain: list[int] = []
-    (inner, rules), penalties = _without_penalty(inner, rules)
-    found, impossible = SearchRules(penalties=penalties), set(never)
-    for rule in (*inner, *rules):
-        if type(rule) is ExtraEndTokens and rule is rules[0] and rule.summed == draws and rule.eos_id == eos_id:
+    certain, last = list[int](), [length - 1 for length in max_lengths]
+    found, impossible, ordered = SearchRules(), set(never), [*inner, *rules]
+    has_penalty = bool(ordered) and type(ordered[0]) is RepetitionPenalty
+    first = max(len(inner), int(has_penalty))  # the index of the first rule that may be about end tokens
+    for number, rule in enumerate(ordered):
+        if type(rule) is RepetitionPenalty and number == 0:
+            strengths = rule.repetition, rule.frequency, rule.presence
+            found = found._replace(penalties=RepetitionPenalties(rule.before, *strengths))
+        elif type(rule) is ExtraEndTokens and number == first and rule.summed == draws and rule.eos_id == eos_id:
             found = found._replace(more_ends=tuple(rule.more_ids))
         elif type(rule) is Forbid:
             found = found._replace(forbidden=(*found.forbidden, *rule.ids))
-            impossible |= set() if rule in inner else set(rule.ids)
+            impossible |= set() if number < len(inner) else set(rule.ids)
         elif type(rule) is MinimumLength and rule.eos_id == eos_id:
             found = found._replace(min_length=rule.length)
         elif type(rule) is NoRepeatedNgrams:
             found = found._replace(no_repeated_ngrams=rule.length)
-        elif type(rule) is ForcedToken and isinstance(rule.position, Tensor):
-            if (rule.position + 1).tolist() != max_lengths:
-                return None
-            found = found._replace(forced_last=rule.id)
-        elif type(rule) is ForcedToken and rule.position == len(certain):
+        elif type(rule) is ForcedToken and isinstance(rule.position, int) and rule.position == len(certain):
             certain.append(rule.id)
-        elif type(rule) is Renormalize and rule is rules[-1]:
+        elif type(rule) is ForcedToken and isinstance(rule.position, Tensor) and rule.position.tolist() == last:
+            found = found._replace(forced_last=rule.id)
+        elif type(rule) is Renormalize and number == len(ordered) - 1:
             found = found._replace(renormalizes=True)
         else:
             return None
     if any(not impossible.isdisjoint(prefix) for prefix in prefixes):
         return None
-    forced: Sequence[Sequence[int]] = (
-        [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else ()
-    )
-    return found._replace(forced=forced, certain_count=len(certain))
-
-
-def _without_penalty(
-    inner: Sequence[Rule], rules: Sequence[Rule]
-) -> tuple[tuple[Sequence[Rule], Sequence[Rule]], RepetitionPenalties | None]:
-    """Separate a repetition penalty, if it is the first rule of a search, from the other rules.
-
-    Args:
-        inner: the rules that apply only after a forced prefix; the penalty may be the first of them.
-        rules: the other rules, of which the penalty may be the first if `inner` is empty.
-
-    Returns:
-        A pair: the pair of `inner` and `rules` without the penalty; and the penalty for kernels, or None.
-    """
-    penalty = inner[0] if inner else rules[0] if rules else None
-    if type(penalty) is not RepetitionPenalty:
-        return (inner, rules), None
-    penalties = RepetitionPenalties(penalty.before, penalty.repetition, penalty.frequency, penalty.presence)
-    return ((inner[1:], rules) if inner else (inner, rules[1:])), penalties
+    forced = [[*certain, *prefix[len(certain) :]] for prefix in prefixes]
+    return found._replace(forced=forced if any(forced) else (), certain_count=len(certain))

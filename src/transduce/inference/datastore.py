@@ -212,16 +212,16 @@ class _Tuner:
         tuner, starts = cls(translator, index), index.tensors.starts
         nearest = index.nearest_pairs(translator.model, [own[n].source for n in tuning_pairs], 2 * NEAREST_PAIRS)
         for number, pairs in zip(tuning_pairs, nearest, strict=True):
-            other_pairs = [n for n in pairs.tolist() if n != number and own[n].source != own[number].source]
+            other_pairs = [n for n in pairs.tolist() if own[n].source != own[number].source]
             states = index.tensors.states[starts[number] : starts[number + 1]].float()
             tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, own[number].target)
         return tuner
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner on dev pairs, of more than 200 on an even sample; a pair never retrieves itself.
+        """Create a tuner on dev pairs, or on evenly spaced ones of them if there are more than 200.
 
-        `own` are all pairs of the datastore, which may have some of the dev pairs, too.
+        `own` are all pairs of the datastore. If a dev pair is among them, it does not retrieve itself.
 
         Raises:
             TransduceError: no pair has text on both sides that is short enough.

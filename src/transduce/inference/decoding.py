@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ from transduce.search.rules import (
     rules_for_log_probabilities,
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
-from transduce.search.selection import DiverseSelection, Reductions, Selection
+from transduce.search.selection import DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
 from transduce.text.vocabulary import Vocabulary
@@ -148,7 +148,7 @@ def start_search(
         draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         beam = BeamOptions(beam_size=width, n_best=width, alpha=0.0)
     selection = None if draw is not None else _selection(search, batch.phrases, limits, width, vocabulary)
-    coverage: Coverage | None = None
+    coverage = None
     if attentive:
         contexts = [(len(history.source), len(history.target)) for history in histories]
         coverage = Coverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
@@ -176,7 +176,7 @@ def make_search(
     coverage: Coverage | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> Search:
-    """Return a search before its first step: compiled if kernels support it, else greedy, sampling or with a beam.
+    """Return a search before its first step: compiled if kernels support it, else a search in PyTorch.
 
     Args:
         scorer: the scorer, which has run no step.
@@ -198,7 +198,7 @@ def make_search(
             return compiled
     is_beam = beam.beam_size > 1 and draw is None
     scorer, rules = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
-    options: dict[str, Any] = {"rules": rules, "reductions": _search_kernels()}
+    options: dict[str, Any] = {"rules": rules, "reductions": search_reductions()}
     if not is_beam:
         width, divisor = 1 if draw is None else beam.beam_size, ranking_of(generate).length_penalty
         choose = draw or take_argmax
@@ -207,12 +207,6 @@ def make_search(
     if generate is not None:
         return GenerateSearch(scorer, limits, beam, generate, **options)
     return BeamSearch(scorer, limits, beam, **options)
-
-
-@cache
-def _search_kernels() -> Reductions | None:
-    """Return the compiled top-k and log-sum-exp of this processor, which the search package takes as an argument."""
-    return search_reductions()
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
@@ -299,13 +293,10 @@ def _max_length(
 def _scorers(
     models: Sequence[EncoderDecoder], batch: SentenceBatch, search: SearchSettings, *, attentive: bool
 ) -> Sequence[EncoderDecoderScorer | BatchInvariantScorer]:
-    device, pad_id = models[0].source_weight.device, models[0].config.pad_id
-    everything = search.generate is not None
-    if not search.batch_invariant:
-        source = pad(batch.source_ids, pad_id, device)
-        return [EncoderDecoderScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
-    source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))
-    return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
+    width = common_padded_length(batch.source_ids) if search.batch_invariant else 0
+    source = pad(batch.source_ids, models[0].config.pad_id, models[0].source_weight.device, width=width)
+    make = batch_invariant_scorer if search.batch_invariant else EncoderDecoderScorer
+    return [make(model, source, attentive=attentive, all_tokens=search.generate is not None) for model in models]
 
 
 def scored_for(
@@ -383,22 +374,19 @@ def _selection(
 
     None means that the beam takes the best continuations.
     """
-    eos_id = vocabulary.eos_id
     if any(phrases):
-        continuations = word_continuations(vocabulary)
         return ConstrainedSelection(
             phrases,
             max_lengths=limits.max_lengths.tolist(),
             beam_size=width,
-            eos_id=eos_id,
-            continuations=continuations,
+            eos_id=vocabulary.eos_id,
+            continuations=word_continuations(vocabulary),
             starts=limits.starts(),
         )
-    if search.diverse_groups == 1:
+    groups, penalty = search.diverse_groups, search.diversity_penalty
+    if groups == 1:
         return None
-    return DiverseSelection(
-        beam_size=width, groups=search.diverse_groups, penalty=search.diversity_penalty, eos_id=eos_id
-    )
+    return DiverseSelection(beam_size=width, groups=groups, penalty=penalty, eos_id=vocabulary.eos_id)
 
 
 def check_prefix(search: SearchSettings, prefix: str) -> None:
@@ -498,9 +486,10 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 @lru_cache(maxsize=16)
 def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
-    """Return two sets of token ids: those that continue a word, and those after which a word may continue.
+    """Return two sets of token ids: tokens that continue a word, and tokens after which a word may continue.
 
-    Only scripts with spaces count. Search uses the sets so that a required phrase is not written inside a longer word.
+    Only words of scripts with spaces count. Search uses the sets so that a required phrase is not written inside a
+    longer word. The result is cached.
     """
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return WordContinuations(
@@ -527,7 +516,7 @@ def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
 def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, ...]:
     """Return a tuple of search rules that keep texts out of translations; the result is cached.
 
-    The unknown token's spelling, if it is among the texts, forbids that token.
+    If the spelling of the unknown token, such as `<unk>`, is among the texts, that token is forbidden.
 
     Raises:
         TransduceError: a text is empty.

@@ -6,7 +6,7 @@ If insertion and search would corrupt a translation, it stays without the term.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,14 +23,7 @@ from transduce.inference.substitution import TermModel, insert_terms, is_allowed
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import (
-    Glossary,
-    Term,
-    capitalize,
-    contains_phrase,
-    normalize_for_comparison,
-    read_glossary,
-)
+from transduce.text.glossary import Glossary, Term, capitalize, contains_phrase, normalize_for_comparison, read_glossary
 from transduce.text.languages import CHINESE, JAPANESE, is_unspaced_character, is_word_character, short_code
 from transduce.text.vocabulary import Vocabulary
 
@@ -96,20 +89,20 @@ def attach_phrases(
         TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
             vocabulary.
     """
-    if not any(phrases or ()):
+    if phrases is None or not any(phrases):
         return parts
-    for text_phrases in phrases or ():
+    for text_phrases in phrases:
         check_phrases(search, text_phrases)
     chosen, one_best = list(parts), msgspec.structs.replace(search, n_best=1)
     by_text: dict[int, list[int]] = {}
     for index, part in enumerate(parts):
-        if phrases and phrases[part.text_index] and not part.is_empty:
+        if phrases[part.text_index] and not part.is_empty:
             by_text.setdefault(part.text_index, []).append(index)
     split = [parts[index] for indices in by_text.values() if len(indices) > 1 for index in indices]
     plain = translate(split, one_best) if split else {}
     for text, indices in by_text.items():
         candidates = [parts[index] for index in indices]
-        for phrase in phrases[text] if phrases else ():
+        for phrase in phrases[text]:
             tokenized, best = tokenize_phrase(phrase, vocabulary), 0
             if len(candidates) > 1:
                 with_phrase = [part._replace(phrases=(tokenized,)) for part in candidates]
@@ -165,12 +158,8 @@ def parts_missing_terms(
     """
     tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
-        texts = (
-            [alternative.text for alternative in translations[part.key].alternatives]
-            if part.key in translations
-            else []
-        )
-        if texts and all(glossary.missing(part.text, text) for text in texts):
+        translation = translations.get(part.key)
+        if translation is not None and all(glossary.missing(part.text, each.text) for each in translation.alternatives):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
             max_tokens = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
             again.append(
@@ -239,11 +228,7 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
             f"`{term.source}` has {least}: make it shorter."
         )
     other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unknown_characters(form)]
-    spellings = [
-        spelling
-        for phrase in [*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms)]
-        for spelling in phrase
-    ]
+    spellings = chain(*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms))
     return tuple(dict.fromkeys(spellings))
 
 
@@ -260,7 +245,7 @@ _MARKS = re.compile(rf"\s*(\.{{3}}|…+|[!?！？؟]+|[{_FULL_STOPS}:：,，、;
 _SENTENCE_MARKS = f"{_FULL_STOPS}!！?？؟…"
 _NARROW_MARKS = str.maketrans(f"{_FULL_STOPS}！？؟：，、،；؛", f"{'.' * len(_FULL_STOPS)}!??:,,,;;")
 _WIDE_MARKS = str.maketrans(".!?:,;", "。！？：，；")
-_MARKS_OF_LANGUAGES = {  # after those of Latin script: a full stop, a question mark, a comma and a semicolon
+_MARKS_OF_LANGUAGES = {  # by language code, the marks that are written instead of `.`, `?`, `,` and `;`
     **dict.fromkeys((*CHINESE, *JAPANESE), "。？，；"),
     **dict.fromkeys(("hi", "ne", "bn", "as", "or", "pa", "sa"), "।?,;"),
     **dict.fromkeys(("ar", "fa", "ps", "ckb", "ug", "sd"), ".؟،؛"),
@@ -354,7 +339,7 @@ def _marks_like(marks: str, target: str, language: str | None) -> str:
 
 
 # --- search ---
-# Where both ways would corrupt the translation, it stays without the term.
+# If neither insertion nor a second search gives a good translation, it stays without the term.
 
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.

@@ -79,7 +79,7 @@ class MaskedPart(NamedTuple):
         rest = self.original.text
         for run in reversed(self.runs):
             rest = rest[: run.source.start] + rest[run.source.end :]
-        return not any(unicodedata.category(character).startswith("L") for character in rest)
+        return not any(map(str.isalpha, rest))
 
     def copy(self) -> Translation:
         """Return a translation whose text is the source itself, since nothing in it is to be translated."""
@@ -212,8 +212,8 @@ def mask_part(part: TextPart, tokenizer: Tokenizer, tokens: Sequence[str]) -> Ma
         prefix = re.sub(f" ?{re.escape(literal)}", token, prefix, count=1) if token else prefix
         if token:
             written = written.rstrip(" ") + token
-            skips = _begins_unspaced(text[position:])
-            position += len(text[position:]) - len(text[position:].lstrip(" ")) if skips else 0
+            rest = text[position:]
+            position += len(rest) - len(rest.lstrip(" ")) if is_unspaced_character(rest.lstrip()[:1]) else 0
     written = _join(written, text[position:]).strip()
     ids = tokenizer.source.with_special_tokens(without_bare_spaces(tokenizer.source.encode(written), tokenizer.source))
     prefix_ids = part.prefix
@@ -231,21 +231,13 @@ def _with_brackets(span: Span, text: str) -> Span:
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
 
-def _begins_unspaced(text: str) -> bool:
-    """Return whether the first character of a text after its spaces belongs to a script without spaces.
-
-    The result is False for a text without characters other than spaces.
-    """
-    return bool(text.strip()) and is_unspaced_character(text.lstrip()[0])
-
-
 def _join(before: str, after: str) -> str:
     """Join the texts before and after a left-out span with at most one space, and with none at the start of a text.
 
     A space is added between two words that would otherwise touch.
     """
     if not before or before.endswith(" "):
-        return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
+        return before + after.lstrip(" ")
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
         return f"{before} {after}"
     return before + after
@@ -296,7 +288,7 @@ def mask_pair(
 
 
 def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Span, Span]]:
-    """Return a list of pairs: a character span of a source, and that of its copy in a translation.
+    """Return a list of pairs: a character span of a source, and the span of its copy in a translation.
 
     Spans without a copy are left out. Spans of equal text are paired with copies in the same order.
     """
@@ -370,9 +362,9 @@ class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
-        """Create a translator of sentences with protected spans; `sampled` keeps all alternatives that become equal.
+        """Create a translator of sentences with protected spans, from the model's tokenizer and target language.
 
-        Other searches keep only the first of alternatives with equal text.
+        Of alternatives whose texts become equal, all are kept if they were `sampled`, otherwise only the first.
         """
         self._tokenizer = tokenizer
         self._sampled = sampled
@@ -395,16 +387,12 @@ class Placeholders:
         left_out = [each for each in left_out if not each.is_copied]
         if not left_out:
             return translations
-        candidates = [self._restore(left_out, model)]
+        found = self._restore(left_out, model)
         if self._tokens:
             masked = [mask_part(each.original, self._tokenizer, self._tokens) for each in left_out]
-            candidates.append(self._restore([each for each in masked if each is not None], model))
-        ranks: dict[tuple[int, int], tuple[int, float]] = {}
-        for candidate in candidates:
-            for key, (translation, rank) in candidate.items():
-                if key not in ranks or rank > ranks[key]:
-                    translations[key], ranks[key] = translation, rank
-        return translations
+            for key, other in self._restore([each for each in masked if each is not None], model).items():
+                found[key] = max(found.get(key, other), other, key=lambda ranked: ranked[1])
+        return translations | {key: translation for key, (translation, _) in found.items()}
 
     def with_tag_pairs(
         self,
@@ -422,7 +410,8 @@ class Placeholders:
         found = {part.key: each for part in parts if (each := _without_pairs(part, self._tokenizer)) is not None}
         if not found:
             return translate(parts)
-        translations = translate([_bare_part(part, found.get(part.key), self._tokenizer) for part in parts])
+        bare = {key: _bare_part(part, found[key], self._tokenizer) for part in parts if (key := part.key) in found}
+        translations = translate([bare.get(part.key, part) for part in parts])
         tagged = [part for part in parts if part.key in found and part.key in translations]
         candidates = [(part, each) for part in tagged for each in _one_by_one(translations[part.key])]
         inner = [[pair.inner for pair in found[part.key].pairs] for part, _ in candidates]
@@ -446,25 +435,18 @@ class Placeholders:
         placeholders, and the mean log-probability per token.
         """
         found = model.search([each.masked for each in masked])
-        plain = [
-            (
-                each,
-                found[key],
-                [_without_placeholders(alternative.text, each) for alternative in found[key].alternatives],
-            )
-            for each in masked
-            if (key := each.original.key) in found
-        ]
+        translated = [(each, found[each.original.key]) for each in masked if each.original.key in found]
+        plain = [[_without_placeholders(one.text, each) for one in own.alternatives] for each, own in translated]
         requests = [
             _Request(*bare[run], alternative.text)
-            for each, _, alternatives in plain
+            for (each, _), alternatives in zip(translated, plain, strict=True)
             for bare in [_bare_sources(each)]
             for alternative in alternatives
             for run in alternative.missing
         ]
         offsets = _find_offsets(requests, self._tokenizer, model)
         restored = {}
-        for each, translation, alternatives in plain:
+        for (each, translation), alternatives in zip(translated, plain, strict=True):
             texts = []
             for alternative in alternatives:
                 placed = [*alternative.placed, *(_InsertedRun(next(offsets), run) for run in alternative.missing)]
@@ -477,7 +459,7 @@ class Placeholders:
         """Return a translation without placeholder tokens that the model wrote though the source has none of them."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
-        texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
+        texts = [(_remove_placeholders(each.text)[0], ()) for each in translation.alternatives]
         return self._with_texts(translation, translation.source, texts)
 
     def _with_texts(
@@ -530,7 +512,7 @@ class Placeholders:
         offset, run = inserted
         touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
         is_attached = any(not each.isspace() and not is_unspaced_character(each) for each in touches)
-        if self._joins_words or is_attached or _is_unspaced_script(text[offset : offset + 1]):
+        if self._joins_words or is_attached or is_unspaced_character(text[offset : offset + 1]):
             return offset
         word = next((word for word in _WORD.finditer(text) if word.start() < offset < word.end()), None)
         return offset if word is None else word.end()
@@ -570,14 +552,14 @@ class Placeholders:
         """
         if not side.target:
             return False
-        if self._joins_words or _is_unspaced_script(side.target):
+        if self._joins_words or is_unspaced_character(side.target):
             meets_word = is_spaced_word_character(side.target) and is_spaced_word_character(side.edge)
-            return meets_word or (side.spaced and _is_unspaced_script(side.source))
+            return meets_word or (side.spaced and is_unspaced_character(side.source))
         if side.takes_no_space:
             return False
         if side.comes_before and side.target in _SENTENCE_MARKS:
             return True
-        attached = bool(side.source) and not side.spaced and not _is_unspaced_script(side.source)
+        attached = bool(side.source) and not side.spaced and not is_unspaced_character(side.source)
         return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
@@ -587,7 +569,7 @@ class Placeholders:
         tag.
         """
         if self._joins_words:
-            return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
+            return [side.spaced and bool(side.target) and is_unspaced_character(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.takes_no_space for side in sides]
         if literal[0] != "\\" and not any(spaced) and has_space and all(side.target for side in sides):
             closes = literal.startswith("</")
@@ -621,23 +603,18 @@ class _Side(NamedTuple):
         return category in ("Pe", "Pf") or self.target in _SENTENCE_MARKS
 
 
-def _is_unspaced_script(character: str) -> bool:
-    """Return whether a character belongs to a script without spaces; False for an empty string."""
-    return bool(character) and is_unspaced_character(character)
-
-
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
     """Return, as a `_Plain`, a translation without placeholders, with the runs of spans that they stood for.
 
     A repeated placeholder counts once, where it is first.
     """
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
-    bare = _remove_placeholders(text, tuple(runs))
+    bare, found = _remove_placeholders(text, tuple(runs))
     placed: dict[ProtectedRun, _InsertedRun] = {}
-    for placeholder, offset in bare.found:
+    for placeholder, offset in found:
         if placeholder in runs:
             placed.setdefault(runs[placeholder], _InsertedRun(offset, runs[placeholder]))
-    return _Plain(bare.text, list(placed.values()), [run for run in masked.runs if run not in placed])
+    return _Plain(bare, list(placed.values()), [run for run in masked.runs if run not in placed])
 
 
 def _count_faults(text: str, masked: MaskedPart) -> int:
@@ -652,35 +629,27 @@ def _mean_log_probability(alternative: Alternative) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-class _Bare(NamedTuple):
-    """A translation without placeholder tokens, with each removed token and its offset."""
-
-    text: str
-    found: list[tuple[str, int]]
-    """Pairs of each placeholder token found, and its character offset in the text without placeholders."""
-
-
 def remove_placeholders(text: str) -> str:
     """Return a text without placeholder tokens, to show a translation while it is generated."""
     return _PLACEHOLDER.sub("", text) if "<placeholder-" in text else text
 
 
-def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
-    written, position = "", 0
-    found: list[tuple[str, int]] = []
-    expression = re.compile("|".join(map(re.escape, dict.fromkeys((*literals, *PLACEHOLDER_TOKENS)))))
-    for match in expression.finditer(text):
-        before = text[position : match.start()]
-        written += before.lstrip(" ") if found and (written.endswith(" ") or not written) else before
-        found.append((match[0], len(written)))
-        position = match.end()
-    rest = text[position:]
-    written += rest.lstrip(" ") if found and (written.endswith(" ") or not written) else rest
-    return _Bare(written, found)
+def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> tuple[str, list[tuple[str, int]]]:
+    """Remove placeholder tokens and the texts `literals` from a translation, and the second of two spaces that remain.
+
+    Return the text, and a list of pairs: each removed token or literal, and its character offset in the result.
+    """
+    expression = "|".join(map(re.escape, dict.fromkeys((*literals, *PLACEHOLDER_TOKENS))))
+    parts = re.split(f"({expression})", text)  # texts and removed tokens by turns
+    written, found = parts[0], list[tuple[str, int]]()
+    for removed, rest in zip(parts[1::2], parts[2::2], strict=True):
+        found.append((removed, len(written)))
+        written += rest.lstrip(" ") if written.endswith(" ") or not written else rest
+    return written, found
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return the runs, some with greater offsets, so that tags without a partner keep the order of the source."""
+    """Return a list of the runs, some with greater offsets, so that tags without a partner keep their source order."""
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)
@@ -703,9 +672,8 @@ def _without_pairs(part: TextPart, tokenizer: Tokenizer) -> BareText | None:
     return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
 
 
-def _bare_part(part: TextPart, bare: BareText | None, tokenizer: Tokenizer) -> TextPart:
-    if bare is None:
-        return part
+def _bare_part(part: TextPart, bare: BareText, tokenizer: Tokenizer) -> TextPart:
+    """Return a part with the text `bare`, which lacks the part's pairs of tags, and without phrases that are tags."""
     ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(bare.text))
     tags = {part.text[slice(*tag)] for pair in bare.pairs for tag in pair[:2]}
     phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in tags)
@@ -754,17 +722,19 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
     other run follows the translation of the word before it. In reference translations, runs are closer to this position
     than to the start of the next word's translation.
     """
-    words = [_words(each.source, tokenizer.source) for each in requests]
-    before = [[span for span in spans if span.end <= each.offset] for spans, each in zip(words, requests, strict=True)]
+    nearest: list[Span | None] = []  # the word before each run; None if the run is before or after all words
+    for each in requests:
+        words = _words(each.source, tokenizer.source)
+        before = [word for word in words if word.end <= each.offset]
+        nearest.append(before[-1] if 0 < len(before) < len(words) else None)
     questions = [
-        MarkedSentence(each.source, each.text, [nearest[-1]], is_scored=model.can_score(each.source, each.text))
-        for each, nearest, spans in zip(requests, before, words, strict=True)
-        if 0 < len(nearest) < len(spans)
+        MarkedSentence(each.source, each.text, [word], is_scored=model.can_score(each.source, each.text))
+        for each, word in zip(requests, nearest, strict=True)
+        if word is not None
     ]
-    answers = iter(align_marked(questions, tokenizer.target, model.score) if questions else [])
-    for each, nearest, spans in zip(requests, before, words, strict=True):
-        is_inside = 0 < len(nearest) < len(spans)
-        yield next(answers)[0].end if is_inside else _at_edge(each)
+    answers = iter(align_marked(questions, tokenizer.target, model.score))
+    for each, word in zip(requests, nearest, strict=True):
+        yield _at_edge(each) if word is None else next(answers)[0].end
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:

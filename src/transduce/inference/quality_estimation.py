@@ -153,20 +153,21 @@ def find_quality_warnings(
             for sentence in translation.sentences
         ]
         return _joined_warnings([warning for warnings in found for warning in warnings])
-    if not any(map(str.isalpha if translation.protected else str.isalnum, _unprotected(translation).source)):
+    bare_source = _unprotected(translation).source
+    if not any(map(str.isalpha if translation.protected else str.isalnum, bare_source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    unread = [each for each in unknown_characters if each in _unprotected(translation).source]
+    unread = [each for each in unknown_characters if each in bare_source]
     warnings: dict[WarningKind, str | None] = {
         "unread": "".join(unread) or None,
         "terms": ", ".join(map(str, missing)) or None,
+        "language": describe_wrong_language(bare_source, source_language),
     }
-    warnings["language"] = describe_wrong_language(_unprotected(translation).source, source_language)
     if translation.text.strip():
-        forms = _forms(translation, glossary)
         warnings |= _text_warnings(translation, source_language, target_language)
         warnings["placeholders"] = ", ".join(missing_placeholders(translation.source, translation.text)) or None
-        warnings["unlikely"] = _unlikely(translation, forms)
+        nats = nats_per_token(translation, _forms(translation, glossary))
+        warnings["unlikely"] = f"{nats:.2f} nats a token" if nats > UNLIKELY_NATS else None
     else:
         warnings["empty"] = ""
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
@@ -208,18 +209,21 @@ def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, .
 def _text_warnings(
     translation: Translation, source_language: str | None, target_language: str | None
 ) -> dict[WarningKind, str | None]:
-    repeated = _repeated(translation.source, translation.text)
-    warnings: dict[WarningKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
+    is_complete = translation.alternatives[0].ended or translation.stopped
+    warnings: dict[WarningKind, str | None] = {
+        "cut": None if is_complete else "",
+        "repeated": _repeated(translation.source, translation.text),
+        "unknown": _unknown(translation),
+    }
     if source_language is not None and target_language is not None and source_language != target_language:
         bare = _unprotected(translation)
         warnings["copied"] = _copied(bare)
         if warnings["copied"] is None:
             warnings["untranslated"] = _untranslated(bare, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
-        warnings["sentences"] = describe_lost_sentences(
-            translation.source, translation.text, (source_language, target_language)
-        )
-    return warnings | {"unknown": _unknown(translation)}
+        languages = source_language, target_language
+        warnings["sentences"] = describe_lost_sentences(translation.source, translation.text, languages)
+    return warnings
 
 
 def without_protected(text: str) -> str:
@@ -234,10 +238,10 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
 
     The result is None, too, if `source_language` is None (unknown).
     """
-    other = None if source_language is None else detect_other_language(source, source_language)
-    if source_language is not None and other is not None:  # names of placeholders are in no language
-        other = detect_other_language(without_protected(source), source_language)
-    if source_language is None or other is None:
+    if source_language is None or detect_other_language(source, source_language) is None:
+        return None
+    other = detect_other_language(without_protected(source), source_language)  # names of placeholders: no language
+    if other is None:
         return None
     expected = english_name(source_language)
     is_description = other.endswith(("letters", "language"))
@@ -261,8 +265,7 @@ def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> No
         others = f" and {len(found) - 1} of the texts behind it" if len(found) > 1 else ""
         shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
         described = plural(reason) if others else reason
-        message = f"{shown!r}{others} {described}: the translation is then fluent nonsense."
-        warn(message, WrongLanguageWarning)
+        warn(f"{shown!r}{others} {described}: the translation is then fluent nonsense.", WrongLanguageWarning)
 
 
 def plural(reason: str) -> str:
@@ -305,18 +308,14 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether any n-gram of the translation without terms occurs more often in the one with terms.
+    """Return whether any n-gram of a translation without glossary terms occurs more often in the one with terms.
 
-    `plain` (without terms) and `text` are lists of words or, in scripts without spaces, characters. N-grams have 3
-    words or 6 characters.
+    `plain` (without terms) and `text` (with them) are lists of words or, in scripts without spaces, characters. N-grams
+    have 3 words or 6 characters.
     """
     size = _MIN_AGAIN[any(map(is_unspaced_character, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
-
-
-def _cut(translation: Translation) -> str | None:
-    return None if translation.alternatives[0].ended or translation.stopped else ""
 
 
 def _repeated(source: str, text: str) -> str | None:
@@ -325,7 +324,7 @@ def _repeated(source: str, text: str) -> str | None:
     Too often means more often than a limit and than any run of the source. Of several such runs, the one that takes
     most of the text with its repetitions is returned.
     """
-    most_in_source = _most_times(_units(source))
+    most_in_source = max((times for times, _ in _repeats(_units(source), least=2)), default=1)
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
     if not repeats:
         return None
@@ -334,15 +333,12 @@ def _repeated(source: str, text: str) -> str | None:
     return f"{times} × {between.join(run)}"
 
 
-def _most_times(units: list[str]) -> int:
-    return max((times for times, _ in _repeats(units, least=2)), default=1)
-
-
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return a list of pairs, count and run of words, for runs that occur several times in a row in a text.
+    """Return a list of the runs of words that a text repeats without a break, as pairs: how often, and the run.
 
-    For each length of up to 20 words, only the run that is repeated most often is considered. `least` is the lowest
-    count returned; None: a limit that depends on the run.
+    `units` are the text's words or, in scripts without spaces, characters. For each length of up to 20 units, only the
+    run that is repeated most often is considered. Runs that occur fewer than `least` times in a row are left out; None:
+    a limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):
@@ -402,11 +398,6 @@ def _unknown(translation: Translation) -> str | None:
     return None if match is None or match.group() in translation.source else match.group()
 
 
-def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
-    nats = nats_per_token(translation, terms)
-    return f"{nats:.2f} nats a token" if nats > UNLIKELY_NATS else None
-
-
 def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
     """Return the mean negative log-probability of the best alternative's tokens, in nats; 0 without tokens.
 
@@ -421,7 +412,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 def least_likely_nats(translation: Translation, glossary: Glossary | None = None) -> float | None:
     """Return `nats_per_token` of the least likely sentence of a translation; None if no sentence has tokens.
 
-    The tokens of glossary terms do not count.
+    The tokens of glossary terms do not count; without a glossary (None), all tokens do.
     """
     sentences = [each for each in translation.sentences or (translation,) if each.alternatives[0].tokens]
     return max((nats_per_token(each, _forms(each, glossary)) for each in sentences), default=None)
@@ -433,9 +424,9 @@ def _forms(translation: Translation, glossary: Glossary | None) -> list[str]:
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the set of the indices of the tokens that spell any of `texts`, and of the token after each.
+    """Return the set of the indices of all tokens that spell any of `texts`, and of the token after each such spelling.
 
-    The token after a text counts too, because it is often improbable after a forced one.
+    The token after a glossary term is included because it is often improbable after a term that was forced.
     """
     joined, owners = "", list[int]()
     for position, token in enumerate(tokens):

@@ -1,6 +1,7 @@
 """Decode translations with quality warnings again, with a wider beam and rules against the problems found."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -95,11 +96,9 @@ def redecode(
             "(`data.context_before`): leave it out."
         )
     results, search = _checked(translations), checked_search(search or translator.search)
-    required = (
-        [[]] * len(results)
-        if phrases is None
-        else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
-    )
+    required: Sequence[list[str]] = [[]] * len(results)
+    if phrases is not None:
+        required = one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
     settings, terms = text_settings or translator.text, as_glossary(glossary)
     unsplit = msgspec.structs.replace(settings, split_sentences="never")
     # Units that are decoded alike: texts of one sentence, the first sentences of other texts, and the sentences after.
@@ -156,17 +155,13 @@ def _redecode_units(
             if _severity(warnings) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
-            missing = [
-                text
-                for number in numbers
-                for text in _numbers(translator, results[number], found_warnings[number], search)
-            ]
+            lost = (_numbers(translator, results[number], found_warnings[number], search) for number in numbers)
             again = translator.translate(
                 [results[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
                 phrases=[units[number].phrases for number in numbers],
-                glossary=_with_numbers(terms, missing),
+                glossary=_with_numbers(terms, [*chain(*lost)]),
                 text_settings=text_settings,
                 protected=[[source for source, _ in results[number].protected] or None for number in numbers],
             )
@@ -195,7 +190,7 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return a glossary in which these numbers are further terms that stay unchanged, so that they are not lost again.
+    """Return a glossary in which numbers are further terms, to be copied unchanged, so that they are not lost again.
 
     Without numbers, the glossary (which may be None) is returned unchanged.
     """
@@ -224,7 +219,8 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
     """Return the settings of the second search: a beam of at least 8, in which n-grams of this length may not repeat.
 
-    Length 0 keeps the limit on n-grams. Beam groups are not used, and at least one token is required.
+    With length 0, n-grams are restricted as in `search`, the settings of the first search. The second search has no
+    beam groups, and requires at least one token unless `max_length` is 1.
     """
     wide = max(_WIDTH, search.beam_size)
     changes = {

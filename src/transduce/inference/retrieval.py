@@ -26,7 +26,7 @@ from transduce.errors import TransduceError
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
-from transduce.search.scorer import Scorer
+from transduce.search.scorer import WrappedScorer
 from transduce.search.selection import log_sum_exp
 from transduce.text.languages import fitting_code
 from transduce.text.vocabulary import Vocabulary, language_token
@@ -68,7 +68,8 @@ class DatastoreTensors(NamedTuple):
     labels: Tensor
     """Ids of the N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
-    """Offset of the first target token of each of P pairs among all target tokens, then their total N, int64, (P + 1,).
+    """For each of P pairs, the index of its first target token among the target tokens of all pairs; then their number
+    N; int64, (P + 1,).
     """
     sources: Tensor
     """Normalized embedding of each pair's source, to find similar sources, float16, (P, D)."""
@@ -96,10 +97,10 @@ class RetrievalCandidates(NamedTuple):
 
 
 class Retriever:
-    """The nearest-neighbor search for a batch: each sentence has its own retrieval candidates.
+    """A nearest-neighbor search for a batch, in which each sentence has retrieval candidates of its own.
 
-    Each sentence is searched separately, so that its states are read once a step and are not copied when other
-    sentences leave the batch.
+    The neighbors of each sentence are searched separately. So its candidates are read once at each step, and they are
+    not copied when other sentences leave the batch.
     """
 
     def __init__(self, candidates: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
@@ -243,25 +244,24 @@ class NeighborIndex:
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
-class RetrievalScorer(Scorer):
+class RetrievalScorer(WrappedScorer):
     """A scorer of next tokens that interpolates a model's probabilities with votes of retrieved neighbors."""
+
+    scorer: EncoderDecoderScorer
 
     def __init__(self, scorer: EncoderDecoderScorer, retriever: Retriever) -> None:
         """Wrap the scorer of a model, which has not run a step yet, and the neighbor search of its batch."""
-        self._scorer, self._retriever = scorer, retriever
+        super().__init__(scorer)
+        self._retriever = retriever
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
-        logits = self._scorer.step(tokens).float()
-        return self._retriever.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
-
-    @override
-    def reorder(self, parents: Tensor) -> None:
-        self._scorer.reorder(parents)
+        logits = self.scorer.step(tokens).float()
+        return self._retriever.interpolate(self.scorer.states.float(), logits - log_sum_exp(logits))
 
     @override
     def keep_sentences(self, rows: Tensor) -> None:
-        self._scorer.keep_sentences(rows)
+        super().keep_sentences(rows)
         self._retriever.keep_sentences(rows)
 
 

@@ -55,8 +55,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
             all_tokens: score padding and the start symbol like other tokens; False: they get the logit -inf.
         """
         self.model = model
-        self.state: DecodingState
-        self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
+        self.state: DecodingState = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
         self.states = torch.empty(0)
         config = model.config
@@ -316,8 +315,7 @@ class BatchInvarianceCheck:
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.
         """
-        threads = torch.get_num_threads()
-        if threads != 1:
+        if (threads := torch.get_num_threads()) != 1:
             raise TransduceError(
                 f"Batch-invariant results need one thread a process, but this one computes with {threads}: ask for 1 "
                 "thread, and for more workers to use more cores."

@@ -86,8 +86,9 @@ def score_translations(
         sources: source sentences.
         targets: the translation of each source.
         alpha: exponent of the length penalty; 0: no penalty.
-        generate: rank as transformers' `generate`: forced tokens have log-probability 0, probabilities are normalized
-            over all tokens, and the penalty is length^alpha.
+        generate: score as transformers' `generate` with these settings: forced tokens have log-probability 0,
+            probabilities are normalized over all tokens (with `renormalize`: all but the forbidden ones), and the
+            penalty is length^alpha. None: score as the paper's search.
         max_tokens: maximum source length in tokens; longer sources would be split by search, so they are refused.
         histories: document context of each pair, which the models read and which is not scored; None: no context.
 

@@ -4,19 +4,21 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from transduce.errors import TransduceError, shown_value
 from transduce.inference.scoring import Score
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
-from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
 from transduce.text.languages import is_unspaced_character, is_word_character
-from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_full_text
+
+if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
 
 # --- attribution by occlusion ---
 # A part is removed from the source, and the translation is scored again; words that depend on the part become less
@@ -47,7 +49,7 @@ def word_losses(
     """Yield how much less probable each translated word becomes, in nats, when one part of its source is removed.
 
     Args:
-        requests: the requests; all are scored in the same batches.
+        requests: the requests; all are scored in the same batches, and those without parts to remove are not scored.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 
@@ -55,9 +57,12 @@ def word_losses(
         For each request, a list with one list for each removed part: for each word of `word_spans`, the decrease of the
         word's log-probability without the part.
     """
-    pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
+    pairs = [(source, each.text) for each in requests if each.without for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
     for each in requests:
+        if not each.without:
+            yield []
+            continue
         words, full_score = word_spans(each.text), next(scores)
         yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
@@ -78,11 +83,9 @@ def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
     for index, character in enumerate(text):
         if not is_word_character(character) and index not in within:
             continue
-        joins = {index - 1, index} & within or (
-            index and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
-        )
-        joins = joins or index in continued
-        goes_on = joins and spans and spans[-1].end == index
+        in_number = not within.isdisjoint((index - 1, index))
+        in_word = index > 0 and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
+        goes_on = (in_number or in_word or index in continued) and spans and spans[-1].end == index
         start = spans.pop().start if goes_on else index
         spans.append(Span(start, index + 1))
     return spans
@@ -91,8 +94,9 @@ def word_spans(text: str, continued: Collection[int] = ()) -> list[Span]:
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
     """Return a list of the log-probability in nats that each word of a translation loses without a part of the source.
 
-    `words` are character spans of the words; `full_score` has the full source, and `without` the source without the
-    part. A word's loss is the sum over its tokens. A token that covers several words gives each of them its whole loss.
+    `words` are character spans of the words. `full_score` is the translation's score with the full source, and
+    `without` is its score with the source without the part. A word's loss is the sum over its tokens. A token that
+    covers several words gives each of them its whole loss.
     """
     ids, spans = encode_with_spans(vocabulary, text)
     pairs = zip(full_score.token_log_probabilities, without.token_log_probabilities, strict=True)
@@ -146,24 +150,16 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
     """
-    to_score = [
-        [
-            span
-            for span in each.spans
-            if each.is_scored and each.text and _has_words(each, span) and not _is_all(each, span)
-        ]
-        for each in requests
-    ]
-    questions = [
-        OcclusionRequest(
-            each.source,
-            each.text,
-            [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
-        )
-        for each, spans in zip(requests, to_score, strict=True)
-    ]
+    to_score: list[list[Span]] = []
+    questions: list[OcclusionRequest] = []
+    for each in requests:
+        can_score = each.is_scored and each.text
+        spans = [span for span in each.spans if can_score and _has_words(each, span) and not _is_all(each, span)]
+        without = [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans]
+        to_score.append(spans)
+        questions.append(OcclusionRequest(each.source, each.text, without))
     located = []
-    for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
+    for each, spans, losses in zip(requests, to_score, word_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
         own = [losses_by_span.get(span, []) for span in each.spans]
         found = _Aligner(each, own, _within_tokens(each.text, vocabulary)).positions()
@@ -180,10 +176,10 @@ def _within_tokens(text: str, vocabulary: Vocabulary) -> frozenset[int]:
 
     The set is empty for a text without such a script.
     """
-    if not any(map(is_unspaced_character, text)):
+    unspaced = list(map(is_unspaced_character, text))
+    if not any(unspaced):
         return frozenset()
     _, spans = encode_with_spans(vocabulary, text)
-    unspaced = list(map(is_unspaced_character, text))
     return frozenset(
         each for start, end in spans for each in range(start + 1, end) if unspaced[each - 1] and unspaced[each]
     )
@@ -196,17 +192,6 @@ def _has_words(each: MarkedSentence, span: Span) -> bool:
 def _is_all(each: MarkedSentence, span: Span) -> bool:
     """Return whether a marked span contains all words of its source sentence."""
     return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
-
-
-def _question_losses(
-    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
-) -> Iterator[list[list[float]]]:
-    """Yield, for each request, the losses of `word_losses`: a list for each part of the source that is left out.
-
-    Requests without such parts get an empty list, and are not scored.
-    """
-    real = word_losses([each for each in requests if each.without], vocabulary, score)
-    return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
@@ -259,10 +244,9 @@ class _Aligner:
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
-            is_within = span.start <= source.start and source.end <= span.end
             for number, word in enumerate(self.words):
-                if adjusted and target.start <= word.start and word.end <= target.end:
-                    adjusted[number] = _CERTAIN_NATS if is_within else min(adjusted[number], 0.0)
+                if adjusted and target.contains(word):
+                    adjusted[number] = _CERTAIN_NATS if span.contains(source) else min(adjusted[number], 0.0)
         return adjusted
 
     def _encloses(self, outer: int, inner: int) -> bool:
@@ -271,8 +255,7 @@ class _Aligner:
         Of two equal spans, the first contains the second.
         """
         one, other = self.marked.spans[outer], self.marked.spans[inner]
-        is_around = one.start <= other.start and other.end <= one.end
-        return outer != inner and is_around and (one != other or outer < inner)
+        return outer != inner and one.contains(other) and (one != other or outer < inner)
 
     def _align(self, number: int) -> None:
         text, span = self.marked.text, self.marked.spans[number]
@@ -290,11 +273,7 @@ class _Aligner:
         else:
             target_span = Span(self.words[words.start].start, self.words[words.stop - 1].end)
             for source, target in self.marked.ties:  # include punctuation that belongs to a glossary term
-                if (
-                    span.start <= source.start
-                    and source.end <= span.end
-                    and target.start <= target_span.end <= target.end
-                ):
+                if span.contains(source) and target.start <= target_span.end <= target.end:
                     target_span = Span(target_span.start, min(target.end, bounds.end))
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
@@ -308,8 +287,7 @@ class _Aligner:
             bounds: the character span of the translation that encloses the one to find.
         """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
-        inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
-        return [word for word in inside if word not in taken]
+        return [n for n, word in enumerate(self.words) if bounds.contains(word) and n not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
         """Return the range of indices of target words that a marked span corresponds to; empty if it has no words.
@@ -354,7 +332,7 @@ class _Aligner:
         """Return a range with the index of the free target word nearest to the source span's relative position."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
-        span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
+        span_words = sum(map(span.contains, source))
         middle = round((before + span_words / 2) / max(1, len(source)) * len(self.words) - 0.5)
         nearest = min(free, key=lambda word: abs(word - middle))
         return range(nearest, nearest + 1)
@@ -406,20 +384,6 @@ TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair (source, translated text)."""
 
 
-class PairScorer(Protocol):
-    """An interface of translators whose scores of sentence pairs show how spans correspond."""
-
-    tokenizer: Tokenizer
-    search: SearchSettings
-
-    @property
-    def max_scored_tokens(self) -> int:
-        """The maximum number of tokens in a source or translation that the translator can score."""
-
-    def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores lists of sources and translations as a search with these settings ranks."""
-
-
 class _SpanPair(NamedTuple):
     """A pair of character spans, in source and translation, of a sentence or part that was translated separately."""
 
@@ -435,11 +399,10 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
     """
     translations = []
     for each in value:
-        pair = each if isinstance(each, tuple | list) else None
         if isinstance(each, Translation):
             translations.append(each)
-        elif pair is not None and len(pair) == 2 and all(isinstance(text, str) for text in pair):
-            translations.append(Translation.of(*pair))
+        elif isinstance(each, tuple | list) and len(each) == 2 and all(isinstance(text, str) for text in each):
+            translations.append(Translation.of(*each))
         else:
             raise TransduceError(
                 f"Pass a `Translation`, or a source and a text, not {shown_value(each)}: write (source, text)."
@@ -448,7 +411,7 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
 
 
 def align_spans(
-    translator: PairScorer,
+    translator: "Translator",
     translations: Sequence[Translation],
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
@@ -472,7 +435,7 @@ def align_spans(
 
 
 def _align_spans(
-    translator: PairScorer,
+    translator: "Translator",
     translations: Sequence[Translation],
     spans: Sequence[Sequence[Span]],
     glossary: Glossary | None,
@@ -491,15 +454,9 @@ def _align_spans(
                 continue
             source, target = _strip_protected(each, part)
             local = [source.narrow(_within(checked[n], part.source)) for n in inner]
-            parts.append(
-                MarkedSentence(
-                    source.text,
-                    target.text,
-                    local,
-                    is_scored=can_score(translator, source.text, target.text),
-                    ties=_ties(source.text, target.text, glossary),
-                )
-            )
+            texts = source.text, target.text
+            is_scored, ties = can_score(translator, *texts), _ties(*texts, glossary)
+            parts.append(MarkedSentence(*texts, local, is_scored=is_scored, ties=ties))
             owners.append((number, part.target.start, inner, target))
     targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
     located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
@@ -507,13 +464,11 @@ def _align_spans(
         for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
-    return [
-        [
-            _with_copies(each, source, span or Span(len(each.text), len(each.text)))
-            for source, span in zip(marked, own, strict=True)
-        ]
-        for each, marked, own in zip(translations, spans, targets, strict=True)
-    ]
+    found = []
+    for each, marked, own in zip(translations, spans, targets, strict=True):
+        end = Span(len(each.text), len(each.text))
+        found.append([_with_copies(each, source, span or end) for source, span in zip(marked, own, strict=True)])
+    return found
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
@@ -536,7 +491,7 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
     word, the result covers only the copies.
     """
     pairs = _copied(each)
-    own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
+    own = [copy for span, copy in pairs if source.contains(span)]
     others = [copy for _, copy in pairs if copy not in own]
     target = _without_edges(each.text, target, others)
     if not own:
@@ -553,7 +508,7 @@ def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
 
     The span is unchanged if it contains no copy, or only copies.
     """
-    inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
+    inside = [copy for copy in copies if span.contains(copy)]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
     if not inside or not words:
@@ -566,20 +521,17 @@ def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
 
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
     spans = []
-    for each in marked if isinstance(marked, list | tuple) else [marked]:
-        numbers = tuple(each) if isinstance(each, tuple | list) else ()
-        is_one = (
-            len(numbers) == 2 and all(type(n) is int for n in numbers) and 0 <= numbers[0] <= numbers[1] <= len(source)
-        )
-        if not is_one:
+    items: Sequence[Any] = marked if isinstance(marked, list | tuple) else [marked]
+    for each in items:
+        is_pair = isinstance(each, tuple | list) and len(each) == 2 and all(type(n) is int for n in each)
+        if not is_pair or not 0 <= each[0] <= each[1] <= len(source):
             raise TransduceError(
                 f"A span of a text is (start, end) in characters, from 0 to {len(source)} here, not {each!r}."
             )
-        spans.append(Span(*numbers))
-    for one in spans:
-        for other in spans:
-            if one.start < other.start < one.end < other.end:
-                raise TransduceError(f"Spans must be nested or disjoint, but {tuple(one)} and {tuple(other)} overlap.")
+        spans.append(Span(*each))
+    for one, other in product(spans, repeat=2):
+        if one.start < other.start < one.end < other.end:
+            raise TransduceError(f"Spans must be nested or disjoint, but {tuple(one)} and {tuple(other)} overlap.")
     return spans
 
 
@@ -613,8 +565,8 @@ def _found_parts(each: Translation) -> Iterator[_SpanPair]:
     """
     position = 0
     start: int | None = None
-    ends = [(Span(len(each.source), len(each.source)), None)]
-    for source, text in [*((s, t) for (s, _), (_, t) in zip(each.positions, each.joined, strict=True)), *ends]:
+    sentences = [(source, text) for (source, _), (_, text) in zip(each.positions, each.joined, strict=True)]
+    for source, text in [*sentences, (Span(len(each.source), len(each.source)), None)]:
         found = len(each.text) if text is None else each.text.find(text, position)
         if found < 0:
             start = source.start if start is None else start
@@ -676,7 +628,7 @@ def _within(span: Span, part: Span) -> Span:
     return Span(start, end)
 
 
-def can_score(translator: PairScorer, source: str, text: str) -> bool:
+def can_score(translator: "Translator", source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
@@ -692,11 +644,7 @@ def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span,
         return []
     ties: list[tuple[Span, Span]] = []
     for start, end, term in glossary.occurrences(source):
-        candidates = (
-            Span(start_of_form, start_of_form + len(form))
-            for form in term.forms
-            for start_of_form in occurrences(text, form)
-        )
+        candidates = (Span(at, at + len(form)) for form in term.forms for at in occurrences(text, form))
         used = {tie[1] for tie in ties}
         target = next((span for span in sorted(candidates) if span not in used), None)
         if target is not None:

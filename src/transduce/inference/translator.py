@@ -429,7 +429,7 @@ class Translator:
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
-                histories=[part.document_history for part in active],
+                histories=[part.history for part in active],
             )
             found = {
                 part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
@@ -494,7 +494,7 @@ class Translator:
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
-            batch = batch._replace(histories=[part.document_history])
+            batch = batch._replace(histories=[part.history])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -769,7 +769,7 @@ class Translator:
 
         def kind(part: TextPart) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            context = 0 if search.generate is None else len(part.target_history)
+            context = 0 if search.generate is None else len(part.history.target)
             return (beam_width(search, [part.phrases]), length, context)
 
         max_tokens = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])

@@ -162,32 +162,19 @@ class PrepackedEncoder(PrepackedModel, Encoder):
     project = Encoder.project
 
 
-register_class(
-    PrepackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score")
+_ATTENTION_PARTS = ("output", "dropout", "score")
+_CLASSES: tuple[tuple[type[nn.Module], type[nn.Module], tuple[str, ...]], ...] = (
+    (PrepackedSelfAttention, MultiHeadAttention, ("projection", *_ATTENTION_PARTS)),
+    (PrepackedCrossAttention, MultiHeadAttention, ("query", "key_value", *_ATTENTION_PARTS)),
+    (PrepackedNormedSelfAttention, QueryKeyNormAttention, ("projection", *_ATTENTION_PARTS, *QUERY_KEY_NORMS)),
+    (PrepackedNormedCrossAttention, QueryKeyNormAttention, ("query", "key_value", *_ATTENTION_PARTS, *QUERY_KEY_NORMS)),
+    (PrepackedTransformer, Transformer, (*TRANSFORMER_PARTS, "prepacked_output")),
+    (PrepackedDecoder, Decoder, (*DECODER_PARTS, "prepacked_output")),
+    (PrepackedEncoder, Encoder, ENCODER_PARTS),
 )
-register_class(
-    PrepackedCrossAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
-)
-register_class(
-    PrepackedNormedSelfAttention,
-    computes=QueryKeyNormAttention,
-    children=("projection", "output", "dropout", "score", *QUERY_KEY_NORMS),
-)
-register_class(
-    PrepackedNormedCrossAttention,
-    computes=QueryKeyNormAttention,
-    children=("query", "key_value", "output", "dropout", "score", *QUERY_KEY_NORMS),
-)
-register_class(
-    PrepackedTransformer,
-    computes=Transformer,
-    children=(*TRANSFORMER_PARTS, "prepacked_output"),
-    tensors=VOCABULARY_WEIGHTS,
-)
-register_class(
-    PrepackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "prepacked_output"), tensors=VOCABULARY_WEIGHTS
-)
-register_class(PrepackedEncoder, computes=Encoder, children=ENCODER_PARTS, tensors=VOCABULARY_WEIGHTS)
+for _kind, _computed, _parts in _CLASSES:
+    _tensors = VOCABULARY_WEIGHTS if issubclass(_kind, VocabularyModel) else ()
+    register_class(_kind, computes=_computed, children=_parts, tensors=_tensors)
 
 PREPACKABLE = table(
     "a prepacked model",
@@ -214,11 +201,7 @@ PrepackableModel = Transformer | Decoder | Encoder
 """The union of the model classes whose weights can be prepacked: `Transformer`, `Decoder` and `Encoder`."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
 """The union of the model classes with prepacked weights, those with names that begin with `Prepacked`."""
-_PREPACKED_CLASSES: dict[type[PrepackableModel], type[AnyPrepacked]] = {
-    Transformer: PrepackedTransformer,
-    Decoder: PrepackedDecoder,
-    Encoder: PrepackedEncoder,
-}
+_PREPACKED_CLASSES = ((Transformer, PrepackedTransformer), (Decoder, PrepackedDecoder), (Encoder, PrepackedEncoder))
 
 
 def prepack(model: PrepackableModel, make: MakeLinear) -> AnyPrepacked:
@@ -233,24 +216,22 @@ def prepack(model: PrepackableModel, make: MakeLinear) -> AnyPrepacked:
     """
     if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
-    prepacked_class = next(prepacked for kind, prepacked in _PREPACKED_CLASSES.items() if isinstance(model, kind))
+    prepacked_class = next(prepacked for kind, prepacked in _PREPACKED_CLASSES if isinstance(model, kind))
     with torch.no_grad(), torch.device("meta"):
         made = prepacked_class(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
-    has_rotary = model.config.positions.startswith("rotary")
-    kinds: tuple[type[PrepackedSelfAttention], type[PrepackedCrossAttention]]
-    kinds = PrepackedSelfAttention, PrepackedCrossAttention
-    if model.config.attention == "query-key-norm":
-        kinds = PrepackedNormedSelfAttention, PrepackedNormedCrossAttention
+    has_rotary, is_normed = model.config.positions.startswith("rotary"), model.config.attention == "query-key-norm"
+    self_attention = PrepackedNormedSelfAttention if is_normed else PrepackedSelfAttention
+    cross_attention = PrepackedNormedCrossAttention if is_normed else PrepackedCrossAttention
     with torch.no_grad():
         if not isinstance(made, PrepackedEncoder):
             made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
-                module.self_attention = kinds[0](module.self_attention, make, has_rotary=has_rotary)
+                module.self_attention = self_attention(module.self_attention, make, has_rotary=has_rotary)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = kinds[1](module.memory_attention, make, has_rotary=has_rotary)
+                module.memory_attention = cross_attention(module.memory_attention, make, has_rotary=has_rotary)
         for module in list(made.modules()):
             if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
                 module.projection = _prepack_linear(module.projection, make)
@@ -312,7 +293,7 @@ class PackedLayers:
         }
 
     def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
-        """Put tensors into a prepacked model that was made on the meta device (without data), and return the model.
+        """Put tensors into the prepacked model, which was made on the meta device (without data), and return the model.
 
         Args:
             packed: the tensors of the prepacked layers, under the names that `PackedLayers.tensors` gives them.
@@ -390,7 +371,7 @@ class _RecordedWeights:
         ]
         self._numbers: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         self._gathered: list[tuple[Tensor, Tensor]] = []
-        """Pairs of a parameter's memory and the positions of its sample; of parameters whose memory has gaps."""
+        """For each parameter whose memory has gaps: a flat view of the memory, and the sample's positions in it."""
         for parameter in {id(parameter): parameter for _, _, parameter, _, _ in self._parameters}.values():
             if parameter.is_meta:  # has no numbers
                 continue
@@ -439,9 +420,9 @@ def _memory_and_positions(weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def _sampling_step(weight: Tensor) -> int:
-    """Return the step between the sampled numbers of a weight; 1 samples all numbers of a small weight.
+    """Return the step from one sampled number of a weight to the next; 1, for a small weight, samples all numbers.
 
-    The step has no common divisor with the number of columns, so that the sample is not of few columns only.
+    The step has no common divisor with the number of columns; otherwise the samples would lie in a few columns only.
     """
     count, columns = weight.numel(), weight.shape[-1] if weight.dim() else 1
     max_sample = _LARGE_SAMPLE if count * weight.itemsize >= _LARGE_BYTES else _MAX_SAMPLE
@@ -454,7 +435,8 @@ def _sampling_step(weight: Tensor) -> int:
 def _mark_as_changed(model: nn.Module) -> None:
     """Increase the versions of a model's parameters, so that no kernel reads them from the file they were mapped from.
 
-    Only changes that PyTorch does not count leave the version of a changed parameter at 0.
+    Kernels read a mapped parameter from its file while its version is 0. That would be wrong after changes that PyTorch
+    does not count, as these leave the version at 0.
     """
     with torch.no_grad():
         for parameter in model.parameters():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,12 +27,8 @@ from transduce.kernels.prepacked import (
     AnyPrepacked,
     InferenceCopy,
     LinearUse,
-    MakeLinear,
     PackedLayers,
     PrepackableModel,
-    PrepackedDecoder,
-    PrepackedEncoder,
-    PrepackedTransformer,
     prepack,
 )
 from transduce.machine import usable_memory
@@ -51,7 +47,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _Quantizable = TypeVar("_Quantizable", bound=PrepackableModel)
 _MIN_LLVMLITE = (0, 50)
 _MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
-_COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
+_COPY_SHARE = 4  # an inference copy takes at most 1 / 4 of the usable memory, which also holds the model
 
 
 def has_kernels() -> bool:
@@ -145,18 +141,16 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
 
 
 def outline_quantized(model: nn.Module) -> PackedLayers | None:
-    """Return the `PackedLayers` that a model would have with 8-bit weights; None if it cannot be quantized.
+    """Return the `PackedLayers` that a model would have with 8-bit weights; None if the model cannot be quantized.
 
-    `model` is on the meta device (without data), and must not be used afterwards. The result's layout tells whether a
-    stored file of weights fits.
+    `model` is on the meta device (without data), and must not be used afterwards. A stored file of packed weights is
+    usable if it was written for the `layout` of the result.
     """
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if not isinstance(model, PrepackableModel):
+        return None
     try:
-        return (
-            PackedLayers(cast(AnyPrepacked, quantize(model)), originals)
-            if isinstance(model, PrepackableModel)
-            else None
-        )
+        return PackedLayers(cast(AnyPrepacked, quantize(model)), originals)
     except TransduceError:
         return None
 
@@ -165,13 +159,12 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     """Return a function that computes a model's logits from its hidden states, (…, D) to (…, V).
 
     bfloat16 logits are rounded, so many of them are equal. On a CPU, for a bfloat16 model that compiled kernels
-    support, the function computes the greatest logits again in float32. Otherwise the function is the model's own
-    `project`.
+    support, the function therefore computes the greatest logits again in float32, and returns float32 logits. Otherwise
+    the function is the model's own `project`.
     """
     weight, bias = model.output_weight, model.output_bias
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
-        return model.project
-    if not has_kernels():
+    is_bfloat16_on_cpu = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+    if not is_bfloat16_on_cpu or isinstance(graph_of(model), Unsupported) or not has_kernels():
         return model.project
     from transduce.kernels.cpu.gemm.decode import INPUT_MULTIPLE, BFloat16Vocabulary
 
@@ -234,9 +227,8 @@ def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> Batc
         if isinstance(state, CompiledState | CompiledPromptState):
             from transduce.kernels.cpu.decoding.search import CompiledBatchSearch, supports_compiled_search
 
-            return (
-                CompiledBatchSearch(state, options) if supports_compiled_search(state.output.outputs, options) else None
-            )
+            is_supported = supports_compiled_search(state.output.outputs, options)
+            return CompiledBatchSearch(state, options) if is_supported else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
@@ -263,10 +255,8 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import CompiledState, count_tokens
 
-        prepacked, kernels = compiled
-        assert isinstance(prepacked, PrepackedTransformer)
         if (counts := count_tokens(source_ids, model.config.pad_id)) is not None:
-            return CompiledState(prepacked, kernels, source_ids, counts)
+            return CompiledState(*compiled, source_ids, counts)
     if _why_not_triton(model, str(model.source_weight.device)) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -283,10 +273,7 @@ def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import encode_texts
 
-        prepacked, kernels = compiled
-        assert isinstance(prepacked, PrepackedEncoder)
-        states = encode_texts(prepacked, kernels, ids)
-        if states is not None:
+        if (states := encode_texts(*compiled, ids)) is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
     return decoding_model(model).encode(ids)[0].to(model.source_weight.dtype)
 
@@ -301,14 +288,15 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import CompiledPromptState
 
-        prepacked, kernels = compiled
-        assert isinstance(prepacked, PrepackedDecoder)
-        return CompiledPromptState(prepacked, kernels, prompt_ids, lengths)
+        return CompiledPromptState(*compiled, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 
-def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
-    """Return a pair of a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
+def _find_compiled(model: nn.Module) -> "tuple[Any, CompiledModel] | str":
+    """Return a pair of a model's prepacked copy and its compiled kernels, or a clause that says why there are none.
+
+    The prepacked copy is an `AnyPrepacked`: for a `Transformer` a `PrepackedTransformer`, and so on.
+    """
     prepacked = decoding_model(model)
     if not isinstance(prepacked, AnyPrepacked):
         return _why_not_packed(model) or "its weights were not prepacked"
@@ -389,8 +377,8 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
 def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
     """Make a prepacked copy of a model, with which decoding computes in the body of the `with` statement.
 
-    The copy has the model's dtype. If kernels do not support the model there is no copy, and decoding uses the model
-    itself.
+    The copy has the model's dtype. If kernels do not support the model, or if the copy would be too large, there is no
+    copy, and decoding uses the model itself. Afterwards the model has no copy, even if it had one before.
     """
     inference_copy = _make_copy(model, next(model.parameters()).dtype)
     if inference_copy is not None:
@@ -402,22 +390,13 @@ def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
 
 
 def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
-    """Return an `InferenceCopy` of a model for decoding; None if kernels do not support the model or it is too large.
+    """Return an `InferenceCopy` of a model in `dtype`, for decoding; None if kernels do not support the model.
 
-    A model in training mode or on another device than a CPU gets None too.
+    The result is None too for a model in training mode or on another device than a CPU, and if the copy would take more
+    than a quarter of the usable memory.
     """
     if not _can_be_prepacked(model) or not has_kernels():
         return None
-    make = _find_linear_maker(model, dtype)
-    return None if make is None else InferenceCopy(model, make)
-
-
-def _find_linear_maker(model: PrepackableModel, dtype: torch.dtype) -> MakeLinear | None:
-    """Return a function that makes a prepacked linear layer in `dtype` from a weight and a bias, for a copy of a model.
-
-    The result is None if kernels do not support the model, or if the copy would take more than a quarter of the usable
-    memory.
-    """
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
@@ -426,7 +405,7 @@ def _find_linear_maker(model: PrepackableModel, dtype: torch.dtype) -> MakeLinea
     count = sum(parameter.numel() for parameter in model.parameters())
     if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _max_copy_bytes():
         return None
-    return make_float_linear(tile)
+    return InferenceCopy(model, make_float_linear(tile))
 
 
 @cache

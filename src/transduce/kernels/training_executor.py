@@ -146,7 +146,7 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
     """Compute a linear layer with the training backend's kernel if it supports the tensors, else with PyTorch.
 
-    `rows` is the range of rows of the weight that are used; None: all.
+    `rows` is the range of the weight's rows that are used; None: all rows.
     """
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
@@ -239,9 +239,9 @@ class _EmbeddedRows(torch.autograd.Function):
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
-    """Compute a feed-forward network, with its activation in the kernel of the first linear layer if there is one.
+    """Compute a feed-forward network, whose activation is part of the first linear layer's kernel where possible.
 
-    Otherwise the activation has a kernel of its own, or the module's `forward` computes the network.
+    Otherwise the activation has a kernel of its own, or the module's `forward` computes the whole network.
     """
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
@@ -479,16 +479,20 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer without hooks is called without cache, weight output and trace.
+    """Return whether a layer has no hooks, and its call asks for no cache, attention weights or trace.
 
     Whole-layer kernels compute only such calls.
+
+    Args:
+        layer: an encoder or decoder layer.
+        options: the keyword arguments of the call.
     """
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and not _has_hooks(layer)
 
 
 def _rotation_of(options: dict[str, Any]) -> Rotation | None:
-    """Return the rotary embedding in the keyword arguments `options` of a layer's call; None if there is none."""
+    """Return the rotary embedding in the keyword arguments `options` of a layer's call; None if they have none."""
     effect: PositionEffect = options.get("position_effect", NO_POSITION_EFFECT)
     return effect.rotation
 
@@ -499,53 +503,41 @@ class MaskedSublayer(NamedTuple):
     A sub-layer has a norm, two linear layers, dropout, and in between attention or an activation.
     """
 
-    sublayer: Sublayer
     mask: object
     """The mask of the sub-layer's attention, in a form that kernels take; None for a feed-forward network."""
+    attention: MultiHeadAttention | None
+    """The attention module; None for a feed-forward network."""
+    reads_memory: bool
+    """True for cross-attention, whose keys and values come from the encoder output."""
+    activation: str | None
+    """The name of the feed-forward network's activation; None for attention."""
+    norm_is_before: bool
+    """True if the norm precedes the sub-layer (pre-norm); False if it follows (post-norm)."""
+    norm: LayerNorm | RMSNorm
+    """The sub-layer's only norm."""
+    linears: tuple[Linear, Linear]
+    """The first and the last linear layer of the sub-layer, such as its joint projection and output projection."""
+    drop_256ths: int
+    """The dropout rate of the sub-layer's output in 256ths; 0 in evaluation mode."""
+    inner_drop_256ths: int
+    """The dropout rate of the attention weights, or of the activation, in 256ths; 0 in evaluation mode."""
 
-    @property
-    def attention(self) -> MultiHeadAttention | None:
-        """The attention module; None for a feed-forward network."""
-        found = self.sublayer.attention
-        return None if found is None else found.module
-
-    @property
-    def reads_memory(self) -> bool:
-        """True for cross-attention, whose keys and values come from the encoder output."""
-        found = self.sublayer.attention
-        return found is not None and found.reads_memory
-
-    @property
-    def activation(self) -> str | None:
-        """The name of the feed-forward network's activation; None for attention."""
-        found = self.sublayer.activation
-        return None if found is None else found.name
-
-    @property
-    def norm_is_before(self) -> bool:
-        """True if the norm precedes the sub-layer (pre-norm); False if it follows (post-norm)."""
-        return self.sublayer.order == "pre"
-
-    @property
-    def norm(self) -> LayerNorm | RMSNorm:
-        """The sub-layer's only norm, LayerNorm or RMSNorm."""
-        return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
-
-    @property
-    def linears(self) -> tuple[Linear, Linear]:
-        """The first and the last linear layer of the sub-layer, such as its joint projection and output projection."""
-        first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
-        return first, last
-
-    @property
-    def drop_256ths(self) -> int:
-        """The dropout rate of the sub-layer's output in 256ths; 0 in evaluation mode."""
-        return _rate_of(self.sublayer.residual.dropout)
-
-    @property
-    def inner_drop_256ths(self) -> int:
-        """The dropout rate of the attention weights, or of the activation, in 256ths; 0 in evaluation mode."""
-        return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
+    @classmethod
+    def of(cls, sublayer: Sublayer, mask: object) -> "MaskedSublayer":
+        """Return a sub-layer of a layer graph with its mask; the sub-layer's modules must have known classes."""
+        attention, activation = sublayer.attention, sublayer.activation
+        first, last = (cast("Linear", each.module) for each in sublayer.linears)
+        return cls(
+            mask=mask,
+            attention=None if attention is None else attention.module,
+            reads_memory=attention is not None and attention.reads_memory,
+            activation=None if activation is None else activation.name,
+            norm_is_before=sublayer.order == "pre",
+            norm=cast("LayerNorm | RMSNorm", sublayer.norms[0].module),
+            linears=(first, last),
+            drop_256ths=_rate_of(sublayer.residual.dropout),
+            inner_drop_256ths=_rate_of(cast("nn.Module", sublayer.module.dropout)),
+        )
 
     def parameters(self) -> list[Tensor | None]:
         """Return a list of six: weight and bias of the norm and of both linear layers, None for a missing bias."""
@@ -574,9 +566,9 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
     graph = description.graph
     if not isinstance(graph, LayerGraph) or description.refusal(supported) is not None:
         return None
-    found = [MaskedSublayer(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
-    if not all(isinstance(each.sublayer.module.dropout, Dropout) for each in found):
+    if not all(isinstance(each.module.dropout, Dropout) for each in graph.sublayers):
         return None
+    found = [MaskedSublayer.of(*pair) for pair in zip(graph.sublayers, (*masks, None), strict=True)]
     learned = [parameter for each in found for parameter in each.parameters() if parameter is not None]
     return found if all(sum_of_gradients(parameter) is not None for parameter in learned) else None
 

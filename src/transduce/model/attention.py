@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -100,10 +100,10 @@ class AttentionTrace:
         self.memory: list[Tensor] = []
 
     def of_memory(self) -> list[Tensor]:
-        """Return the weights of cross-attention of all layers.
+        """Return the list `memory`: the weights of cross-attention, a tensor (B, H, Q, L) from each call of a layer.
 
         Raises:
-            TransduceError: there are none.
+            TransduceError: no layer has appended weights.
         """
         if not self.memory:
             raise no_weights("cross-attention")
@@ -111,7 +111,7 @@ class AttentionTrace:
 
 
 def no_weights(module: str) -> TransduceError:
-    """Return the error that an attention, named `module` in the message, computes no weights to be shown or used."""
+    """Return the error for an attention that appends no weights, although they are needed; `module` names it."""
     return TransduceError(
         f"The weights of {module} are needed, but it does not append them to `weights_out`: pass on `weights_out` in "
         "an attention or a score of your own."
@@ -277,32 +277,23 @@ class MultiHeadAttention(Component):
         Returns:
             (B, H, Q, V).
         """
-        groups, queries = self.num_key_value_heads, query.shape[2]
-        if groups == self.num_heads:
-            return self._attend_by_head(query, key, value, mask, weights_out)
-        if self.score is None and weights_out is None and _is_of_few_queries(mask, queries, key.shape[2]):
-            # The H / G heads that share keys become queries of one head, so that no cached key is copied.
-            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G × Q, K)
-            if isinstance(mask, AttentionMask) and queries > 1:
-                mask = AttentionMask(mask.allowed.repeat(1, 1, self.num_heads // groups, 1))
-            heads = self._attend_by_head(query, key, value, mask, None)
-            return heads.reshape(len(query), self.num_heads, queries, self.d_v)
-        key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
-        return self._attend_by_head(query, key, value, mask, weights_out)
-
-    def _attend_by_head(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask | Window | None,
-        weights_out: list[Tensor] | None,
-    ) -> Tensor:
-        """Compute attention for equally many query, key and value heads by the configured score: to (B, H, Q, V).
-
-        A `Window` in place of a mask is computed block by block.
-        """
         compute: AttentionFunction = attend if self.score is None else self.score
+        sharing, queries = self.num_heads // self.num_key_value_heads, query.shape[2]
+        if (
+            sharing > 1
+            and self.score is None
+            and weights_out is None
+            and not isinstance(mask, Window)
+            and _is_of_few_queries(mask, queries, key.shape[2])
+        ):
+            # The H / G heads that share keys become queries of one head, so that no cached key is copied.
+            query = query.reshape(len(query), self.num_key_value_heads, -1, self.d_k)  # (B, G, H / G × Q, K)
+            if isinstance(mask, AttentionMask) and queries > 1:
+                mask = AttentionMask(mask.allowed.repeat(1, 1, sharing, 1))
+            heads = compute(query, key, value, mask, dropout=self.dropout)
+            return heads.reshape(len(query), self.num_heads, queries, self.d_v)
+        if sharing > 1:
+            key, value = (each.repeat_interleave(sharing, dim=1) for each in (key, value))
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
         return compute(query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -338,7 +329,7 @@ class MultiHeadAttention(Component):
         return heads.transpose(1, 2)  # (B, H, L, K)
 
 
-def _is_of_few_queries(mask: AttentionMask | Window | None, queries: int, keys: int) -> bool:
+def _is_of_few_queries(mask: AttentionMask | None, queries: int, keys: int) -> bool:
     """Return whether the queries are those of a decoding step, and the mask is the same for all heads.
 
     Query heads that share keys can then be computed as more queries of one head, without a copy of the keys.
@@ -638,12 +629,7 @@ def straight_through(weights: Tensor) -> Tensor:
     return best + (weights - weights.detach())
 
 
-SCORES: dict[str, type[ScoredAttention]] = {
-    "scaled": ScoredAttention,
-    "dot": ScoredAttention,
-    "general": ScoredAttention,
-    "additive": ScoredAttention,
-}
+SCORES: dict[str, type[ScoredAttention]] = dict.fromkeys(get_args(AttentionScore), ScoredAttention)
 """A dict from the name of a score, in the setting `model.attention_score`, to the class of its attention module."""
 
 
@@ -684,11 +670,6 @@ class Window(NamedTuple):
     bias: nn.Module | None
     """The module that computes a term of attention scores from positions; None: the model has none."""
 
-    @property
-    def block(self) -> int:
-        """The number of positions in a block; a long sequence is cut into blocks for attention in a window."""
-        return block_length(self.radius)
-
 
 def block_length(radius: int) -> int:
     """Return the number of positions in a block of windowed attention: the window's radius, but at least 32."""
@@ -720,7 +701,7 @@ def attend_in_window(
         (B, H, L, V).
     """
     batch, heads, length, _ = query.shape
-    block = window.block
+    block = block_length(window.radius)
     blocks = -(-length // block)
     padding = blocks * block - length
     after = padding if window.causal else padding + block
@@ -769,9 +750,10 @@ def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int, int], bl
 
     Args:
         window: the window.
-        present: which positions in these blocks and the blocks around them are not padding, (B, positions).
-        sizes: the number of queries of each block, b, its number of keys, and the length of the sequence.
-        blocks: the index of the first block, and the index after the last one.
+        present: True at positions that are not padding, (B, positions), from the block before the first of the N blocks
+            on; without a causal mask also in the block after the last one.
+        sizes: the number of queries of each block, b, its number of keys, 2b or 3b, and the length of the sequence.
+        blocks: the index of the first of the N blocks, and the index after the last one.
     """
     block, span, length = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)

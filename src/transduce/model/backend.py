@@ -19,7 +19,7 @@ from transduce.errors import TransduceError
 class Rows(NamedTuple):
     """A range of rows of a weight matrix, from `start` to `stop` (exclusive), such as the rows of the queries alone.
 
-    A linear layer that gets this range computes only these outputs.
+    A linear layer that gets a range computes only the outputs of the rows in this range.
     """
 
     start: int
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 
 class Backend(Protocol):
-    """An object that computes the components of a model, by kernels of its own where these are faster."""
+    """An object that computes a model's components in place of PyTorch, by its own kernels where they are faster."""
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return the result of `component(*args, **kwargs)`, by kernels if they compute the same function.
@@ -82,9 +82,10 @@ def using_backend(kernels: Backend | None) -> Iterator[None]:
 
 
 def backend_in_use() -> Any:
-    """Return the `Backend` that this thread uses, with all that its caller may need of it; None: plain PyTorch.
+    """Return the `Backend` that this thread uses; None: plain PyTorch.
 
-    On a GPU, PyTorch's threads for backward passes get the process's backend.
+    On a GPU, PyTorch's threads for backward passes get the process's backend. The type is `Any`, because callers also
+    use methods that only their own backend has.
     """
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.

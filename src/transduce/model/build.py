@@ -246,7 +246,7 @@ def _different_names(
 
 
 def _has_values(tensor: Tensor, expected: Tensor) -> bool:
-    """Return whether a tensor equals `expected`, converted to the tensor's dtype."""
+    """Return whether a tensor equals the tensor `expected`, after `expected` is converted to the first one's dtype."""
     return torch.equal(tensor.cpu(), expected.to(tensor.dtype))
 
 
@@ -393,8 +393,8 @@ def check_registered(config: ModelConfig) -> None:
 def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | None:
     """Return a setting without effect on a small model with the user's attention or score; None if there is none.
 
-    A setting counts as ignored only if it has an effect once the project's attention and score replace the user's,
-    which are among `registered`, the settings that name components of the user's.
+    A setting counts as ignored only if it has an effect once built-in components replace the user's attention and
+    score. `registered` are the settings that name components of the user, such as "attention".
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
     if config.positions not in ("sinusoidal", "learned"):  # which are added to embeddings, whatever the attention
@@ -412,7 +412,7 @@ def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | No
 
 
 def _has_effect(config: ModelConfig, changes: Mapping[str, Any], *, training: bool) -> bool:
-    """Return whether these changes of a configuration change the output of a model with the same weights."""
+    """Return whether a model's output is another one after `changes`, new values of settings, at the same weights."""
     model = build_any_model(config).train(training)
     _randomize_constants(model)
     other = build_any_model(msgspec.structs.replace(config, **changes)).train(training)
@@ -468,8 +468,8 @@ def _largest_changes(model: AnyModel) -> tuple[float, float]:
     """Return two numbers: the largest change of a model's output by decoding with a cache, and by padding.
 
     The unit is the output's standard deviation. An encoder-only model has no decoding, so its first number is 0; a
-    model of time series has no padding, so its second number is 0. Parameters
-    with equal elements, such as closed gates, get small random values first.
+    model of time series has no padding, so its second number is 0. Random numbers are first added to those parameters
+    of the model whose elements are all equal, such as closed gates.
     """
     _randomize_constants(model)
     config = model.config

@@ -19,13 +19,8 @@ _POSITION_SIZES = ("max_positions", "relative_buckets", "relative_max_distance")
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout")
 _POSITIVE = ("norm_epsilon", "rotary_base", "attention_scale", "output_scale")
 _COUNTS = ("token_types", "num_labels", "position_offset")
-_LAYERS_OF = {
-    "transformer": ("num_encoder_layers", "num_decoder_layers"),
-    "encoder": ("num_encoder_layers",),
-    "decoder": ("num_decoder_layers",),
-    "recurrent": ("num_encoder_layers", "num_decoder_layers"),
-    "series": ("num_encoder_layers", "num_decoder_layers"),
-}
+_LAYERS = ("num_encoder_layers", "num_decoder_layers")
+_LAYERS_OF = {"encoder": _LAYERS[:1], "decoder": _LAYERS[1:]}  # other kinds have both stacks
 _SERIES_ONLY = ("num_series", "predicts_deviations")
 # Settings of models that read tokens.
 _NOT_SERIES = (
@@ -74,7 +69,6 @@ def check_config(config: "ModelConfig") -> None:
     Raises:
         TransduceError: a component's name is unknown, a number is outside its range, or settings contradict each other.
     """
-    _check_choices(config)
     _check_types(config)
     _check_sizes(config)
     _check_ranges(config)
@@ -99,7 +93,7 @@ def split_registered_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
-    """Return a `ModelConfig` with these settings, given as plain values such as those of a JSON file.
+    """Return the `ModelConfig` with the settings in `content`, a mapping from names to plain values as in a JSON file.
 
     Raises:
         msgspec.ValidationError: a value has the wrong type, or names no component.
@@ -121,49 +115,28 @@ def explained(error: msgspec.ValidationError) -> str:
 
 
 @cache
-def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return a dict from each field of a struct that has a `Literal` type to a tuple of the permitted values."""
-    hints = get_type_hints(kind)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
-
-
-def _check_choices(config: "ModelConfig") -> None:
-    kind: Any = type(config)
-    for name, choices in _choices_of(kind).items():
-        if (value := getattr(config, name)) not in choices and value not in REGISTERED_NAMES.get(name, ()):
-            raise TransduceError(f"`model.{name}` must be one of {', '.join(choices)}, but is {value!r}.")
-
-
-@cache
-def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return a dict from each field of a struct without a `Literal` type to a tuple of the permitted types.
-
-    `NoneType` is among them if the field may be None.
-    """
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
-    return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
+def _type_hints() -> dict[str, Any]:
+    return get_type_hints(ModelConfig)
 
 
 def _check_types(config: "ModelConfig") -> None:
-    """Refuse a value of another type than its setting has, such as True for a number or a text for a boolean."""
-    kind: Any = type(config)
-    for name, types in _types_of(kind).items():
-        value = getattr(config, name)
+    """Refuse an unknown name, or a value of another type than its setting has, such as True for a number."""
+    for name, hint in _type_hints().items():
+        value, permitted = getattr(config, name), get_args(hint) or (hint,)
+        if get_origin(hint) is Literal:
+            if value not in permitted and value not in REGISTERED_NAMES.get(name, ()):
+                raise TransduceError(f"`model.{name}` must be one of {', '.join(permitted)}, but is {value!r}.")
+            continue
         # An int is a valid float. A bool is no number here, although Python makes it a subclass of int.
         actual = bool if isinstance(value, bool) else int if isinstance(value, int) else type(value)
-        if actual not in types and not (actual is int and float in types) and not _is_choice(value, types):
-            allowed = " or ".join(dict.fromkeys(_TYPE_NAMES.get(each, f"a {each.__name__}") for each in types))
+        if actual not in permitted and not (actual is int and float in permitted):
+            allowed = " or ".join(_TYPE_NAMES.get(each, f"a {each.__name__}") for each in permitted)
             raise TransduceError(f"`model.{name}` must be {allowed}, but is {value!r}.")
-
-
-def _is_choice(value: Any, types: tuple[Any, ...]) -> bool:
-    """Return whether a value is permitted by a `Literal` type among the types of an optional setting."""
-    return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 
 def _check_sizes(config: "ModelConfig") -> None:
     inputs = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
-    for name in (*inputs, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
+    for name in (*inputs, *_SIZES, *_LAYERS_OF.get(config.kind, _LAYERS), *_POSITION_SIZES, *_OPTIONAL_SIZES):
         size = getattr(config, name)
         if size is not None and size < 1:
             raise TransduceError(f"`model.{name}` must be at least 1, but is {size!r}.")
@@ -301,10 +274,10 @@ AttentionName = Literal["multi-head", "query-key-norm"]
 
 
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The scaling of rotary embeddings by which Llama 3 reads sequences longer than those of its pre-training.
+    """The scaling of rotary embeddings by which Llama 3 reads longer sequences than in its pre-training.
 
-    Wavelengths above original_length / low_frequency_factor become `factor` times as long, those below original_length
-    / high_frequency_factor stay, and between the two the change is gradual.
+    Wavelengths above original_length / low_frequency_factor become `factor` times as long. Wavelengths below
+    original_length / high_frequency_factor stay, and between the two limits the change is gradual.
     """
 
     factor: float
@@ -610,7 +583,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def has_plain_attention(self) -> bool:
         """True if attention is the paper's: scaled dot product and softmax, without a window or effects of positions.
 
-        Positions that are added to embeddings are no such effects. A recurrent model's attention is not the paper's.
+        Positions that are added to embeddings have no effect on attention. A recurrent model's attention is not the
+        paper's.
         """
         parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
         is_plain = parts == ("multi-head", "scaled", "soft", None, None)

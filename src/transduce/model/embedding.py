@@ -154,9 +154,9 @@ class VocabularyModel(nn.Module):
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
-        """Return the mask (B, T) of the positions that count for BatchNorm's statistics: those without padding.
+        """Return a boolean mask of the positions of token ids that are not padding, both (B, T), for BatchNorm.
 
-        The result is None in evaluation or without BatchNorm.
+        Only these positions count in its statistics. The result is None in evaluation or without BatchNorm.
         """
         if self.config.norm != "batch" or not self.training:
             return None

@@ -25,7 +25,7 @@ class Linear(Component, nn.Linear):
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
         """Return x · weightᵀ + bias, (…, inputs) to (…, outputs).
 
-        If `rows` is a range of weight rows, only these outputs are computed.
+        If `rows` is a range of the weight's rows, only the outputs of these rows are computed.
         """
         if rows is None:
             return F.linear(input, self.weight, self.bias)

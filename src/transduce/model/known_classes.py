@@ -75,7 +75,8 @@ KNOWN: dict[type[nn.Module], _Entry] = {}
 not known.
 """
 METHODS: dict[type[nn.Module], frozenset[str]] = {}
-"""A dict from each known class to the names of its methods. A module with an attribute of such a name was changed."""
+"""A dict from each known class to the names of its methods. A module that has one of these names in its `vars` was
+changed."""
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """A dict from each class of linear layers to the names of two attributes: its numbers of inputs and of outputs."""
 
@@ -113,7 +114,7 @@ def register_class(
 
 
 def _remember_class(cls: type) -> None:
-    """Record the methods and properties of a class: those defined in this package, and those that run a module."""
+    """Record the methods and properties that this package defines for a class and, for a module, what PyTorch runs."""
     ours = [holder for holder in cls.__mro__ if holder.__module__.startswith("transduce.")]
     names = [
         name
@@ -260,8 +261,8 @@ class Check:
 def checked_once() -> Iterator[None]:
     """Look for replaced functions now, and let `global_change` return the result in the body of the `with` statement.
 
-    The body computes a batch, or a component of it. Bodies of several threads may overlap: the first that ends lets
-    the others look again.
+    The body computes a batch, or a component for a batch. Bodies of several threads may overlap: after the first of
+    them has ended, each call of `global_change` in the others looks for replaced functions again.
     """
     Check.found, Check.is_open = replaced_function(), True
     try:

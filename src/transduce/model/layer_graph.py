@@ -72,7 +72,7 @@ class Attend(NamedTuple):
 
     module: MultiHeadAttention
     score: str
-    """The name of the score, one of those of the setting `model.attention_score`."""
+    """The name of the score function, as in the setting `model.attention_score`."""
     is_hard: bool
     """True if each query takes only the value of its best key, instead of an average of values."""
     scale: float | None
@@ -85,7 +85,7 @@ class Activate(NamedTuple):
     """An operation of a layer graph: the nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
-    """The name of the function, one of those of the setting `model.activation`."""
+    """The name of the function, as in the setting `model.activation`."""
     is_gated: bool
     dropout: Dropout
 
@@ -432,7 +432,7 @@ class _Describer:
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
         """Return the `ModelGraph` of a model: its layers and properties, by which backends are chosen.
 
-        `facts` holds the properties of its modules, such as wrappers; those of the model are appended.
+        `facts` is a list of the properties of its modules, such as wrappers. More properties are appended to it.
 
         Raises:
             UnknownError: a class or setting is unknown, or a component does not agree with the configuration.
@@ -662,7 +662,7 @@ class _Describer:
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
         """Return the `Linear` description of a linear layer, after a check of its numbers of inputs and outputs.
 
-        A number of None stands for the model width. Number formats without such attributes are not checked.
+        A number of None stands for the model width. Number formats whose modules lack these numbers are not checked.
         """
         self.kind(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:

@@ -236,7 +236,7 @@ class StackPositions(nn.Module):
         Args:
             x: the embedded inputs, (B, T, D).
             mask: hides padding, or positions that a hypothesis does not see; None in a decoder: the look-ahead mask.
-            positions: (T,) or (B, T); None: those after the cached positions.
+            positions: the positions of the inputs, (T,) or (B, T); None: the next ones after the cached positions.
             cache: the cache of a decoder; if the model needs positions in attention, they are added to it.
 
         Returns:

@@ -292,4 +292,6 @@ class PackedBatch(NamedTuple):
     labels: Tensor
     """The token ids to predict: the targets of all sentences, N tokens in total, int64, (1, N)."""
     present: Tensor | None = None
-    """True at labels that count, (N,), if the buffers are larger than their contents; None: all count."""
+    """True at the labels that count in the loss, (N,), if padding fills the sequences up to a common length; None: all
+    labels count.
+    """

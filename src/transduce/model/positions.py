@@ -59,15 +59,31 @@ def interleaving(d_model: int) -> Tensor:
 
 
 class _Tabulated(nn.Module):
-    """A module with a table of positions in the attribute `table`, which is extended for longer sequences.
+    """A base class of modules with a table, (rows, width), whose row for a position follows from the position alone.
 
-    The table is no buffer, because averages of weights and PyTorch's DDP copy buffers, and tables of two models differ
-    in length.
+    The table is in the attribute `table`, and is extended for longer sequences. It is no buffer, because averages of
+    weights and PyTorch's DDP copy buffers, and tables of two models differ in length.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.table = torch.empty(0, width, device="cpu")
+
+    def compute_table(self, length: int) -> Tensor:
+        """Return the rows of the table for positions 0 … length - 1, on the CPU; subclasses define this method."""
+        raise NotImplementedError
+
+    def until(self, needed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return a table of at least `needed` rows on a device, in a dtype.
+
+        If the stored table is too short or has another device or dtype, a new one is computed and stored.
+        """
+        table = self.table  # one read, because another thread may replace the table
+        if needed > len(table) or table.dtype != dtype or table.device != device:
+            # A tensor made in inference mode cannot be used in training; `torch.compile` traces no keyword here.
+            with torch.inference_mode(False):  # noqa: FBT003
+                self.table = table = self.compute_table(max(needed, 2 * len(table), 256)).to(device, dtype)
+        return table
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -98,19 +114,12 @@ class SinusoidalPositions(_Tabulated):
         `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
         """
         first = self.offset
-        table = self.until(first + _end(x, positions, end), x)
+        table = self.until(first + _end(x, positions, end), x.device, x.dtype)
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
-    def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of sinusoids, (rows, D), of at least `needed` rows, on the device and in the dtype of `like`.
-
-        A longer table is computed if needed, and stored for the next call.
-        """
-        table = self.table  # one read, because another thread may replace the table
-        if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
-            rows = max(needed, 2 * len(table), 256)
-            self.table = table = sinusoids(rows, self.d_model, to_end=self.to_end).to(like)
-        return table
+    @override
+    def compute_table(self, length: int) -> Tensor:
+        return sinusoids(length, self.d_model, to_end=self.to_end)
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
@@ -218,7 +227,7 @@ NO_POSITION_EFFECT = PositionEffect()
 
 
 class RotaryPositions(_Tabulated):
-    """A module that makes rotary embeddings; its table of cosines and sines is extended for longer sequences."""
+    """A module that makes rotary embeddings; a row of its table, (rows, K), has the cosines, then the sines."""
 
     def __init__(
         self, width: int, *, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
@@ -235,20 +244,14 @@ class RotaryPositions(_Tabulated):
         All positions are below `end`, if that is known.
         """
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
-        table = self.table  # one read, because another thread may replace the table
-        if needed > len(table) or table.dtype != dtype or table.device != positions.device:
-            # A tensor made in inference mode cannot be used in training; `torch.compile` traces no keyword here.
-            with torch.inference_mode(False):  # noqa: FBT003
-                table = self._angles(max(needed, 2 * len(table), 256)).to(positions.device, dtype)
-                self.table = table
-        rows = table[positions]
+        rows = self.until(needed, positions.device, dtype)[positions]
         if positions.dim() == 2:
             rows = rows[:, None]
         cosine, sine = rows.chunk(2, dim=-1)
         return Rotation(cosine, sine, self.interleaved)
 
-    def _angles(self, length: int) -> Tensor:
-        """Return a table, (length, K), of the rotary angles' cosines, then sines, at positions 0 … length - 1."""
+    @override
+    def compute_table(self, length: int) -> Tensor:
         pair = torch.arange(self.width // 2, dtype=torch.float64)
         frequency = self.base ** (-2.0 * pair / self.width)
         if self.scaling is not None:

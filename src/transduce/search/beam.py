@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.search.greedy import make_hypothesis
-from transduce.search.rules import GenerateSettings, Rule
+from transduce.search.rules import GenerateSettings, Rule, apply_rules
 from transduce.search.scorer import (
     GENERATE_RANKING,
     PAPER_RANKING,
@@ -24,6 +24,7 @@ from transduce.search.scorer import (
     Ranking,
     Scorer,
     SequenceLimits,
+    WrappedScorer,
     run_search,
 )
 from transduce.search.selection import (
@@ -47,7 +48,7 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The sums of attention that source tokens have received in each hypothesis, for the coverage penalty."""
+    """The sums of the attention that each hypothesis has paid to each source token, for the coverage penalty."""
 
     def __init__(
         self, scorer: AttentiveScorer, beta: float, contexts: Sequence[tuple[int, int]] = (), device: Any = None
@@ -220,8 +221,7 @@ class BeamSearch:
     def _extend_all(self) -> None:
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
-        for rule in self.rules:
-            logits = rule.apply(logits, self.tokens, self.sentence_indices)
+        logits = apply_rules(self.rules, logits, self.tokens, self.sentence_indices)
         live, ended = self.selection.select(Step(logits, self.scores, self.tokens, self.sentence_indices, normalizer))
         if self.coverage is not None:
             self.coverage.add_step()
@@ -250,7 +250,7 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def _divisor(self, row: int, length: int) -> float:
-        """Return the length penalty of a hypothesis of `length` tokens of the sentence at batch index `row`.
+        """Return the length penalty for a hypothesis with `length` tokens, in the sentence at batch index `row`.
 
         The penalty divides log-probabilities. `length` includes document context, which the penalty leaves out.
         """
@@ -439,12 +439,12 @@ def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
 # live one is better at its current length. Hypotheses cut at the maximum length compete with those that ended.
 
 
-class LogProbabilities(Scorer):
+class LogProbabilities(WrappedScorer):
     """A scorer that converts another scorer's logits to log-probabilities, which `generate` and some penalties need."""
 
     def __init__(self, scorer: Scorer, *, with_normalizer: bool = False) -> None:
         """Wrap a scorer; `with_normalizer` keeps the log-sum-exp of the newest logits, (B, W, 1), in `normalizer`."""
-        self.scorer = scorer
+        super().__init__(scorer)
         self.normalizer: Tensor | None = torch.empty(0) if with_normalizer else None
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -453,14 +453,6 @@ class LogProbabilities(Scorer):
         if self.normalizer is not None:
             self.normalizer = logits.logsumexp(dim=-1, keepdim=True)
         return logits.log_softmax(dim=-1)
-
-    @override
-    def reorder(self, parents: Tensor) -> None:
-        self.scorer.reorder(parents)
-
-    @override
-    def keep_sentences(self, rows: Tensor) -> None:
-        self.scorer.keep_sentences(rows)
 
 
 class GenerateSearch(BeamSearch):
@@ -474,18 +466,13 @@ class GenerateSearch(BeamSearch):
         limits: SequenceLimits,
         beam: BeamOptions,
         settings: GenerateSettings,
-        *,
-        rules: Sequence[Rule] = (),
-        selection: Selection | None = None,
-        coverage: Coverage | None = None,
-        reductions: Reductions | None = None,
+        **options: Any,
     ) -> None:
         """Create a search like a `BeamSearch`, from a scorer whose `step` returns log-probabilities, not logits.
 
-        `settings.stop` decides when a sentence is finished.
+        `settings.stop` decides when a sentence is finished. The `options` are the keyword arguments of `BeamSearch`.
         """
-        options: dict[str, Any] = {"selection": selection, "coverage": coverage, "reductions": reductions}
-        super().__init__(scorer, limits, beam, rules=rules, **options)
+        super().__init__(scorer, limits, beam, **options)
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.sentence_indices]
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from transduce.search.rules import Rule
+from transduce.search.rules import Rule, apply_rules
 from transduce.search.scorer import Hypothesis, LengthPenalty, Scorer, SequenceLimits, length_penalty, run_search
 from transduce.search.selection import Reductions, argmax_token, log_sum_exp, top_tokens_and_log_sum_exp, use_kernels
 from transduce.search.settings import SamplingSettings
@@ -108,8 +108,7 @@ class GreedySearch:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
         normalizer = log_sum_exp(logits)
-        for rule in self.rules:
-            logits = rule.apply(logits, self.tokens, self.sentence_indices)
+        logits = apply_rules(self.rules, logits, self.tokens, self.sentence_indices)
         newest = self.choose(logits, self.sentence_indices)
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
@@ -149,13 +148,8 @@ class GreedySearch:
             self._results[sentence] = [self._hypothesis(*each, start) for each in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
-        self.sentence_indices, self.max_lengths, self.newest = (
-            self.sentence_indices[staying],
-            self.max_lengths[staying],
-            self.newest[staying],
-        )
-        self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
-        self.ended = self.ended[staying]
+        for name in ("sentence_indices", "max_lengths", "newest", "tokens", "log_probabilities", "ended"):
+            setattr(self, name, getattr(self, name)[staying])
 
     def _hypothesis(self, tokens: list[int], log_probabilities: list[float], start: int) -> Hypothesis:
         """Return a `Hypothesis` of the tokens from `start` to the first end symbol, or up to a token that rules forbid.

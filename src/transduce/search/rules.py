@@ -28,6 +28,13 @@ class Rule(Protocol):
         """
 
 
+def apply_rules(rules: Iterable[Rule], logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
+    """Return logits, (B, W, V), as rules change them in turn; the arguments are those of `Rule.apply`."""
+    for rule in rules:
+        logits = rule.apply(logits, tokens, sentence_indices)
+    return logits
+
+
 class Forbid(Rule):
     """A rule that forbids certain token ids at every step."""
 
@@ -117,8 +124,8 @@ class RepetitionPenalty(Rule):
         """Create the rule from the tokens before the output and the strengths of its three penalties.
 
         Args:
-            before: tokens before each input sentence's output: the prompt, or the decoder's start symbol. Only
-                `repetition` applies to them.
+            before: at least one token before each input sentence's output: those of the prompt, or the decoder's start
+                symbol. Only `repetition` applies to them.
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
@@ -141,12 +148,10 @@ class RepetitionPenalty(Rule):
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
             before = [self.before[index] for index in sentence_indices.tolist()]
-            max_length = max(map(len, before), default=0)
+            max_length = max(map(len, before))
             # A short row repeats its first token, which the assignment below changes only once.
-            padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
-            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(
-                len(sentence_indices), 1, max_length
-            )
+            padded = [[*ids, *ids[:1] * (max_length - len(ids))] for ids in before]
+            ids = torch.tensor(padded, device=tokens.device)[:, None]  # (B, 1, max_length)
             seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
@@ -177,8 +182,7 @@ class ForcedPrefix(Rule):
             if position < len(self.prefixes[sentence]):
                 token = self.prefixes[sentence][position]
                 forced[row] = (token, logits[row, :, token].clone())
-        for rule in self.rules:
-            logits = rule.apply(logits, tokens, sentence_indices)
+        logits = apply_rules(self.rules, logits, tokens, sentence_indices)
         for row, (token, score) in forced.items():
             logits[row] = IMPOSSIBLE
             logits[row, :, token] = score
@@ -197,7 +201,10 @@ class ForcedContext(Rule):
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
-        """Return logits that force the next token of unfinished contexts; the wrapped rules change other sentences."""
+        """Return logits that force the next token of each sentence whose context is not complete.
+
+        The logits of the other sentences are those that the wrapped rules return.
+        """
         position, by_start = tokens.shape[-1], dict[int, list[int]]()
         for row, sentence in enumerate(sentence_indices.tolist()):
             context = self.contexts[sentence]
@@ -210,13 +217,8 @@ class ForcedContext(Rule):
         for start, some in by_start.items():
             own, chosen = tokens[..., start:], torch.tensor(some, device=sentence_indices.device)
             if len(some) == len(sentence_indices):
-                return self._apply_rules(logits, own, sentence_indices)
-            logits[chosen] = self._apply_rules(logits[chosen], own[chosen], sentence_indices[chosen])
-        return logits
-
-    def _apply_rules(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
-        for rule in self.rules:
-            logits = rule.apply(logits, tokens, sentence_indices)
+                return apply_rules(self.rules, logits, own, sentence_indices)
+            logits[chosen] = apply_rules(self.rules, logits[chosen], own[chosen], sentence_indices[chosen])
         return logits
 
 

@@ -34,6 +34,21 @@ class Scorer(Protocol):
         """Remove all sentences from the batch except those at these ascending batch indices, (B',)."""
 
 
+class WrappedScorer(Scorer):
+    """A base class of scorers that change the scores of another scorer, `scorer`, which keeps the cached states."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    @override
+    def reorder(self, parents: Tensor) -> None:
+        self.scorer.reorder(parents)
+
+    @override
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.scorer.keep_sentences(rows)
+
+
 class AttentiveScorer(Protocol):
     """An interface of scorers that report attention to the source, from which a coverage penalty is computed."""
 

@@ -6,6 +6,7 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n ca
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -144,26 +145,21 @@ IMPOSSIBLE = float("-inf")
 """The score of a candidate that does not exist, and the logit of a token that may not follow."""
 
 
+@dataclass(eq=False)
 class Step:
     """The data of a decoding step from which a selection chooses: hypotheses, and the logits of their next tokens."""
 
-    def __init__(
-        self, logits: Tensor, scores: Tensor, tokens: Tensor, sentence_indices: Tensor, normalizer: Tensor | None = None
-    ) -> None:
-        """Describe a step of B sentences.
-
-        Args:
-            logits: logits after the rules, float32, (B, W, V).
-            scores: each hypothesis's log-probability so far, (B, W).
-            tokens: the tokens of each hypothesis so far, (B, W, t).
-            sentence_indices: each sentence's index in the input, (B,).
-            normalizer: log-sum-exp of the logits before the rules, (B, W, 1); None if no rule changed them.
-        """
-        self.logits = logits
-        self.scores = scores
-        self.tokens = tokens
-        self.sentence_indices = sentence_indices
-        self.cached_log_sum_exp = normalizer
+    logits: Tensor
+    """The logits after the rules, float32, (B, W, V)."""
+    scores: Tensor
+    """Each hypothesis's log-probability so far, (B, W)."""
+    tokens: Tensor
+    """The tokens of each hypothesis so far, (B, W, t)."""
+    sentence_indices: Tensor
+    """Each sentence's index in the input, (B,)."""
+    cached_log_sum_exp: Tensor | None = None
+    """The log-sum-exp of the logits before the rules, (B, W, 1); None: without rules, `normalizer` computes it.
+    """
 
     @property
     def normalizer(self) -> Tensor:
@@ -195,7 +191,7 @@ class Step:
 
 
 class Candidates(NamedTuple):
-    """Candidate continuations of the hypotheses of each of B sentences, n for each: four tensors (B, n)."""
+    """Candidate continuations of hypotheses, n candidates for each of B sentences: four tensors (B, n)."""
 
     parents: Tensor
     """The index, in its sentence, of the hypothesis that each candidate continues, (B, n)."""
@@ -239,7 +235,7 @@ class BestSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Return the W best candidates over all hypotheses of each sentence, and those that end."""
+        """Return for each sentence its W best candidates that continue, over all hypotheses, and those that end."""
         # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
@@ -268,9 +264,7 @@ class DiverseSelection(Selection):
 
         A token that earlier groups chose in this step gets a lower score in later groups.
         """
-        taken = step.logits.new_zeros(
-            len(step.logits), step.logits.shape[-1]
-        )  # (B, V), how often each token was chosen
+        taken = torch.zeros_like(step.logits[:, 0])  # (B, V), how often each token was chosen
         selected_by_group = []
         for group in range(self.groups):
             hypotheses = slice(0, 1)  # the first step has a single hypothesis, which all groups share

@@ -30,7 +30,7 @@ _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _
 _MAX_TOKEN_PENALTY = 100  # of repeated tokens
 _DIVERSITY_PENALTY = 1.0  # the default (docs/log/searching.md)
 EARLIER_DEFAULTS = (("diversity_penalty", 0.5),)
-"""Pairs of the name and value of search settings that files of earlier versions may hold although nobody set them."""
+"""Pairs (name, value): earlier versions stored these values of search settings in files although nobody set them."""
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
@@ -202,10 +202,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @explain_wrong_types
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if self.beam_size < 1:
-            raise TransduceError(f"`beam_size` must be at least 1, but is {self.beam_size}.")
-        if self.n_best < 1:
-            raise TransduceError(f"`n_best` must be at least 1, but is {self.n_best}.")
+        for name in ("beam_size", "n_best", "max_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise TransduceError(f"`{name}` must be at least 1, but is {value}.")
         if self.n_best > self.beam_size and self.sampling is None:
             raise TransduceError(
                 f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
@@ -223,8 +222,6 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
                 "change one of them."
             )
-        if self.max_length is not None and self.max_length < 1:
-            raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
         if self.max_length is not None and self.min_length >= self.max_length:
             raise TransduceError(
                 f"`min_length` must be less than `max_length` ({self.max_length}), which counts the end symbol too, "

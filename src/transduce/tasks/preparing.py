@@ -11,9 +11,9 @@ import msgspec
 
 from transduce.argument_checks import Files, as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
-from transduce.data.merging import check_parts
+from transduce.data.merging import check_parts, write_corpus
 from transduce.data.parts import CorpusPart, PartRequest
-from transduce.data.prepared import PreparedCorpus, write_corpus
+from transduce.data.prepared import PreparedCorpus
 from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError, count_noun, explain_wrong_types

@@ -26,6 +26,10 @@ class Span(NamedTuple):
     start: int
     end: int
 
+    def contains(self, other: "Span") -> bool:
+        """Return whether the span contains all characters of another span of the same text; equal spans do."""
+        return self.start <= other.start and other.end <= self.end
+
 
 def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
     """Return the span of a full text that corresponds to a span of a text extracted from it.

@@ -50,7 +50,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     best_value: float | None
     """The value of the selection metric at the best validation, greater is better; None: not measured."""
     reason: str
-    """Why the run ended: "finished" after its last step, the reason of an earlier end, or the name of a signal."""
+    """Why the run ended: "finished" after its last step, a clause such as "no improvement", or the name of a signal."""
 
 
 class Callback:
@@ -81,7 +81,7 @@ class Callback:
 
 
 def is_true(result: object) -> bool:
-    """Return whether a callback's result is True, or the same in another library: a NumPy boolean, or a tensor of one.
+    """Return whether a callback's result is True, as a boolean of Python or NumPy or as a tensor with one boolean.
 
     Other results, such as the number of characters that a method wrote, do not stop a run.
     """

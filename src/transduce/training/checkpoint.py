@@ -34,6 +34,7 @@ class RowRange(msgspec.Struct, frozen=True):
     """A record of which rows of a complete tensor a file or process holds, if a model is divided among processes."""
 
     start: int
+    """The index, in the complete tensor, of the first row that the file or process holds."""
     whole: list[int]
     """The shape of the complete tensor, of which a file or process holds some rows."""
 
@@ -50,6 +51,8 @@ class Sliceable(Protocol):
 
 
 class _RowFile(NamedTuple):
+    """A file that holds the rows [start, stop) of a tensor."""
+
     path: Path
     start: int
     stop: int
@@ -117,12 +120,12 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def differences(before: Environment, now: Environment) -> Iterator[str]:
-    """Yield the differences between the environments of two parts of a run, each as "NAME OLD then, NEW now".
+    """Yield a text for each property in which the environments of two parts of a run differ: "NAME OLD then, NEW now".
 
     A property that the older checkpoint did not store is left out.
     """
     for name in Environment.__struct_fields__:
-        old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
+        old, new = getattr(before, name), getattr(now, name)
         if old not in (new, None):
             yield f"{name} {old} then, {new} now"
 
@@ -187,7 +190,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     validation_due: bool = False
     """True if a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
-    """True if dropout has been disabled because it did harm (training/loop.py)."""
+    """True if dropout has been disabled for the rest of the run because it did harm (`DropoutMonitor`)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums, such as of losses, over the steps since the last report, so that the next report includes these steps."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow)
@@ -252,15 +255,25 @@ def save_checkpoint(
 
     If there is an undamaged checkpoint of the step already, nothing is written or removed. Checkpoints of the steps in
     `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later steps are damaged ones,
-    which a resumed run has skipped; each is replaced when its step is reached again. Each of several processes writes
-    its own rows into a folder that all of them can see; the first process does the rest.
+    which a resumed run has skipped; each is replaced when its step is reached again.
+
+    Every one of several processes must call this function, and waits for the others. The first process writes the
+    checkpoint; but of a model that is divided among processes, each writes its own rows, into a folder that all of them
+    can see.
 
     Raises:
-        TransduceError: the checkpoint cannot be written. If one process fails, all raise; earlier checkpoints are
-            untouched.
+        TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched. If the model is divided,
+            all processes raise the error, otherwise only the first does.
     """
     together = processes or Processes()
     final = checkpoint_path(folder, checkpoint.state.step)
+    if checkpoint.rows is None and together.count > 1:
+        try:
+            if together.is_first:
+                save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged)
+        finally:
+            together.wait()  # also after a failure: the run may continue and needs all processes
+        return final
     if together.broadcast(_is_sound(final), bool):
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
@@ -282,26 +295,6 @@ def save_checkpoint(
                 _remove(old)
     together.wait()
     return final
-
-
-def save_together(
-    folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
-) -> None:
-    """Save a checkpoint of several processes: the first writes all of it, or each its rows if the model is divided.
-
-    The newest `keep` checkpoints stay, and those of the steps in `averaged`.
-
-    Raises:
-        TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.
-    """
-    if checkpoint.rows is None:
-        try:
-            if processes.is_first:
-                save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged)
-        finally:
-            processes.wait()  # also after a failure: the run may continue and needs all processes
-        return
-    save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged, processes=processes)
 
 
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
@@ -436,9 +429,9 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of tensors in a checkpoint's file by its name: "weights" for `weights.safetensors`.
+    """Return the kind of the tensors that a file of a checkpoint holds, by the file's name.
 
-    The numbered parts of a file, such as `weights.00001-of-00002.safetensors`, have the kind of the whole.
+    The kind is "weights" for `weights.safetensors`, and for a part such as `weights.00001-of-00002.safetensors`.
     """
     return name.split(".", maxsplit=1)[0]
 
@@ -489,7 +482,7 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the complete, verified weights of a checkpoint as a dict by name, without the optimizer's state."""
+    """Return a dict by name of a checkpoint's complete weights, whose files alone are verified and read."""
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:
         return load_file(path / names[0])
@@ -557,7 +550,7 @@ def check_kinds(
 # A single perfect validation may be luck.
 _PERFECT_VALIDATIONS = 2
 # Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
-_MIN_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
+_MIN_NOISE = 0.3
 
 
 class BestModelTracker:
@@ -568,8 +561,7 @@ class BestModelTracker:
     """
 
     def __init__(self, settings: ResolvedTraining) -> None:
-        self._by, self._patience = settings.best_by, settings.patience
-        self._warmup_steps = settings.warmup_steps
+        self._settings = settings
         self.best = Best()
 
     def is_better(self, event: ValidationEvent) -> bool:
@@ -581,7 +573,7 @@ class BestModelTracker:
         """
         if not math.isfinite(event.loss):
             return False
-        if self.best.value is None or self._by == "last":
+        if self.best.value is None or self._settings.best_by == "last":
             return True
         value, loss = self._measured(event)
         noise = self._noise(event)
@@ -593,7 +585,7 @@ class BestModelTracker:
         """Record the scores of a validation; `kept` is True if the validated model was kept as the best one."""
         value, loss = self._measured(event)
         best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
-        lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss
+        lowest = min(best.lowest_loss, loss)
         if kept:
             # A value beyond the noise starts anew; otherwise a chain of small losses could drift far below the highest.
             anew = best.value is None or value - best.value > self._noise(event)
@@ -608,10 +600,12 @@ class BestModelTracker:
             )
             return
         # During the warm-up no model is good yet, so no validation counts against it; one without a finite loss does.
-        counts = event.step > self._warmup_steps or best.value is None
+        counts = event.step > self._settings.warmup_steps or best.value is None
         self.best = msgspec.structs.replace(
             best,
-            validations_since=0 if improved and best.value is not None else best.validations_since + counts,
+            validations_since=0
+            if loss < best.lowest_loss and best.value is not None
+            else best.validations_since + counts,
             perfect=perfect,
             lowest_loss=lowest,
         )
@@ -628,34 +622,25 @@ class BestModelTracker:
         differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
         mean = math.fsum(differences) / count
         error = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
-        return max(error, _MIN_NOISE.get(self._by, 0.0))
+        return max(error, _MIN_NOISE if self._settings.best_by in ("bleu", "chrf") else 0.0)
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return a pair: the selection metric (higher is better) and the loss of a validation.
 
         A metric or loss that is missing or not finite is replaced by the worst finite number.
         """
-        scores: dict[str, float | None] = {
-            "loss": -event.loss,
-            "last": -event.loss,
-            "bleu": event.bleu,
-            "chrf": event.chrf,
-        }
-        scores.update(event.scores)
-        value = scores.get(self._by)
-        # Non-finite values become the worst finite number, as JSON in checkpoints cannot hold them.
-        return (
-            value if value is not None and math.isfinite(value) else -_WORST,
-            event.loss if math.isfinite(event.loss) else _WORST,
-        )
+        loss = event.loss if math.isfinite(event.loss) else _WORST  # JSON in checkpoints cannot hold other numbers
+        scores = {"loss": -loss, "last": -loss, "bleu": event.bleu, "chrf": event.chrf, **event.scores}
+        value = scores.get(self._settings.best_by)
+        return value if value is not None and math.isfinite(value) else -_WORST, loss
 
     def stop_reason(self) -> str | None:
         """Return why training should stop before its last step; None if it should continue or has no patience.
 
         The reason is a clause for a message, such as "no improvement".
         """
-        if not self._patience:
+        if not self._settings.patience:
             return None
         if self.best.perfect >= _PERFECT_VALIDATIONS:
             return f"the whole dev set was right {_PERFECT_VALIDATIONS} times in a row"
-        return "no improvement" if self.best.validations_since >= self._patience else None
+        return "no improvement" if self.best.validations_since >= self._settings.patience else None

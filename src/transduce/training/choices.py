@@ -359,13 +359,11 @@ def choose_weight_decay(
         if steps is None:
             return Choice(0.0, "keeps the base model's weights, as its rate is lower than the default")
         decay = constant_weight_decay(steps, schedule=schedule, peak=fine_tuning_rate, warmup_steps=warmup_steps)
-        return Choice(
-            decay, f"that of {steps:,} steps at the default rate {fine_tuning_rate:.2g}, as this one is lower"
-        )
+        reason = f"that of {steps:,} steps at the default rate {fine_tuning_rate:.2g}, as this one is lower"
+        return Choice(decay, reason)
     if steps is None:
-        return Choice(
-            None, f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"
-        )
+        reason = f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"
+        return Choice(None, reason)
     decay = constant_weight_decay(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
     reason = f"{TOTAL_DECAY:g} / the sum of the learning rates of {steps:,} steps"
     if decay == MAX_DECAY / learning_rate:
@@ -437,18 +435,15 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
     `torch.compile` use their own kernels.
 
     Returns:
-        "native" or "torch", and the reason.
+        A `Choice`: "native" or "torch", and the reason.
     """
-    if device != "cpu":
-        if compiled:
-            return Choice("torch", "layers compiled by torch.compile use their own kernels")
-        if (missing := why_no_triton(device)) is not None:
-            return Choice("torch", missing)
-        return Choice("native", "written for GPUs; fuses the operations between matrix multiplications; no padding")
-    obstacle = why_no_kernels(threads)
-    if obstacle is not None:
-        return Choice("torch", obstacle)
-    return Choice("native", "compiled for this processor; fuses the operations between matrix multiplications")
+    if device == "cpu":
+        obstacle = why_no_kernels(threads)
+        reason = "compiled for this processor; fuses the operations between matrix multiplications"
+    else:
+        obstacle = "layers compiled by torch.compile use their own kernels" if compiled else why_no_triton(device)
+        reason = "written for GPUs; fuses the operations between matrix multiplications; no padding"
+    return Choice("native", reason) if obstacle is None else Choice("torch", obstacle)
 
 
 def choose_cuda_graphs(device: str, kernels: Kernels, processes: int) -> Choice[bool]:

@@ -76,7 +76,7 @@ class ProgressDisplay:
         self.counted = "tokens"
         """The plural noun for what the loss and the speed of training count, such as "tokens" or "words"."""
         self.has_perplexity = True
-        """True if the exponential of the loss is a perplexity, which it is not for forecasts of numbers."""
+        """True if the exponential of the loss is a perplexity, which it is not for time series."""
         self._bar: Progress | None = None
         self._reported = False
         self._task: TaskID | None = None

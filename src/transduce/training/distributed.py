@@ -6,6 +6,7 @@
 import datetime
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -83,7 +84,7 @@ class Processes:
         """Leave the process group and close the connections to the other processes; a single process does nothing."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
-            _groups.clear()
+            _group_with_long_timeout.cache_clear()
 
 
 def join_processes(device: str) -> Processes:
@@ -105,9 +106,7 @@ def join_processes(device: str) -> Processes:
 
 def current_processes() -> Processes:
     """Return the processes that `join_processes` has connected, or only this one if it has not been called."""
-    if not dist.is_available() or not dist.is_initialized():
-        return Processes()
-    return join_processes("cpu")
+    return join_processes("cpu") if dist.is_available() and dist.is_initialized() else Processes()
 
 
 @contextmanager
@@ -122,7 +121,7 @@ def explain_lost_processes() -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, dist.DistBackendError) as error:
+    except RuntimeError as error:
         processes = current_processes()
         if processes.count == 1 or not _is_lost_connection(error):
             raise
@@ -139,14 +138,11 @@ def _is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistBackendError) or "connection" in text or "gloo" in text
 
 
-_groups: list[dist.ProcessGroup] = []
-
-
+@cache
 def _group_with_long_timeout() -> dist.ProcessGroup:
     """Return a gloo process group with a timeout of seven days, since waiting in NCCL would keep the GPU busy.
 
     The group is created at the first call.
     """
-    if not _groups:
-        _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
-    return _groups[0]
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_MAX_WAIT)
+    return group

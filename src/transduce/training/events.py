@@ -31,11 +31,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 EVENT_WALL_TIME, EVENT_STEP, EVENT_FILE_VERSION, EVENT_SUMMARY, EVENT_SESSION_LOG = 1, 2, 3, 5, 7
 SESSION_LOG_STATUS, SESSION_START = 1, 1
 SUMMARY_VALUE = 1
-VALUE_TAG, VALUE_SIMPLE_VALUE, VALUE_TENSOR, VALUE_METADATA = 1, 2, 8, 9
-METADATA_PLUGIN_DATA, PLUGIN_DATA_NAME = 1, 1
-TENSOR_DTYPE, TENSOR_SHAPE, TENSOR_STRING_VALUE = 1, 2, 8
-SHAPE_DIMENSION, DIMENSION_SIZE = 2, 1
-DTYPE_STRING = 7
+VALUE_TAG, VALUE_SIMPLE_VALUE = 1, 2
 
 
 class TensorBoardWriter:
@@ -65,15 +61,10 @@ class TensorBoardWriter:
 
         A value outside the range of float32 becomes infinite.
         """
-        field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", _within_float32(value))
-        self._write_summary(tag, field, step)
-
-    def text(self, tag: str, text: str, step: int) -> None:
-        """Add a Markdown text at a training step under the name `tag`, such as a sample translation."""
-        plugin = _message(METADATA_PLUGIN_DATA, _text(PLUGIN_DATA_NAME, "text"))
-        shape = _message(SHAPE_DIMENSION, _integer(DIMENSION_SIZE, 1))
-        tensor = _integer(TENSOR_DTYPE, DTYPE_STRING) + _message(TENSOR_SHAPE, shape) + _text(TENSOR_STRING_VALUE, text)
-        self._write_summary(tag, _message(VALUE_TENSOR, tensor) + _message(VALUE_METADATA, plugin), step)
+        number = math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else value
+        field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", number)
+        content = _message(SUMMARY_VALUE, _text(VALUE_TAG, tag) + field)
+        self._write(_event(self._wall_clock(), step, _message(EVENT_SUMMARY, content)))
 
     def flush(self) -> None:
         """Pass all written values to the operating system, so that a running TensorBoard sees them."""
@@ -90,10 +81,6 @@ class TensorBoardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _write_summary(self, tag: str, fields: bytes, step: int) -> None:
-        value = _message(SUMMARY_VALUE, _text(VALUE_TAG, tag) + fields)
-        self._write(_event(self._wall_clock(), step, _message(EVENT_SUMMARY, value)))
 
     def _write(self, event: bytes) -> None:
         self._file.write(frame_record(event))
@@ -183,11 +170,6 @@ def _varint(value: int) -> bytes:
     return bytes(groups)
 
 
-def _within_float32(value: float) -> float:
-    """Return the value, or infinity with the value's sign if it exceeds the range of float32."""
-    return math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else value
-
-
 # --- events ---
 
 
@@ -209,8 +191,8 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Target tokens per second, without padding."""
     elapsed_seconds: float
     skipped: int
-    """The number of steps since the last report that changed no weights: the loss was too high, or loss or gradient was
-    not finite.
+    """The number of steps since the last report that changed no weights, because their loss was too high, or their loss
+    or gradient was not finite, or no target token counted.
     """
 
 
@@ -218,7 +200,9 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True):
     """The durations in seconds of the phases of a run, which a probe measured or a forecast assumes."""
 
     first_step: float
-    """The seconds of trying the largest batches and of the first step, both of which compile kernels."""
+    """The seconds of the gradients of the largest batches, which are tried first, and of the first step. Both compile
+    kernels.
+    """
     step: float
     """The mean seconds of a step after the first one."""
     validation: float
@@ -272,12 +256,20 @@ def read_events(folder: Path, kind: type[_T]) -> list[_T]:
         TransduceError: a line is damaged.
     """
     path, events = folder / _FILE, []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
+    for number, line in enumerate(_complete_lines(path), 1):
         try:
             events.append(msgspec.json.decode(line, type=kind))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TransduceError(f"{path}, line {number}, is not what a run writes: {error}.") from None
     return events
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    """Return a list of the lines of a file without their line feeds; empty if there is no file.
+
+    What follows the last line feed is left out: a run is writing that line, or was killed while it did.
+    """
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
 
 
 def event_numbers(event: Event) -> dict[str, float]:
@@ -360,20 +352,19 @@ NO_LOG = _NoLog()
 
 
 def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
-    if not path.exists():
-        return []
-    # What follows the last line feed is a line that a killed run could not finish.
-    lines = path.read_bytes().split(b"\n")[:-1]
-    events = [(line, key) for line in lines if (key := _event_key(line)) is not None]
-    again = ("validation", step) if validate_again else None
-    return [line + b"\n" for line, key in events if key.step <= step and (key.event, key.step) != again]
+    """Return a list of the lines of a log, with line feeds, whose events were before a step or at it.
+
+    If `validate_again`, the validation at that step is left out. Broken lines are left out, too.
+    """
+    again = _EventKey("validation", step) if validate_again else None
+    keys = [(line, _event_key(line)) for line in _complete_lines(path)]
+    return [line + b"\n" for line, key in keys if key is not None and key.step <= step and key != again]
 
 
 def last_logged_step(folder: Path) -> int:
     """Return the largest step of an event in the log of the run in `folder`; 0 if there is none."""
-    path = folder / _FILE
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    return max((key.step for line in lines if (key := _event_key(line)) is not None), default=0)
+    keys = map(_event_key, _complete_lines(folder / _FILE))
+    return max((key.step for key in keys if key is not None), default=0)
 
 
 class _EventKey(msgspec.Struct, frozen=True):

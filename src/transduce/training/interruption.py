@@ -112,13 +112,19 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
         optimizer.discard_gradient()
 
 
-def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
+def explain_step_out_of_memory(
+    what: str, batch_setting: str, batch_tokens: int, accumulate: int
+) -> AbstractContextManager[None]:
     """Return a context manager that explains exhausted memory in a training step and names settings that reduce it.
 
-    `what` names the step in the message.
+    Args:
+        what: the step, as the message names it.
+        batch_setting: the dotted name of the setting of a step's size.
+        batch_tokens: the size of a step.
+        accumulate: the number of micro-batches of a step.
     """
     return explain_out_of_memory(
-        f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
+        f"Memory ran out with {what}: lower `{batch_setting}` ({batch_tokens}), or raise "
         f"`training.accumulate` ({accumulate}), which splits a step into that many micro-batches."
     )
 

@@ -4,6 +4,7 @@ It does not depend on text or translation: the loss of a batch and the validatio
 passes.
 """
 
+import contextlib
 import math
 import signal
 import time
@@ -32,7 +33,7 @@ from transduce.training.checkpoint import (
     differences,
     load_newest,
     refuse_missing_run,
-    save_together,
+    save_checkpoint,
 )
 from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.distributed import Processes, current_processes
@@ -67,7 +68,11 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, whose gradients are computed before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
-    """A function that describes a batch as readable JSON, for the record of a skipped step; None: no description."""
+    """A function from a batch to its description, a dict that JSON can hold, for the record of a skipped step; None: no
+    description.
+    """
+    batch_setting: str = "training.batch_tokens"
+    """The dotted name of the setting of a step's size, for messages."""
     environment: Environment | None = None
     """The run's environment, which is stored and compared on resume; None: it is not stored."""
     settings: Mapping[str, Any] = types.MappingProxyType({})
@@ -219,7 +224,7 @@ class Trainer:
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint in the run's folder, and report each damaged one.
 
-        Return True if there is such a checkpoint; if not, False, and the run starts at step 0.
+        Return True if there is such a checkpoint; if not, return False, and the run starts at step 0.
         """
         checkpoint, refused = load_newest(self.folder / CHECKPOINTS)
         for sentence in refused:
@@ -230,7 +235,7 @@ class Trainer:
         return True
 
     def resume_from(self, checkpoint: Checkpoint) -> None:
-        """Set the trainer to the state of a checkpoint; differences of machine and versions are reported.
+        """Set the trainer to the state of a checkpoint, and report differences of machine and versions since then.
 
         Raises:
             TransduceError: the checkpoint is of another model.
@@ -241,18 +246,15 @@ class Trainer:
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.plan.steps = self.settings.steps or state.steps
         if self.settings.minutes is not None and not self.settings.time_plan:
-            self.time_use = msgspec.structs.replace(
-                self.time_use, overhead_seconds=self.time_use.overhead_seconds + state.overhead_seconds
-            )
+            overhead = self.time_use.overhead_seconds + state.overhead_seconds
+            self.time_use = msgspec.structs.replace(self.time_use, overhead_seconds=overhead)
             self.plan.restore(state.time_plan)
         # A best value of another metric cannot be compared: the next validation becomes the best so far. The same holds
         # for the skill in a checkpoint of a format below 4, which may be measured against another baseline.
-        same = state.best_by in (None, self.settings.best_by)
-        same = same and not (self.settings.best_by == "skill" and state.format_version < 4)
-        best = state.best
-        if not same:
-            best = msgspec.structs.replace(best, value=None, validations_since=0, contributions=[])
-        self._best_model.best = best
+        self._best_model.best, by = state.best, self.settings.best_by
+        if state.best_by not in (None, by) or (by == "skill" and state.format_version < 4):
+            best = msgspec.structs.replace(state.best, value=None, validations_since=0, contributions=[])
+            self._best_model.best = best
         if state.dropout_off:
             self._dropout.disable()
         # The last step is validated, also if it is the last one only since this continuation.
@@ -280,15 +282,8 @@ class Trainer:
             self._has_folder = True
         self.model.train()
         self.display.start(self.step, self.steps)
-        self._notify(
-            "on_start",
-            RunStart(
-                folder=self.folder,
-                step=self.step,
-                steps=self.steps,
-                settings=msgspec.to_builtins(self.settings),
-            ),
-        )
+        settings = msgspec.to_builtins(self.settings)
+        self._notify("on_start", RunStart(folder=self.folder, step=self.step, steps=self.steps, settings=settings))
         try:
             with Interruption(alone=self.processes.count == 1) as interruption:
                 reason = self._run_until_stopped(log, interruption)
@@ -332,7 +327,7 @@ class Trainer:
         """
         self.callbacks = ()  # which would receive the checkpoint of a run that does not exist
         self.model.train()
-        times, events, validated = list[float](), list[ValidationEvent](), list[float]()
+        times, events, validation_seconds = list[float](), list[ValidationEvent](), math.nan
         weights: Mapping[str, Tensor] = {}
         try:
             with Interruption() as interruption:
@@ -354,8 +349,8 @@ class Trainer:
                         with interruption.abandonable():
                             events.append(self.validate(weights, self.step))
                         self.model.train()
-                    validated.append(time.monotonic() - validated_at)
-                    if time.monotonic() - started_at + validated[-1] > limit:
+                    validation_seconds = time.monotonic() - validated_at
+                    if time.monotonic() - started_at + validation_seconds > limit:
                         break
                 kept_at = time.monotonic()
                 self._keep(weights, events[-1] if events else None)
@@ -366,7 +361,7 @@ class Trainer:
         durations = Durations(
             first_step=first,
             step=sum(times) / len(times) if times else first,
-            validation=validated[-1],
+            validation=validation_seconds,
             keep=saved_at - kept_at,
             save=time.monotonic() - saved_at,
         )
@@ -469,14 +464,15 @@ class Trainer:
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the gradients of the largest batches before the first step, so that a lack of memory shows early."""
-        largest = self.safeguards.largest
+        largest, batch_setting = self.safeguards.largest, self.safeguards.batch_setting
         if largest:
-            self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
+            self.display.say(f"Trying the largest batch (`{batch_setting}` {self.settings.batch_tokens:,}).")
         with interruption.abandonable(), self._explain_out_of_memory("the largest batch of the corpus"):
             try_batches(self.optimizer, self.loss, largest)
 
     def _explain_out_of_memory(self, what: str) -> Any:
-        return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
+        size, accumulate = self.settings.batch_tokens, self.settings.accumulate
+        return explain_step_out_of_memory(what, self.safeguards.batch_setting, size, accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
         """Run one training step; return a pair: this process's micro-batches, and loss totals over all processes.
@@ -686,10 +682,8 @@ class Trainer:
         self._check_folder()
         if self.keep_model is None:
             return True
-        if self.step == self.steps:
-            self.keep_model(weights, event)
-            return True
-        with tolerate_full_disk(self.display.say, f"The model of step {self.step:,}"):
+        tolerance = tolerate_full_disk(self.display.say, f"The model of step {self.step:,}")
+        with contextlib.nullcontext() if self.step == self.steps else tolerance:
             self.keep_model(weights, event)
             return True
         return False
@@ -721,7 +715,8 @@ class Trainer:
         folder = self.folder / CHECKPOINTS
         # The checkpoint of this step counts itself if it is a regular one.
         averaged = self.plan.last_saved(self.step, self.settings.save_every, self.settings.average_checkpoints)
-        save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints, averaged=averaged)
+        kept = self.settings.keep_checkpoints
+        save_checkpoint(folder, checkpoint, keep=kept, averaged=averaged, processes=self.processes)
         self._notify("on_checkpoint", CheckpointEvent(step=self.step, folder=checkpoint_path(folder, self.step)))
 
 

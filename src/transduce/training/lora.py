@@ -144,7 +144,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 @explain_wrong_types
 def merge(model: nn.Module) -> None:
-    """Add the low-rank updates to the weights permanently; the model is then an ordinary one, all of it trainable."""
+    """Add a model's low-rank updates to its weights, in place; all parameters of the model are trainable afterwards."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
@@ -171,11 +171,13 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return a dict by name of copies of only the low-rank updates, small enough to store many of them for a model."""
-    return {
-        name.replace(_ADAPTED, ""): tensor.detach().clone()
-        for name, tensor in model.state_dict().items()
-        if _ADAPTED in name
-    }
+    return {name: tensor.detach().clone() for name, tensor in _updates(model).items()}
+
+
+def _updates(model: nn.Module) -> dict[str, Tensor]:
+    """Return a dict of an adapted model's low-rank updates by the names of `low_rank_weights`, without copies."""
+    state = model.state_dict()
+    return {name.replace(_ADAPTED, ""): tensor for name, tensor in state.items() if _ADAPTED in name}
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -184,14 +186,11 @@ def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises:
         TransduceError: the updates belong to another model or to other settings.
     """
-    current = {name.replace(_ADAPTED, ""): tensor for name, tensor in model.state_dict().items() if _ADAPTED in name}
+    current = _updates(model)
     if not current:
         raise TransduceError("The model has no updates yet: call `adapt` with the settings of the stored updates.")
-    differing = sorted(
-        name
-        for name in {*current, *weights}
-        if name not in current or name not in weights or current[name].shape != weights[name].shape
-    )
+    shapes, stored = ({name: tensor.shape for name, tensor in each.items()} for each in (current, weights))
+    differing = sorted(name for name in {*shapes, *stored} if shapes.get(name) != stored.get(name))
     if differing:
         raise TransduceError(
             f"The updates must be of this model and these settings, but "

@@ -347,7 +347,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1), each times its entry in `present` (N,), a mask or factors; None: 1."""
+    """Return the sum of values (N, 1), each times its entry in `present` (N,), a mask or factors; None: all count."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

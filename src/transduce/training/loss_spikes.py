@@ -55,7 +55,7 @@ NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any valid
 
 
 class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The losses of a run's latest steps (means per target token, in nats), which show spikes and divergence."""
+    """The losses of a run's latest steps, means per target token in nats, which show spikes and divergence."""
 
     losses: list[float] = []
     """Losses of up to 128 last steps that changed the weights, newest last."""
@@ -241,18 +241,17 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
 
     Args:
         model: the model, to whose gradients this computation adds.
-        compute: computes the loss with the same random numbers as before.
+        compute: computes the loss of the micro-batch with the same random numbers as before.
     """
     outputs: list[str] = []  # inner modules come before those that contain them
     gradients: list[str] = []
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hook = only_observes(_watch_output(name, outputs))
-                hooks.callback(module.register_forward_hook(hook).remove)
+                hooks.callback(module.register_forward_hook(only_observes(_watch(name, outputs))).remove)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
+                hooks.callback(parameter.register_hook(_watch(name, gradients)).remove)
         # Compiled layers and recorded steps do not run hooks.
         with torch.compiler.set_stance("force_eager"), recording_disabled():
             compute().total.backward()
@@ -260,17 +259,14 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
     return Origin(next(iter(outputs), None), bad[:_MAX_PARAMETERS])
 
 
-def _watch_output(name: str, names: list[str]) -> Callable[[nn.Module, Any, Any], None]:
-    def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            names.append(name)
+def _watch(name: str, names: list[str]) -> Callable[..., None]:
+    """Return a hook that adds `name` to `names` if its last argument is a tensor with a number that is not finite.
 
-    return look
+    The last argument is the output of a module, or the gradient of a parameter.
+    """
 
-
-def _watch_gradient(name: str, names: list[str]) -> Callable[[Tensor], None]:
-    def look(gradient: Tensor) -> None:
-        if not bool(gradient.isfinite().all()):
+    def look(*arguments: Any) -> None:
+        if isinstance(arguments[-1], Tensor) and not bool(arguments[-1].isfinite().all()):
             names.append(name)
 
     return look

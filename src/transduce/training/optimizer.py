@@ -106,7 +106,7 @@ class GradientReduction:
 
 
 def is_recording(device: torch.device) -> bool:
-    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
+    """Return whether this thread's operations on a device are now recorded as a CUDA graph instead of being run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -362,7 +362,7 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
 
 
 def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Zero the vector of accumulated gradients, and drop gradients that an interrupted backward pass left."""
+    """Set the vector of accumulated gradients to zero, and drop gradients that an interrupted backward pass left."""
     vector.zero_()
     for parameter in parameters:
         if parameter.dtype != vector.dtype:
@@ -398,8 +398,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def changed(self) -> list[str]:
-        """Return a list of the names of buffers whose values differ from those of the last complete update."""
-        return [name for name, live in self._live.items() if not _is_equal(live, self.accepted[name])]
+        """Return a list of the names of buffers whose values differ from those of the last complete update.
+
+        NaN counts as equal to NaN.
+        """
+        pairs = ((name, live, self.accepted[name]) for name, live in self._live.items())
+        return [name for name, one, other in pairs if not ((one == other) | (one.isnan() & other.isnan())).all()]
 
     @torch.no_grad()
     def accept(self) -> None:
@@ -420,11 +424,6 @@ class RunningStatistics:
         self.restore()
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one shape have equal values, where NaN equals NaN."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
 def refuse_buffers_of_one_process(model: nn.Module, count: int, *, sharded: bool) -> None:
     """Raise an error if buffers of a model would differ between `count` processes, or would not be stored.
 
@@ -436,7 +435,9 @@ def refuse_buffers_of_one_process(model: nn.Module, count: int, *, sharded: bool
     """
     if count == 1:
         return
-    statistics = [name for name, module in model.named_modules() if _has_running_statistics(module)]
+    norms = BatchNorm | nn.modules.batchnorm._NormBase
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, norms)]
+    statistics = [name for name, module in modules if getattr(module, "running_mean", None) is not None]
     if statistics:
         raise TransduceError(
             f"BatchNorm keeps statistics of the rows that a process sees ({shown_names(statistics, 3)}), so the number "
@@ -448,12 +449,6 @@ def refuse_buffers_of_one_process(model: nn.Module, count: int, *, sharded: bool
             f"With `training.sharded`, only parameters are stored, but the model has buffers "
             f"({shown_names(buffers, 3)}): set `training.sharded` to false, or register them with `persistent=False`."
         )
-
-
-def _has_running_statistics(module: nn.Module) -> bool:
-    """Return whether a module is a normalization that keeps running statistics of its inputs: BatchNorm of any kind."""
-    is_norm = isinstance(module, BatchNorm | nn.modules.batchnorm._NormBase)
-    return is_norm and getattr(module, "running_mean", None) is not None
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
@@ -551,7 +546,6 @@ class FlatOptimizer(Optimizer):
         )
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.gradient) if several else None
-        self._refuse_changed_buffers = several
 
     @override
     def begin_batch(self, *, last: bool) -> None:
@@ -569,7 +563,7 @@ class FlatOptimizer(Optimizer):
     @override
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         norm = vector_norm(self.gradient) / tokens
-        if self._refuse_changed_buffers and (changed := self._statistics.changed()):
+        if self._reduction is not None and (changed := self._statistics.changed()):
             raise TransduceError(
                 f"Training changes buffers of the model ({shown_names(changed, 3)}), and each of the processes would "
                 "keep other values: train with one process, or register the buffers with `persistent=False`."
@@ -586,10 +580,6 @@ class FlatOptimizer(Optimizer):
     def discard_gradient(self) -> None:
         discard_gradients(self._parameters, self.gradient)
         self._between_steps = True
-
-    def _show_masters(self) -> None:
-        if self.working is not self.master:
-            self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return a dict by kind of dicts by name: views of all tensors that a checkpoint stores.
@@ -615,10 +605,14 @@ class FlatOptimizer(Optimizer):
                 tensor.copy_(state[kind][name][:])
         self._statistics.load(state.get(STATISTICS, {}))
         self._update.updates = updates
-        self._show_masters()
+        if self.working is not self.master:
+            self.working.copy_(self.master)
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return a dict of the weights for a model folder (moving average, or else master weights), and statistics."""
+        """Return a dict by name of the weights for a model folder, and of BatchNorm's statistics if there are any.
+
+        The weights are their moving average or, if there is none, the master weights.
+        """
         return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 

@@ -5,7 +5,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:  # it needs this module
+    from transduce.training.settings import ResolvedTraining
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -113,10 +116,8 @@ class StepClock:
         self._measured_seconds += seconds
         self._recent.append(seconds)
         self._recent_seconds += seconds
-        while (
-            len(self._recent) > 2 * _FIRST_STEPS
-            and self._recent_seconds - self._recent[0] > _RECENT_SHARE * self._budget
-        ):
+        share = _RECENT_SHARE * self._budget
+        while len(self._recent) > 2 * _FIRST_STEPS and self._recent_seconds - self._recent[0] > share:
             self._recent_seconds -= self._recent.popleft()
 
     def add_validation(self, seconds: float) -> None:
@@ -342,44 +343,22 @@ class Rates(NamedTuple):
     """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
-class RateSettings(Protocol):
-    """The settings of a run, `ResolvedTraining`, that its learning rates and weight decay depend on."""
-
-    @property
-    def minutes(self) -> float | None: ...
-    @property
-    def schedule(self) -> ScheduleName: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def weight_decay(self) -> float | None: ...
-
-
-def step_rates(step: int, settings: RateSettings, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+def step_rates(step: int, settings: "ResolvedTraining", steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
     In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
     derive the decay from that number, the decay is 0 while the number is unknown.
     """
-    position: float = step
-    speed = 1.0
+    position, speed = float(step), 1.0
     if settings.minutes is not None:
         found = position_of(step, plan)
         steps = None if found is None else found.steps
         if found is not None and settings.schedule in ("linear", "cosine"):
             position, speed = found.step, found.speed
     schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
-    decay = settings.weight_decay
-    if decay is None:
-        decay = (
-            0.0
-            if steps is None
-            # Slower progress through the schedule means more steps, each with less decay.
-            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
-        )
-    return Rates(
-        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
-        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
-    )
+    rate = learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps)
+    if settings.weight_decay is not None or steps is None:
+        return Rates(rate, settings.weight_decay or 0.0)
+    # Slower progress through the schedule means more steps, each with less decay.
+    decay = speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+    return Rates(rate, min(decay, MAX_DECAY / peak))

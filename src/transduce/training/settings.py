@@ -16,6 +16,13 @@ BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "macro_f1", 
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 # With a higher rate even Adam's steps exceed the range of float32.
 _MAX_LEARNING_RATE = 1e6
+# The names of settings that are greater than 0, at least 0, and in [0, 1).
+_POSITIVE = (
+    "steps,minutes,batch_tokens,batch_size,accumulate,learning_rate,report_every,validate_every,save_every,"
+    "keep_checkpoints,lora_alpha,epsilon,unigram_alpha"
+)
+_NOT_NEGATIVE = "seed,warmup_steps,weight_decay,clip_norm,average_checkpoints,patience,translate_dev,lora_rank"
+_SHARES = "label_smoothing,average_decay,momentum,beta1,beta2,placeholder_rate,bpe_dropout"
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,7 +46,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     batch_tokens: int | None = None
     """The size of one step over all micro-batches and processes, in target tokens without padding; masked language
-    models count all tokens that are read. Tasks with `batch_size` count in its unit here, too.
+    models count all tokens that are read. For the tasks of `batch_size`, the unit is the one that `batch_size` names.
     """
     batch_size: int | None = None
     """The size of one step over all micro-batches and processes for classification (in texts), tagging (in sentences)
@@ -56,7 +63,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     schedule: ScheduleName | None = None
     """The schedule after the warm-up: falling as 1/√step (the paper), linearly or by a cosine to 0, or constant."""
     warmup_steps: int | None = None
-    """Steps in which the learning rate rises from 0."""
+    """The number of steps at the start in which the learning rate rises from 0."""
     momentum: float = 0.95
     """Muon: decay of the running mean of gradients."""
     beta1: float = 0.9
@@ -148,22 +155,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The projections of each layer that LoRA adapts."""
 
     def __post_init__(self) -> None:
-        positive = {
-            "steps": self.steps,
-            "minutes": self.minutes,
-            "batch_tokens": self.batch_tokens,
-            "batch_size": self.batch_size,
-            "accumulate": self.accumulate,
-            "learning_rate": self.learning_rate,
-            "report_every": self.report_every,
-            "validate_every": self.validate_every,
-            "save_every": self.save_every,
-            "keep_checkpoints": self.keep_checkpoints,
-            "lora_alpha": self.lora_alpha,
-            "epsilon": self.epsilon,
-            "unigram_alpha": self.unigram_alpha,
-        }
-        for name, value in positive.items():
+        for name in _POSITIVE.split(","):
+            value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
         if self.batch_tokens is not None and self.batch_size is not None:
@@ -171,16 +164,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"`training.batch_size` ({self.batch_size:,}) and `training.batch_tokens` ({self.batch_tokens:,}) set "
                 "the same: set one of them."
             )
-        for name in (
-            "seed",
-            "warmup_steps",
-            "weight_decay",
-            "clip_norm",
-            "average_checkpoints",
-            "patience",
-            "translate_dev",
-            "lora_rank",
-        ):
+        for name in _NOT_NEGATIVE.split(","):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {value}.")
@@ -190,15 +174,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in (
-            "label_smoothing",
-            "average_decay",
-            "momentum",
-            "beta1",
-            "beta2",
-            "placeholder_rate",
-            "bpe_dropout",
-        ):
+        for name in _SHARES.split(","):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.kernels.cpu.decode_rows import exponential, transpose
-from transduce.kernels.cpu.jit.compiler import kernel
+from transduce.kernels.cpu.jit.compiler import kernel_of
 from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, KernelBuilder, Value
 from transduce.kernels.cpu.train_rows import emit_hash
 
@@ -50,6 +50,12 @@ class AttentionArguments(NamedTuple):
     """Address of the first head's keys; a position has (key/value heads) × K contiguous elements."""
     values: Any
     """Address of the first head's values; a position has (key/value heads) × K contiguous elements."""
+    query_gradient: Any
+    """Address of the gradient of the queries, with their stride, which the backward pass writes."""
+    key_gradient: Any
+    """Address of the gradient of the keys, with their stride, which the backward pass writes."""
+    value_gradient: Any
+    """Address of the gradient of the values, with the keys' stride, which the backward pass writes."""
     query_stride: Any
     """The number of elements from the queries of one position to those of the next position, at least H × K."""
     key_stride: Any
@@ -74,12 +80,6 @@ class AttentionArguments(NamedTuple):
 
     `attend` writes these two numbers, and `attend_backward` reads them to compute the attention weights again.
     """
-    query_gradient: Any
-    """Address of an output of the backward pass: the gradient of the queries, with the queries' stride."""
-    key_gradient: Any
-    """Address of an output of the backward pass: the gradient of the keys, with the keys' stride."""
-    value_gradient: Any
-    """Address of an output of the backward pass: the gradient of the values, with the keys' stride."""
     scratch: Any
     """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
@@ -520,8 +520,8 @@ class AttentionEmitter:
 
     def write(self) -> None:
         """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
-        for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
-            self._write(name, work)
+        self._write("attend", _Contexts)
+        self._write("attend_backward", _Gradients)
 
     def _write(self, name: str, work: Any) -> None:
         """Emit the kernel `name`, a loop over the heads of all sentences whose body the class `work` emits.
@@ -530,19 +530,17 @@ class AttentionEmitter:
         heads.
         """
         k = self.k
-        with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
-            args = AttentionArguments(*numbers)
-            with self._prepared():
-                heads = k.build.sdiv(args.heads, k.int64(self.shape.shared))
-                # With a bias, whose gradient is a sum over sentences, a thread has all sentences of some heads.
-                each = args.batch if self.shape.biased else k.int64(1)
-                whole = k.build.sdiv(k.mul(args.batch, heads), each)
-                first, last = (k.mul(item, each) for item in k.thread_range(whole, thread, threads))
-                inner = args.batch if self.shape.biased else heads
-                with k.loop(first, last) as number:
-                    where = k.build.sdiv(number, inner), k.build.srem(number, inner)
-                    sentence, head = reversed(where) if self.shape.biased else where
-                    work(k, self.shape, args, sentence, head, thread).write()
+        with kernel_of(k, name, AttentionArguments) as (args, thread, threads), self._prepared():
+            heads = k.build.sdiv(args.heads, k.int64(self.shape.shared))
+            # With a bias, whose gradient is a sum over sentences, a thread has all sentences of some heads.
+            each = args.batch if self.shape.biased else k.int64(1)
+            whole = k.build.sdiv(k.mul(args.batch, heads), each)
+            first, last = (k.mul(item, each) for item in k.thread_range(whole, thread, threads))
+            inner = args.batch if self.shape.biased else heads
+            with k.loop(first, last) as number:
+                where = k.build.sdiv(number, inner), k.build.srem(number, inner)
+                sentence, head = reversed(where) if self.shape.biased else where
+                work(k, self.shape, args, sentence, head, thread).write()
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:

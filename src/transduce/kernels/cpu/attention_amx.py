@@ -94,10 +94,8 @@ class AmxHead(HeadAddresses):
         super().__init__(k, shape, args, *sentence_and_head)
         self.width = shape.width
         self.filled = self.round_up_to_lanes(args.num_keys, AMX_KEYS)
-        sizes = amx_scratch_sizes(shape.width)
-        self.scratch = AmxScratch(
-            *self.scratch_addresses(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes])
-        )
+        sizes = [k.add(k.mul(self.filled, n), rest) for n, rest in amx_scratch_sizes(shape.width)]
+        self.scratch = AmxScratch(*self.scratch_addresses(thread, sizes))
         self.lanes = ir.Constant(k.ints, list(range(k.lanes)))
 
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
@@ -208,10 +206,8 @@ class AmxHead(HeadAddresses):
 
         def transpose_block(start: Value, count: int) -> None:
             """Emit the transposition of the weights of `count` pairs of keys from `start` on, for all 16 queries."""
-            pointers = (
-                k.element_pointer(scratch.weight_pairs, k.mul(k.add(start, n), k.lanes), I32) for n in range(count)
-            )
-            square = [k.load(pointer, k.ints) for pointer in pointers]
+            offsets = (k.mul(k.add(start, n), k.lanes) for n in range(count))
+            square = [k.load(k.element_pointer(scratch.weight_pairs, each, I32), k.ints) for each in offsets]
             square += [ir.Constant(k.ints, None)] * (k.lanes - count)
             for n, vector in enumerate(transpose(k, square)):
                 if count < k.lanes:
@@ -266,9 +262,8 @@ class AmxHead(HeadAddresses):
                     left, right = _LEFT - 2 * number, _RIGHT - 2 * number
                     row_block = k.element_pointer(rows, k.add(k.mul(key, stride), column), I16)
                     amx.load(k, left, row_block, k.mul(stride, 2))
-                    amx.load(
-                        k, right, k.element_pointer(columns, column // 2 * k.lanes, I32), k.int64(amx.REGISTER_BYTES)
-                    )
+                    pairs = k.element_pointer(columns, column // 2 * k.lanes, I32)
+                    amx.load(k, right, pairs, k.int64(amx.REGISTER_BYTES))
                     self._multiply(number, left, right)
             for number, (*_, out) in enumerate(products):
                 amx.store(k, number, k.element_pointer(out, k.mul(key, k.lanes)))
@@ -340,6 +335,7 @@ class AmxHead(HeadAddresses):
 
 
 _NEVER = float("-inf")
+_TRUE = ir.Constant(ir.IntType(1), 1)
 
 
 class AmxAttentionEmitter(AttentionEmitter):
@@ -387,13 +383,10 @@ class _Contexts(AmxHead):
         self._store_sums(first, count, greatest, inverse)
         pairs = self.transpose_weights(limit)
         row_bytes = k.mul(self.filled, 2)
-        self.multiply_and_add(
-            scratch.transposed, row_bytes, scratch.value_pairs, pairs, scratch.context_sums, fresh=_true()
-        )
+        sums = scratch.context_sums
+        self.multiply_and_add(scratch.transposed, row_bytes, scratch.value_pairs, pairs, sums, fresh=_TRUE)
         out, stride = self.start_of_context(), self.context_stride()
-        self.store_rows(
-            scratch.context_sums, count, k.element_pointer(out, k.mul(first, stride), I16), stride, scratch.inverses
-        )
+        self.store_rows(sums, count, k.element_pointer(out, k.mul(first, stride), I16), stride, scratch.inverses)
 
     def _greatest(self, first: Value, limit: Value) -> Value:
         """Return a vector: the greatest attention score, not yet scaled, of each of 16 queries from `first` on."""
@@ -402,7 +395,7 @@ class _Contexts(AmxHead):
         with k.loop(0, limit) as key:
             score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
             score_or_never = k.build.select(self.visible_to(key, first, limit), score, k.splat(_NEVER))
-            k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
+            k.accumulate(greatest, score_or_never, k.maximum)
         return k.load_variable(greatest, k.splat(0.0))
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
@@ -419,7 +412,7 @@ class _Contexts(AmxHead):
                 seen = self.visible_to(key, first, limit)
                 weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
                 weight = k.build.select(seen, weight, k.splat(0.0))
-                k.store(k.build.fadd(k.load_variable(total, weight), weight), total)
+                k.accumulate(total, weight, k.build.fadd)
                 pair.append(k.to_bfloat16(weight))
             k.store(self.join(*pair), k.element_pointer(self.scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
         return k.load_variable(total, k.splat(0.0))
@@ -458,10 +451,8 @@ class _Gradients(AmxHead):
                 self._score_gradients(first, k.build.sub(first, start))
                 self._by_queries(first)
             self._by_keys(start)
-        for gradient, address in (
-            (scratch.key_gradient, args.key_gradient),
-            (scratch.value_gradient, args.value_gradient),
-        ):
+        gradients = (scratch.key_gradient, args.key_gradient), (scratch.value_gradient, args.value_gradient)
+        for gradient, address in gradients:
             out = self.start_of(address, args.num_keys, args.key_stride)
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
@@ -518,10 +509,7 @@ class _Gradients(AmxHead):
         remaining = k.build.sub(self.args.num_queries, first)
         halves = []
         for start in (0, k.lanes // 2):
-            offset, inside = (
-                k.mul(k.add(first, start), 2),
-                self.fewer_than(k.mul(k.add(remaining, -start), 2)),
-            )
+            offset, inside = k.mul(k.add(first, start), 2), self.fewer_than(k.mul(k.add(remaining, -start), 2))
             halves.append(k.load_as_float32(self.start_of_sums(), offset, F32, mask=inside))
         greatest, inverse = (k.shuffle(halves[0], halves[1], range(which, 2 * k.lanes, 2)) for which in range(2))
         return greatest, inverse
@@ -541,9 +529,8 @@ class _Gradients(AmxHead):
                     weight, grad_weight = (
                         k.load_floats(each, k.mul(key, k.lanes)) for each in (scratch.scores, scratch.weight_gradients)
                     )
-                    grad_score = k.to_bfloat16(
-                        k.build.fmul(k.build.fmul(weight, k.build.fsub(grad_weight, mean)), factor)
-                    )
+                    slope_of_weight = k.build.fmul(weight, k.build.fsub(grad_weight, mean))
+                    grad_score = k.to_bfloat16(k.build.fmul(slope_of_weight, factor))
                     k.store(grad_score, slope)
                     offset = k.add(k.mul(key, AMX_KEYS), column)
                     k.store(k.to_bfloat16(weight), k.element_pointer(scratch.weight_rows, offset, I16))
@@ -556,14 +543,10 @@ class _Gradients(AmxHead):
         """Emit the gradient of the 16 queries from `first` on: the sum over keys of score gradient × key."""
         k, args, scratch = self.k, self.args, self.scratch
         pairs = self.transpose_weights(self.limit_of(first))
-        self.multiply_and_add(
-            scratch.transposed, k.mul(self.filled, 2), scratch.key_pairs, pairs, scratch.context_sums, fresh=_true()
-        )
-        out = self.start_of(args.query_gradient, args.num_queries, args.query_stride)
-        count = self.remaining_queries(first, ROWS)
-        self.store_rows(
-            scratch.context_sums, count, k.element_pointer(out, k.mul(first, args.query_stride), I16), args.query_stride
-        )
+        row_bytes, sums, stride = k.mul(self.filled, 2), scratch.context_sums, args.query_stride
+        self.multiply_and_add(scratch.transposed, row_bytes, scratch.key_pairs, pairs, sums, fresh=_TRUE)
+        out = k.element_pointer(self.start_of(args.query_gradient, args.num_queries, stride), k.mul(first, stride), I16)
+        self.store_rows(sums, self.remaining_queries(first, ROWS), out, stride)
 
     def _by_keys(self, start: Value) -> None:
         """Emit the addition of the contributions of 32 queries from `start` on to the gradients of keys and values."""
@@ -585,8 +568,3 @@ class _Gradients(AmxHead):
                     k.element_pointer(out, k.mul(key, self.width)),
                     fresh=k.build.or_(fresh, is_new),
                 )
-
-
-def _true() -> Value:
-    """Return the LLVM constant for the Boolean value true."""
-    return ir.Constant(ir.IntType(1), 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import row_pointer
 from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
 from transduce.model.layers import StackPositions
 
 # --- embeddings, norms and attention ---
@@ -62,8 +63,7 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
         entry, counts, *share = more
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
+        with k.thread_loop(rows, share) as row:
             entry_index = k.build.trunc(k.add(entry, row), I32)
             position = k.add(k.load(k.element_pointer(counts, row, I64), I64), -1) if is_ragged else k.int64(0)
             k.store(entry_index, k.element_pointer(lists, k.add(k.mul(row, list_stride), position), I32))
@@ -76,9 +76,9 @@ def emit_sequence_embedding(k: KernelBuilder) -> None:
     The function sets x (N, D) to table[ids] · scale + added[position], where row n has position n - firsts[n].
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
-    with k.function("embed_run", *kinds) as (ids, rows, width, table, file, scale, added, x, firsts, *share):
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
+    with k.function("embed_run", *kinds) as (ids, rows, width, table, file, scale, added, x, *more):
+        firsts, *share = more
+        with k.thread_loop(rows, share) as row:
             position = k.build.sub(row, k.load(k.element_pointer(firsts, row, I64), I64))
             _embed_row(k, (ids, row, width, table, file, scale, x), k.element_pointer(added, k.mul(position, width)))
 
@@ -105,9 +105,9 @@ def emit_norms(k: KernelBuilder) -> None:
     """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
-        with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):
-            first, last = k.thread_range(rows, *share)
-            with k.loop(first, last) as row:
+        with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, *more):
+            out, *share = more
+            with k.thread_loop(rows, share) as row:
                 source, target = k.element_pointer(x, k.mul(row, width)), k.element_pointer(out, k.mul(row, width))
                 mean = k.splat(0.0) if kind == "rms" else k.splat(_mean(k, source, width, None))
                 variance = _mean(k, source, width, mean)
@@ -127,8 +127,7 @@ def emit_head_norm(k: KernelBuilder, width: int) -> None:
     """
     with k.function("norm_heads", POINTER, I64, I64, I64, POINTER, F32, I64, I64) as (x, rows, stride, count, *more):
         weight, epsilon, *share = more
-        first, last = k.thread_range(k.mul(rows, count), *share)
-        with k.loop(first, last) as item:
+        with k.thread_loop(k.mul(rows, count), share) as item:
             row, head = k.build.sdiv(item, count), k.build.srem(item, count)
             source = k.element_pointer(x, k.add(k.mul(row, stride), k.mul(head, width)))
             square = _mean(k, source, k.int64(width), k.splat(0.0))
@@ -162,7 +161,7 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
     totals = [k.accumulators() for _ in range(count)]
     for column, number in k.each_vector(width):
         for total, term in zip(totals, terms(column), strict=True):
-            k.accumulate(total, number, term, k.build.fadd)
+            k.accumulate(total[number], term, k.build.fadd)
     size = k.build.sitofp(width, F32)
     return [k.build.fdiv(k.reduce_sum(k.combine_accumulators(total, k.build.fadd)), size) for total in totals]
 
@@ -214,24 +213,7 @@ class _Row(NamedTuple):
     """Pointer to the relative position bias of the first key; the biases of the next keys follow."""
 
 
-_ATTEND = (
-    POINTER,
-    I64,
-    POINTER,
-    POINTER,
-    I64,
-    POINTER,
-    POINTER,
-    I64,
-    POINTER,
-    I64,
-    I64,
-    POINTER,
-    POINTER,
-    I64,
-    I64,
-    I64,
-)
+_ATTEND = (POINTER, I64, POINTER, POINTER, I64, POINTER, POINTER, I64, POINTER, I64, I64, POINTER, POINTER, *[I64] * 3)
 
 
 def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32) -> str:
@@ -257,9 +239,8 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
     with k.function(name, *_ATTEND) as arguments:
         queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *more = arguments
         relative_bias, near_stride, rows, out, scores, scratch_each, *share = more
-        first, last = k.thread_range(k.mul(rows, heads.number), *share)
         thread_scores = k.element_pointer(scores, k.mul(share[0], scratch_each))
-        with k.loop(first, last) as number:
+        with k.thread_loop(k.mul(rows, heads.number), share) as number:
             row, head_number = (divide(number, k.int64(heads.number)) for divide in (k.build.sdiv, k.build.srem))
             column = k.mul(head_number, heads.width)
             shared_column = column
@@ -428,9 +409,8 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
     is_gate = name in GATED_BY
     activation = ACTIVATION_EMITTERS[GATED_BY.get(name, name)]
     with k.function(function, POINTER, I64, I64, POINTER, I64, I64) as (x, rows, width, out, *share):
-        first, last = (
-            k.mul(vector, k.lanes) for vector in k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), *share)
-        )
+        vectors = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), *share)
+        first, last = (k.mul(vector, k.lanes) for vector in vectors)
         with k.loop(0, rows) as row:
             source = k.element_pointer(x, k.mul(row, width, 2 if is_gate else 1))
             target = k.element_pointer(out, k.mul(row, width))
@@ -457,7 +437,7 @@ def _relu(k: KernelBuilder, x: Value) -> Value:
 
 def _silu(k: KernelBuilder, x: Value) -> Value:
     """Return x · sigmoid(x) of a float32 vector (SiLU)."""
-    return _times_sigmoid(k, x, x)
+    return k.build.fmul(x, _sigmoid(k, x))
 
 
 def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
@@ -465,7 +445,7 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
     The code computes x · sigmoid(2 y), which is equal.
     """
-    return _times_sigmoid(k, x, _twice_tanh_argument(k, x)[0])
+    return k.build.fmul(x, _sigmoid(k, _twice_tanh_argument(k, x)[0]))
 
 
 def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
@@ -497,11 +477,6 @@ def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     small = k.build.fmul(k.build.fmul(series, t), k.build.fmul(tail, k.splat(0.5)))
     is_positive = k.build.fcmp_ordered(">", x, k.splat(0.0))
     return k.build.select(is_positive, k.build.fsub(k.splat(1.0), small), small), tail
-
-
-def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
-    """Return x · sigmoid(z) of float32 vectors, of which SiLU and the approximate GELU consist."""
-    return k.build.fmul(x, _sigmoid(k, z))
 
 
 def _sigmoid(k: KernelBuilder, z: Value) -> Value:
@@ -566,29 +541,28 @@ class PositionTables(NamedTuple):
 
         The address of the relative bias is that of distance 0. Addresses are valid while the tables live.
         """
+        bias = self.relative_bias
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
-            "relative_bias": self.relative_bias.data_ptr()
-            + (self.length - 1) * self.relative_bias.element_size(),  # of distance 0
-            "relative_bias_stride": self.relative_bias.shape[1],
+            "relative_bias": bias.data_ptr() + (self.length - 1) * bias.element_size(),  # of distance 0
+            "relative_bias_stride": bias.shape[1],
         }
 
 
 class GrowingTables:
     """Position encoding tables of an encoder or decoder, which are computed anew for a longer sequence."""
 
-    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
+    def __init__(self, embedding: Embedding, positions: StackPositions, config: ModelConfig) -> None:
         """Create empty position tables, which grow on demand.
 
         Args:
+            embedding: the encoder's or decoder's embedding, whose position encodings are added to embedded tokens.
             positions: the position encodings of the encoder's or decoder's layers.
-            add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
-            max_positions: the greatest number of positions that the model supports.
+            config: the model's configuration.
         """
-        self._positions = positions
-        self._add = add
-        self._most = max_positions
+        self._embedding, self._positions, self._d_model = embedding, positions, config.d_model
+        self._most = config.max_positions if config.positions == "learned" else 2**31  # that the model supports
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
@@ -608,7 +582,8 @@ class GrowingTables:
         A table that the model does not use is empty.
         """
         rotary, bias = self._positions.rotary, self._positions.bias
-        added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
+        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._d_model))[0]
+        angles = relative_bias = torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)
             angles = torch.cat([rotation.cosine, rotation.sine], dim=1)
@@ -628,9 +603,9 @@ def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> Non
     """
     for kind in ("run", "all", "each"):
         kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
-        with k.function(f"rotate_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
-            first, last = k.thread_range(k.mul(rows, count), *share)
-            with k.loop(first, last) as item:
+        with k.function(f"rotate_{kind}", *kinds) as (x, rows, stride, count, table, *more):
+            numbers, *share = more
+            with k.thread_loop(k.mul(rows, count), share) as item:
                 row, head = k.build.sdiv(item, count), k.build.srem(item, count)
                 position = k.int64(0)
                 if kind == "run":

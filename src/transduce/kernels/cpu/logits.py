@@ -55,8 +55,7 @@ class LogitsRow:
         """Return (an IR value) the maximum of the logits after the last whole block; -inf if there are none."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
-            value, best = k.load(k.element_pointer(self.pointer, index)), k.load_variable(greatest, k.float32(0.0))
-            k.store(k.maximum(value, best), greatest)
+            k.accumulate(greatest, k.load(k.element_pointer(self.pointer, index)), k.maximum)
         return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
@@ -172,8 +171,7 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
     """
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
-        value, best = k.load_floats(array, number), k.load_variable(greatest, k.splat(0.0))
-        k.store(k.maximum(value, best), greatest)
+        k.accumulate(greatest, k.load_floats(array, number), k.maximum)
     value = k.reduce_max(k.load_variable(greatest, k.splat(0.0)))
     return value, _find(k, array, value, count)
 
@@ -209,11 +207,9 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, file, bias, logits, stride, *share):
         output = _Output(F32, vectors, width, weights, bias, stride, file, k.build.alloca(F32, size=width))
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
-            _refine_line(
-                k, output, k.element_pointer(x, k.mul(row, width)), k.element_pointer(logits, k.mul(row, stride))
-            )
+        with k.thread_loop(rows, share) as row:
+            line = k.element_pointer(logits, k.mul(row, stride))
+            _refine_line(k, output, k.element_pointer(x, k.mul(row, width)), line)
 
 
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
@@ -225,8 +221,7 @@ def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
         output = _Output(I16, vectors, width, weights, bias, stride)
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
+        with k.thread_loop(rows, share) as row:
             line = k.element_pointer(logits, k.mul(row, stride))
             _widen_line(k, k.element_pointer(rounded, k.mul(row, outputs), I16), outputs, line, stride)
             _refine_line(k, output, k.element_pointer(x, k.mul(row, width), I16), line)
@@ -238,9 +233,8 @@ def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, s
     with k.loop(0, vector_end, k.lanes) as column:
         k.store(k.load_as_float32(rounded, column, I16), k.element_pointer(line, column))
     with k.loop(vector_end, outputs) as column:
-        bits = k.build.shl(
-            k.build.zext(k.load(k.element_pointer(rounded, column, I16), I16), I32), ir.Constant(I32, 16)
-        )
+        bits = k.build.zext(k.load(k.element_pointer(rounded, column, I16), I16), I32)
+        bits = k.build.shl(bits, ir.Constant(I32, 16))
         k.store(k.build.bitcast(bits, F32), k.element_pointer(line, column))
     with k.loop(outputs, stride) as column:
         k.store(k.float32(_MINUS_INFINITY), k.element_pointer(line, column))
@@ -280,8 +274,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
-        best = k.load_variable(greatest, k.splat(0.0))
-        k.store(k.maximum(_greatest_of_vectors(k, line, column, output.vectors), best), greatest)
+        k.accumulate(greatest, _greatest_of_vectors(k, line, column, output.vectors), k.maximum)
     bound = k.splat(k.build.fsub(k.reduce_max(k.load_variable(greatest, k.splat(0.0))), k.float32(_LIKELY)))
     with k.loop(0, output.stride, block) as column:
         is_likely_block = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)
@@ -290,9 +283,8 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
             with k.each_true_lane(likely) as lane:
                 number = k.add(start, lane)
                 exact = _dot(k, output, x, output.row(k, number))
-                k.store(
-                    k.build.fadd(exact, k.load(k.element_pointer(output.bias, number))), k.element_pointer(line, number)
-                )
+                exact = k.build.fadd(exact, k.load(k.element_pointer(output.bias, number)))
+                k.store(exact, k.element_pointer(line, number))
 
 
 def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Value:
@@ -302,10 +294,9 @@ def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Valu
     """
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
-        sum_so_far, kind = k.load_variable(total, k.splat(0.0)), output.kind
-        k.store(
-            k.madd(k.load_as_float32(first, column, kind), k.load_as_float32(second, column, kind), sum_so_far), total
-        )
+        sum_so_far = k.load_variable(total, k.splat(0.0))
+        one, other = (k.load_as_float32(row, column, output.kind) for row in (first, second))
+        k.store(k.madd(one, other, sum_so_far), total)
     return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
 
 

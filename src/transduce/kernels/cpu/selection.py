@@ -15,9 +15,9 @@ from transduce.kernels.cpu.decode_rows import exponential
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    find_integer_tile,
     kernel,
     new_builder,
+    require_integer_tile,
     useful_threads,
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
@@ -191,16 +191,11 @@ class CompiledReductions:
         normalizer = logits.new_empty(batch, beams, 1)
         kernels, block = _kernels()
         scratch = torch.empty(torch.get_num_threads(), width // block + 2 * block)
-        kernels["reduce"].run(
-            *_rows(logits),
-            count,
-            values.data_ptr(),
-            indices.data_ptr(),
-            normalizer.data_ptr() if normalize else 0,
-            scratch.data_ptr(),
-            scratch.shape[1],
-            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
+        threads, outputs = (
+            useful_threads(_ELEMENT_WORK * logits.numel()),
+            (values, indices, normalizer if normalize else 0),
         )
+        kernels["reduce"].run(*_rows(logits), count, *outputs, scratch, scratch.shape[1], threads=threads)
         return values, indices, normalizer
 
     def select(
@@ -219,26 +214,12 @@ class CompiledReductions:
             beam_size: the number of continuations to select.
         """
         batch, beams, width = logits.shape
-        count = 2 * beam_size
-        live = _allocate_candidates(logits, batch, beam_size)
-        ended = _allocate_candidates(logits, batch, count)
-        kernels, _ = _kernels()
+        live, ended = (_allocate_candidates(logits, batch, count) for count in (beam_size, 2 * beam_size))
         scratch = torch.empty(torch.get_num_threads(), select_scratch_size(width, beams, beam_size))
-        scores = scores.contiguous()
-        normalizer = None if normalizer is None else normalizer.contiguous()
-        kernels["select"].run(
-            *_rows(logits),
-            beams,
-            0 if normalizer is None else normalizer.data_ptr(),
-            scores.data_ptr(),
-            eos_id,
-            beam_size,
-            *(each.data_ptr() for each in (*live, *ended)),
-            scratch.data_ptr(),
-            scratch.shape[1],
-            0,
-            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
-        )
+        scores, normalizer = scores.contiguous(), None if normalizer is None else normalizer.contiguous()
+        inputs, outputs = (beams, normalizer, scores, eos_id, beam_size), (*live, *ended)
+        threads = useful_threads(_ELEMENT_WORK * logits.numel())
+        _kernels()[0]["select"].run(*_rows(logits), *inputs, *outputs, scratch, scratch.shape[1], 0, threads=threads)
         return live, ended
 
 
@@ -251,9 +232,9 @@ def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
     return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
 
 
-def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Return four numbers for kernels: the address of logits (B, W, V), B × W, V, and the row stride in elements."""
-    return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
+def _rows(logits: Tensor) -> tuple[Tensor, int, int, int]:
+    """Return four arguments for kernels: the logits (B, W, V), then B × W, V, and the row stride in elements."""
+    return logits, logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
 def _row_stride(logits: Tensor) -> int:
@@ -280,9 +261,7 @@ def _kernels() -> tuple[dict[str, CompiledKernel], int]:
 
     The block size is the number of logits whose maximum the top-k search keeps.
     """
-    tile = find_integer_tile()
-    assert tile is not None
-    k = new_builder("reductions", tile)
+    k = new_builder("reductions", require_integer_tile())
     _write_reduce(k)
     emit_select(k)
     return compile_kernels(k, ("reduce", "select")), block_size(k)
@@ -297,18 +276,16 @@ def _write_reduce(k: KernelBuilder) -> None:
     with kernel(k, "reduce", 10) as (numbers, thread, threads):
         logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
         maxima = k.element_pointer(k.pointer(scratch), k.mul(thread, scratch_per_thread))
-        first, last = k.thread_range(rows, thread, threads)
-        with k.loop(first, last) as row:
+        with k.thread_loop(rows, (thread, threads)) as row:
             line = LogitsRow(k, k.element_pointer(k.pointer(logits), k.mul(row, stride)), width, maxima)
             line.find_maxima()
             with k.when(k.build.icmp_signed("!=", normalizer, k.int64(0))):
                 k.store(line.log_sum_exp(), k.element_pointer(k.pointer(normalizer), row))
-            first_output = k.mul(row, count)
-            line.store_top_k(
-                count,
-                k.element_pointer(k.pointer(values), first_output),
-                k.element_pointer(k.pointer(indices), first_output, I64),
+            start = k.mul(row, count)
+            outputs = (
+                k.element_pointer(k.pointer(each), start, kind) for each, kind in ((values, F32), (indices, I64))
             )
+            line.store_top_k(count, *outputs)
 
 
 def emit_select(k: KernelBuilder) -> None:
@@ -321,16 +298,12 @@ def emit_select(k: KernelBuilder) -> None:
         all_candidates = k.mul(beams, count)
         maxima = k.element_pointer(scratch, k.mul(k.add(all_candidates, block_size(k)), 4))
         candidates = _Candidates(k, scratch, all_candidates)
-        first, last = k.thread_range(k.build.sdiv(args.rows, beams), thread, threads)
-        with k.loop(first, last) as sentence:
+        with k.thread_loop(k.build.sdiv(args.rows, beams), (thread, threads)) as sentence:
             with k.loop(0, beams) as beam:
                 row = k.add(k.mul(sentence, beams), beam)
                 line = LogitsRow(k, k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride)), width, maxima)
                 row_normalizer, start = k.variable(k.float32(0.0)), k.mul(beam, count)
-                best = (
-                    k.element_pointer(candidates.scores, start),
-                    k.element_pointer(candidates.tokens, start, I64),
-                )
+                best = k.element_pointer(candidates.scores, start), k.element_pointer(candidates.tokens, start, I64)
                 with k.build.if_else(k.is_nonzero(args.rules)) as (with_rules, without):
                     with with_rules:
                         rules = Rules(k, args, sentence, row)
@@ -519,11 +492,9 @@ class Rules:
         with k.loop(0, end) as first:
             differences = k.variable(k.int64(0))
             with k.loop(0, before) as number:
-                one, other = (
-                    k.load(k.element_pointer(history, k.add(start, number), I32), I32) for start in (first, end)
-                )
-                differs = k.build.zext(k.build.icmp_signed("!=", one, other), I64)
-                k.store(k.add(k.load_variable(differences, first), differs), differences)
+                positions = (k.add(start, number) for start in (first, end))
+                one, other = (k.load(k.element_pointer(history, each, I32), I32) for each in positions)
+                k.accumulate(differences, k.build.zext(k.build.icmp_signed("!=", one, other), I64), k.add)
             with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
                 token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
                 line.replace(k.build.zext(token, I64), k.float32(_NEVER))
@@ -651,8 +622,8 @@ def emit_draw(k: KernelBuilder) -> None:
         args = SelectArguments(*(select.get(name) for name in SelectArguments._fields))
         live = _Selected(k, args.live, k.int64(0))
         draw = Fields(k, draw_pointer, DrawArguments._fields)
-        first, last = k.thread_range(k.build.sdiv(args.rows, args.beams), thread, threads)
-        with k.loop(first, last) as sentence, k.loop(0, args.beams) as beam:
+        sentences = k.thread_loop(k.build.sdiv(args.rows, args.beams), (thread, threads))
+        with sentences as sentence, k.loop(0, args.beams) as beam:
             row = k.add(k.mul(sentence, args.beams), beam)
             # At the first step all samples of a sentence draw from the only row.
             is_first = k.build.icmp_signed("<", args.beams, args.beam_size)
@@ -664,86 +635,83 @@ def emit_draw(k: KernelBuilder) -> None:
                     index = k.add(k.mul(sentence, args.beam_size), beam)
                     live.store(index, beam, args.eos_id, k.float32(0.0), k.float32(_NEVER))
                 with otherwise:
-                    _draw_from_row(_Row(k, args, draw, live, thread), sentence, (row, beam), count)
+                    _Draw(k, args, draw, (sentence, row), thread).store_samples(beam, count, live)
 
 
-class _Row:
-    """Arguments of the function `draw`, and pointers to a thread's scratch space, for drawing from rows of logits."""
+class _Draw:
+    """An emitter of draws from one row of logits, after the search rules.
 
-    def __init__(self, k: KernelBuilder, args: SelectArguments, draw: Fields, live: _Selected, thread: Value) -> None:
-        self.k, self.args, self.draw, self.live = k, args, draw, live
+    The row's tokens are moved to a thread's scratch space in order of probability, as far as a draw needs them.
+    """
+
+    def __init__(
+        self, k: KernelBuilder, args: SelectArguments, draw: Fields, numbers: tuple[Value, Value], thread: Value
+    ) -> None:
+        """Emit the search rules for a row of logits, and the row's softmax denominator (with temperature).
+
+        `numbers` are the indices of the row's sentence and of the row.
+        """
+        self.k, self.args, self.draw, (self.sentence, self.row) = k, args, draw, numbers
         start = k.mul(thread, args.vocabulary_size)
         self.probabilities, self.logits = (draw.at(name, start) for name in ("probabilities", "logits"))
         self.tokens = draw.at("tokens", start, I64)
-        scratch = k.element_pointer(k.pointer(args.scratch), k.mul(thread, args.scratch_per_thread))
-        self.maxima = scratch
-
-
-def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
-    """Emit the drawing of `count` samples of a sentence from one row of logits, after the search rules.
-
-    `numbers` are the index of the row, and the index of the first sample among the sentence's samples.
-    """
-    k, args, draw, (row, beam) = context.k, context.args, context.draw, numbers
-    pointer = k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride))
-    line = LogitsRow(k, pointer, args.vocabulary_size, context.maxima)
-    rules = Rules(k, args, sentence, row)
-    choice = rules.apply(line)
-    sorted_row = _SortedRow(context, line)
-    total = k.variable(ir.Constant(F64, 1.0))
-    is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
-    with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
-        k.store(sorted_row.take_permitted(), total)
-    score = k.load(k.element_pointer(k.pointer(args.scores), row))
-    with k.loop(0, count) as number:
-        sample = k.add(beam, number)
-        token, value = k.variable(choice.forced), k.variable(choice.forced_value)
-        with k.when(k.build.not_(is_forced)):
-            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.position)
-            uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
-            index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
-            k.store(k.load(k.element_pointer(context.tokens, index, I64), I64), token)
-            k.store(k.build.fsub(k.load(k.element_pointer(context.logits, index)), choice.normalizer), value)
-        drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
-        ends = k.build.icmp_signed("==", drawn, args.eos_id)
-        new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
-        parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
-        context.live.store(k.add(k.mul(sentence, args.beam_size), sample), parent, drawn, log_probability, new_total)
-
-
-class _SortedRow:
-    """The tokens of a row of logits, moved to scratch space in order of probability, as far as a draw needs them."""
-
-    def __init__(self, context: _Row, line: LogitsRow) -> None:
-        """Emit the softmax denominator (with temperature) of a row of logits, after the maxima of the row's blocks."""
-        k = context.k
-        self.k, self.context, self.line = k, context, line
-        self.factor = k.float_from_bits(context.draw.get("inverse_temperature"))
-        self.greatest = line.greatest()[0]
-        self.denominator = line.sum_of_exponentials(self.greatest, self.factor)
+        maxima = k.element_pointer(k.pointer(args.scratch), k.mul(thread, args.scratch_per_thread))
+        pointer = k.element_pointer(k.pointer(args.logits), k.mul(self.row, args.stride))
+        self.line = LogitsRow(k, pointer, args.vocabulary_size, maxima)
+        self.rules = Rules(k, args, self.sentence, self.row)
+        self.choice = self.rules.apply(self.line)
+        self.factor = k.float_from_bits(draw.get("inverse_temperature"))
+        self.greatest = self.line.greatest()[0]
+        self.denominator = self.line.sum_of_exponentials(self.greatest, self.factor)
         self.taken = k.variable(k.int64(0))
+
+    def store_samples(self, beam: Value, count: Value, live: _Selected) -> None:
+        """Emit the drawing of `count` samples, and their storing in `live`; `beam` is the index of the first sample.
+
+        The index is among the sentence's samples.
+        """
+        k, args, draw, choice = self.k, self.args, self.draw, self.choice
+        total = k.variable(ir.Constant(F64, 1.0))
+        is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
+        with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
+            k.store(self._take_permitted(), total)
+        score = k.load(k.element_pointer(k.pointer(args.scores), self.row))
+        with k.loop(0, count) as number:
+            sample = k.add(beam, number)
+            token, value = k.variable(choice.forced), k.variable(choice.forced_value)
+            with k.when(k.build.not_(is_forced)):
+                step = k.add(k.mul(draw.element("indices", self.sentence, I64), draw.get("steps")), self.rules.position)
+                uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
+                index = self._find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
+                k.store(k.load(k.element_pointer(self.tokens, index, I64), I64), token)
+                k.store(k.build.fsub(k.load(k.element_pointer(self.logits, index)), choice.normalizer), value)
+            drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
+            ends = k.build.icmp_signed("==", drawn, args.eos_id)
+            new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
+            parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
+            live.store(k.add(k.mul(self.sentence, args.beam_size), sample), parent, drawn, log_probability, new_total)
 
     def _take(self) -> Value:
         """Emit the move of the row's likeliest token to the end of the scratch space; return its probability."""
-        k, context = self.k, self.context
+        k = self.k
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
         power = k.build.extract_element(exponential(k, scaled), ir.Constant(I32, 0))
         probability = k.build.fdiv(power, self.denominator)
         taken = k.load_variable(self.taken, index)
-        k.store(probability, k.element_pointer(context.probabilities, taken))
-        k.store(value, k.element_pointer(context.logits, taken))
-        k.store(index, k.element_pointer(context.tokens, taken, I64))
+        k.store(probability, k.element_pointer(self.probabilities, taken))
+        k.store(value, k.element_pointer(self.logits, taken))
+        k.store(index, k.element_pointer(self.tokens, taken, I64))
         k.store(k.add(taken, 1), self.taken)
         return probability
 
-    def take_permitted(self) -> Value:
+    def _take_permitted(self) -> Value:
         """Emit the move of the tokens that top-k, top-p and min-p permit; return their total probability, float64."""
-        k, draw, top_k = self.k, self.context.draw, self.context.draw.get("top_k")
+        k, draw, top_k = self.k, self.draw, self.draw.get("top_k")
         top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
         first = self._take()  # always permitted
         total, of_top_k = (k.variable(k.build.fpext(first, F64)) for _ in range(2))
-        is_limited = k.build.icmp_signed("<", top_k, self.context.args.vocabulary_size)
+        is_limited = k.build.icmp_signed("<", top_k, self.args.vocabulary_size)
         has_both = k.build.and_(is_limited, k.build.fcmp_ordered("<", top_p, k.float32(1.0)))
         with k.loop(1, k.build.select(has_both, top_k, k.int64(1))):
             k.store(k.build.fadd(k.build.load(of_top_k, typ=F64), k.build.fpext(self._take(), F64)), of_top_k)
@@ -771,17 +739,17 @@ class _SortedRow:
         k = self.k
         with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken, index))):
             self._take()
-        return k.load(k.element_pointer(self.context.probabilities, index))
+        return k.load(k.element_pointer(self.probabilities, index))
 
-    def find(self, bound: Value) -> Value:
+    def _find(self, bound: Value) -> Value:
         """Return (an IR value) the rank of the first token with which the cumulative probability exceeds a bound.
 
         The bound is float64. Tokens are moved to scratch space as needed. If rounding keeps the sum too small, the
         result is the last possible token.
         """
-        k, draw = self.k, self.context.draw
+        k, draw = self.k, self.draw
         taken, is_truncated = k.load_variable(self.taken, k.int64(0)), k.is_nonzero(draw.get("is_truncated"))
-        limit = k.build.select(is_truncated, taken, self.context.args.vocabulary_size)
+        limit = k.build.select(is_truncated, taken, self.args.vocabulary_size)
         total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
         found = k.variable(k.int64(0))
         with k.do_while() as done:

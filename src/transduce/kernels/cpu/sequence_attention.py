@@ -9,6 +9,7 @@ Legend: N rows (tokens of all sentences), S sentences, H heads, L tokens of a se
 keys and values.
 """
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -127,13 +128,9 @@ class _SequenceAttention:
             self._write_queries(rows)
         with k.function(name, *_TYPES) as arguments:
             args = SequenceArguments(*arguments)
-            first, last = k.thread_range(k.mul(args.sentences, heads.number), args.thread, args.threads)
             scratch = k.element_pointer(args.scratch, k.mul(args.thread, args.scratch_each))
-            with k.loop(first, last) as number:
-                sentence, head = (
-                    k.build.sdiv(number, k.int64(heads.number)),
-                    k.build.srem(number, k.int64(heads.number)),
-                )
+            with k.thread_loop(k.mul(args.sentences, heads.number), (args.thread, args.threads)) as number:
+                sentence, head = (divide(number, k.int64(heads.number)) for divide in (k.build.sdiv, k.build.srem))
                 self._write_head(args, sentence, head, scratch)
 
     def _write_head(self, args: SequenceArguments, sentence: Value, number: Value, scratch: Value) -> None:
@@ -147,10 +144,7 @@ class _SequenceAttention:
         row, column = k.mul(start, args.stride), k.mul(number, heads.width)
         filled = k.mul(k.build.sdiv(k.add(count, self.block - 1), k.int64(self.block)), self.block)
         sizes = [k.mul(filled, heads.width), k.mul(filled, heads.width), k.mul(filled, _ROWS)]
-        arrays = [scratch]
-        for size in sizes:
-            arrays.append(k.element_pointer(arrays[-1], size))
-        transposed, values, weights, scaled = arrays
+        transposed, values, weights, scaled = accumulate(sizes, k.element_pointer, initial=scratch)
         source = k.add(row, k.mul(shared, heads.width))
         self._transpose(k.element_pointer(args.keys, source), args.stride, count, filled, transposed)
         self._gather(k.element_pointer(args.values, source), args.stride, count, values)
@@ -246,7 +240,7 @@ class _SequenceAttention:
                         distance = k.build.sub(start, k.add(query, row))
                         score = k.build.fadd(score, k.load_as_float32(head.bias, distance, F32, mask=inside))
                     score = k.build.select(inside, score, k.splat(_NEVER))
-                    k.store(k.maximum(score, k.load_variable(greatest[row], score)), greatest[row])
+                    k.accumulate(greatest[row], score, k.maximum)
                     k.store(score, self._weight(head, row, start))
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
@@ -273,7 +267,7 @@ class _SequenceAttention:
                 value = exponential(k, k.build.fsub(score, limits[row]), keeps_nan=True)
                 # An exponential is never quite zero, but a key that does not exist has no weight at all.
                 value = k.build.select(self._inside(start, head.count), value, k.splat(0.0))
-                k.store(k.build.fadd(k.load_variable(total, value), value), total)
+                k.accumulate(total, value, k.build.fadd)
                 k.store(value, pointer)
         sums = [k.reduce_sum(k.load_variable(total, k.splat(0.0))) for total in totals]
         return [k.build.fdiv(k.float32(1.0), each) for each in sums]

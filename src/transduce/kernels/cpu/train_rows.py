@@ -18,7 +18,7 @@ from transduce.kernels.cpu.jit.compiler import (
     address_of,
     compile_kernels,
     find_integer_tile,
-    kernel,
+    kernel_of,
     new_builder,
     require_integer_tile,
 )
@@ -162,40 +162,29 @@ class RowKernelEmitter:
     def write(self) -> None:
         """Emit all row-wise kernels of training: dropout, norms, softmax, column sums and addition."""
         k = self.k
-        with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
-            self._drop(DropoutArguments(*numbers), *share)
-        for name, work, is_centered in (
-            ("norm", self._norm, True),
-            ("norm_backward", self._norm_backward, True),
-            ("rms", self._norm, False),
-            ("rms_backward", self._norm_backward, False),
-        ):
-            with kernel(k, name, len(NormArguments._fields)) as (numbers, *share):
-                args = NormArguments(*numbers)
-                first, last = k.thread_range(args.rows, *share)
-                if work == self._norm_backward:
-                    self._clear_share(args, share[0])
-                with k.loop(first, last) as row:
-                    work(args, row, share[0], is_centered=is_centered)
-                if work == self._norm_backward:
-                    k.barrier(share[1])
-                    self._add_shares(args, *share, is_centered=is_centered)
-        with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
-            softmax = SoftmaxArguments(*numbers)
+        with kernel_of(k, "drop", DropoutArguments) as dropout:
+            self._drop(*dropout)
+        for name, is_centered in (("norm", True), ("rms", False)):
+            with kernel_of(k, name, NormArguments) as (args, *share), k.loop(*k.thread_range(args.rows, *share)) as row:
+                self._norm(args, row, is_centered=is_centered)
+            with kernel_of(k, f"{name}_backward", NormArguments) as (args, *share):
+                row_range = k.thread_range(args.rows, *share)
+                self._clear_share(args, share[0])
+                with k.loop(*row_range) as row:
+                    self._norm_backward(args, row, share[0], is_centered=is_centered)
+                k.barrier(share[1])
+                self._add_shares(args, *share, is_centered=is_centered)
+        with kernel_of(k, "softmax", SoftmaxArguments) as (softmax, *share):
             scratch = k.element_pointer(k.pointer(softmax.scratch), k.mul(share[0], k.add(softmax.width, k.lanes)))
-            first, last = k.thread_range(softmax.rows, *share)
-            with k.loop(first, last) as row:
+            with k.loop(*k.thread_range(softmax.rows, *share)) as row:
                 self._softmax(softmax, row, scratch)
-        with kernel(k, "sum_columns", len(ColumnSumArguments._fields)) as (numbers, *share):
-            self._sum_columns(ColumnSumArguments(*numbers), *share)
-        with kernel(k, "add", len(AddArguments._fields)) as (numbers, *share):
-            added = AddArguments(*numbers)
+        with kernel_of(k, "sum_columns", ColumnSumArguments) as summed:
+            self._sum_columns(*summed)
+        with kernel_of(k, "add", AddArguments) as (added, *share):
             first, last = k.thread_range(k.build.sdiv(added.count, k.int64(k.lanes)), *share)
             with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as number:
-                part, target = (
-                    k.load_as_float32(k.pointer(added.part), number, self.kind),
-                    k.element_pointer(k.pointer(added.total), number),
-                )
+                part = k.load_as_float32(k.pointer(added.part), number, self.kind)
+                target = k.element_pointer(k.pointer(added.total), number)
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
@@ -293,7 +282,7 @@ class RowKernelEmitter:
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
-    def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centered: bool) -> None:
+    def _norm(self, args: NormArguments, row: Value, *, is_centered: bool) -> None:
         """Emit the norm of a row of x, LayerNorm if `is_centered`, else RMSNorm, and store the row's statistics."""
         k, width = self.k, args.width
 
@@ -390,7 +379,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
-            for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centered else (args.weight_sum,)):
+            for number, total in enumerate((args.weight_sum, args.bias_sum)[: 1 + is_centered]):
                 target = k.element_pointer(k.pointer(total), column)
                 total_sum = k.variable(k.load_floats(target))
                 with k.loop(0, threads) as thread_index:
@@ -415,7 +404,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
         maxima = k.accumulators(_NEVER)
         for column, inside, number in self._vectors(width):
-            k.accumulate(maxima, number, self._logits(args, row, column, inside), k.maximum)
+            k.accumulate(maxima[number], self._logits(args, row, column, inside), k.maximum)
         greatest = k.reduce_max(k.combine_accumulators(maxima, k.maximum))
         totals = k.accumulators()
         for column, inside, number in self._vectors(width):
@@ -424,7 +413,7 @@ class RowKernelEmitter:
             if inside is not None:
                 value = k.build.select(inside, value, k.splat(0.0))
             k.store(value, k.element_pointer(scratch, column))
-            k.accumulate(totals, number, value, k.build.fadd)
+            k.accumulate(totals[number], value, k.build.fadd)
         total = k.reduce_sum(k.combine_accumulators(totals, k.build.fadd))
         logarithm = k.intrinsic("llvm.log.f32", F32, total)
         k.store(k.build.fadd(greatest, logarithm), k.element_pointer(k.pointer(args.normalizers), row))
@@ -497,10 +486,9 @@ class ActivationEmitter:
         """Emit the kernels `activate` and `activate_backward`, in which each thread computes some rows."""
         k = self.k
         for name, work in zip(self.names, (self._activate, self._backward), strict=True):
-            with kernel(k, name, len(ActivationArguments._fields)) as (numbers, *share):
-                args = ActivationArguments(*numbers)
-                first, last = k.thread_range(args.rows, *share)
-                with k.loop(first, last) as row, k.loop(0, args.width, k.lanes) as column:
+            with kernel_of(k, name, ActivationArguments) as (args, *share):
+                rows = k.loop(*k.thread_range(args.rows, *share))
+                with rows as row, k.loop(0, args.width, k.lanes) as column:
                     target = k.add(k.mul(row, args.width), column)
                     projected = k.add(target, k.mul(row, args.width)) if self.is_gated else target
                     work(args, projected, target)
@@ -561,46 +549,24 @@ class ScatterArguments(NamedTuple):
     """The index of the row of `total` to which nothing is added, such as that of padding; -1: none."""
 
 
-class ScatterEmitter:
-    """An emitter of the kernel `scatter`, which adds an embedding's gradients to the matrix rows that ids select."""
+def emit_scatter(k: KernelBuilder, kind: Any) -> None:
+    """Emit the kernel `scatter` for rows to add in float32 (`kind` F32) or bfloat16 (I16).
 
-    names = ("scatter",)
-    """The name, in a tuple, of the kernel that `write` emits."""
-
-    def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Create an emitter of `scatter` for rows of float32 (`kind` F32) or bfloat16 (I16)."""
-        self.k = k
-        self.kind = kind
-
-    def write(self) -> None:
-        """Emit the kernel `scatter`, in which each thread adds a range of the columns of all rows to the matrix.
-
-        Ids repeat, so splitting by rows would let two threads update one element.
-        """
-        k = self.k
-        with kernel(k, "scatter", len(ScatterArguments._fields)) as (numbers, thread, threads):
-            args = ScatterArguments(*numbers)
-            first, last = k.thread_range(k.build.sdiv(args.width, k.int64(k.lanes)), thread, threads)
-            factor = k.splat(k.float_from_bits(args.factor))
-            with k.loop(0, args.rows) as row:
-                row_id = k.load(k.element_pointer(k.pointer(args.ids), row, I64), I64)
-                with k.when(k.build.icmp_signed("!=", row_id, args.frozen)):
-                    self._add(args, (row_id, row), (k.mul(first, k.lanes), k.mul(last, k.lanes)), factor)
-
-    def _add(
-        self, args: ScatterArguments, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value
-    ) -> None:
-        """Emit the addition of a range of columns of one row, times `factor`, to a row of the matrix.
-
-        `rows` holds the indices of the target and the source row, and `columns` the first column and the one to stop
-        at.
-        """
-        k = self.k
-        target_row, source_row = (k.mul(row, args.width) for row in rows)
-        with k.loop(*columns, k.lanes) as column:
-            target = k.element_pointer(k.pointer(args.total), k.add(target_row, column))
-            value = k.load_as_float32(k.pointer(args.part), k.add(source_row, column), self.kind)
-            k.store(k.madd(value, factor, k.load_floats(target)), target)
+    Each thread adds a range of the columns of all rows to the matrix. Ids repeat, so with ranges of rows two threads
+    could update one element.
+    """
+    with kernel_of(k, "scatter", ScatterArguments) as (args, thread, threads):
+        first, last = k.thread_range(k.build.sdiv(args.width, k.int64(k.lanes)), thread, threads)
+        factor = k.splat(k.float_from_bits(args.factor))
+        with k.loop(0, args.rows) as row:
+            row_id = k.load(k.element_pointer(k.pointer(args.ids), row, I64), I64)
+            with k.when(k.build.icmp_signed("!=", row_id, args.frozen)):
+                columns = k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes)
+                target_row, source_row = k.mul(row_id, args.width), k.mul(row, args.width)
+                with columns as column:
+                    target = k.element_pointer(k.pointer(args.total), k.add(target_row, column))
+                    value = k.load_as_float32(k.pointer(args.part), k.add(source_row, column), kind)
+                    k.store(k.madd(value, factor, k.load_floats(target)), target)
 
 
 # --- PyTorch functions ---
@@ -656,11 +622,8 @@ def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     gated = x if gate is None else torch.empty_like(x)
     sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
-    gate_address, gated_address = (0, 0) if gate is None else (gate.data_ptr(), gated.data_ptr())
-    rows, width = x.shape
-    row_kernels(x.dtype)["sum_columns"].run(
-        *ColumnSumArguments(x.data_ptr(), rows, width, sums.data_ptr(), gate_address, gated_address)
-    )
+    addresses, (rows, width) = (sums.data_ptr(), address_of(gate), gated.data_ptr()), x.shape
+    row_kernels(x.dtype)["sum_columns"].run(*ColumnSumArguments(x.data_ptr(), rows, width, *addresses))
     return gated, sums.sum(dim=0)
 
 
@@ -729,10 +692,8 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Te
     If `residual` is None, return dropout(x).
     """
     out = torch.empty_like(x)
-    residual_address = 0 if residual is None else residual.data_ptr()
-    row_kernels(x.dtype)["drop"].run(
-        *DropoutArguments(x.data_ptr(), residual_address, out.data_ptr(), x.numel(), seed, drop_256ths)
-    )
+    addresses = x.data_ptr(), address_of(residual), out.data_ptr()
+    row_kernels(x.dtype)["drop"].run(*DropoutArguments(*addresses, x.numel(), seed, drop_256ths))
     return out
 
 
@@ -769,27 +730,20 @@ def _run_activation(
     )
 
 
+@cache
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `activate` and `activate_backward` of an activation, compiled on first use."""
-    return _activation_kernels(name, dtype, require_integer_tile())
-
-
-@cache
-def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `activate` and `activate_backward` of an activation for a dtype; return them by name."""
-    k = new_builder("activation", tile)
+    k = new_builder("activation", require_integer_tile())
     ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
     return compile_kernels(k, ActivationEmitter.names)
 
 
 @cache
-def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the row-wise training kernels for a dtype (dropout, norms, softmax, sums); return them by name."""
-    k = new_builder("rows", tile)
+def row_kernels(dtype: torch.dtype, tile: Tile | None = None) -> dict[str, CompiledKernel]:
+    """Return a dict from names to the row-wise training kernels for a dtype (dropout, norms, softmax, sums).
+
+    The kernels are compiled on first use, for the vector length of `tile`; None: this processor's.
+    """
+    k = new_builder("rows", tile or require_integer_tile())
     RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, RowKernelEmitter.names)
-
-
-def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return a dict from names to the compiled row-wise training kernels (dropout, norms, …) for a dtype."""
-    return _kernels_of(dtype, require_integer_tile())

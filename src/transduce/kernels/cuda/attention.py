@@ -23,32 +23,30 @@ MIN_WIDTH, MAX_WIDTH = 16, 128
 """The smallest and the greatest width of a head, in elements, that the attention kernels support."""
 
 
-class PackedHeads:
-    """The base class of `_PackedBatches`: attention on training batches without padding, by Triton kernels."""
+def supports_heads(config: ModelConfig, max_length: int, weight: Tensor) -> bool:
+    """Return whether `attend` supports a model's attention: one head width, a power of two, and short sentences.
 
-    def supports_heads(self, config: ModelConfig, max_length: int, weight: Tensor) -> bool:
-        """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
+    Args:
+        config: the model's settings.
+        max_length: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in shared
+            memory.
+        weight: a tensor in the dtype and on the device of the model.
+    """
+    width = config.key_width
+    plain = width == config.value_width and config.key_value_heads == config.num_heads
+    if not plain or max_length > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
+        return False
+    rows = max(16, power_of_2(max_length))
+    # The backward pass multiplies four matrices of rows × width, and two of rows × rows.
+    return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
-        Args:
-            config: the model's settings.
-            max_length: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in
-                shared memory.
-            weight: a tensor in the dtype and on the device of the model.
-        """
-        width = config.key_width
-        plain = width == config.value_width and config.key_value_heads == config.num_heads
-        if not plain or max_length > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
-            return False
-        rows = max(16, power_of_2(max_length))
-        # The backward pass multiplies four matrices of rows × width, and two of rows × rows.
-        return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
-    def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """Return the attention of packed sentences, equation (1), as a differentiable function.
+def attend(projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
+    """Return the attention of packed sentences (without padding), equation (1), as a differentiable function.
 
-        `backend.PackedAttention.attend` gives the shapes.
-        """
-        return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
+    `PackedAttention.attend` gives the shapes.
+    """
+    return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class AttentionNode(torch.autograd.Function):

@@ -14,7 +14,7 @@ from typing_extensions import override
 from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
 from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
     LinearSums,
@@ -51,7 +51,7 @@ class LossRecorder:
     """A recorder of CUDA graphs for a model's training loss: a forward and a backward graph for each batch size.
 
     A size is recorded when it occurs for the second time; until then, and after a failure, losses are computed eagerly.
-    All graphs share one pool of memory. The class implements `backend.LossRecorder`.
+    All graphs share one pool of memory. The class implements `LossRecorder`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,7 +71,7 @@ class LossRecorder:
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
         """Return a batch's total loss and negative log-likelihood, computed by a CUDA graph if there is one.
 
-        `backend.LossRecorder` describes the arguments. The total can be differentiated once, before the next loss is
+        `LossRecorder` describes the arguments. The total can be differentiated once, before the next loss is
         computed.
         """
         drops = tuple(dropout.drop_256ths for dropout in self._dropouts if dropout.training)
@@ -234,7 +234,7 @@ def linear(
 ) -> Tensor:
     """Return activation(x · weightᵀ + bias) for the weight's rows in `rows` (None: all), as a differentiable function.
 
-    The function runs on a GPU by cuBLAS. `backend.TrainingKernels.linear` describes the arguments.
+    The function runs on a GPU by cuBLAS. `TrainingKernels.linear` describes the arguments.
     """
     sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
@@ -271,7 +271,7 @@ class LinearNode(torch.autograd.Function):
         bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
-            gradient = mask_and_sum_rows(gradient, out, columns)
+            gradient = add_sum_of_rows(gradient, columns, out)
         elif bias_total is not None:
             add_sum_of_rows(gradient, bias_total[row_slice])
         grad_x = (gradient @ weight[row_slice]).view(*grad_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
@@ -467,7 +467,7 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    This function implements `backend.TrainingKernels.update_by_adam`, which describes the arguments.
+    This function implements `TrainingKernels.update_by_adam`, which describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
         *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
@@ -477,7 +477,7 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    This function implements `backend.TrainingKernels.update_momentum`, which describes the arguments.
+    This function implements `TrainingKernels.update_momentum`, which describes the arguments.
     """
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
@@ -486,7 +486,7 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
     """Replace parameters by parameters × shrink - rate × direction, in place.
 
     The moving average and the bfloat16 copy of the parameters are refreshed, and the gradients are set to zero. This
-    function implements `backend.TrainingKernels.apply_update`.
+    function implements `TrainingKernels.apply_update`.
     """
     if shrink != 1.0:
         vectors.master.mul_(shrink)
@@ -513,11 +513,6 @@ def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
     return vectors.average is not None, vectors.working is not None
 
 
-def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the dtypes of an optimizer update fit the Triton kernels: the working copy is bfloat16 or None."""
-    return vectors.working is None or vectors.working.dtype == torch.bfloat16
-
-
 # --- backend ---
 
 
@@ -525,13 +520,14 @@ _KINDS = (torch.bfloat16, torch.float32)
 _MAX_COLUMNS = 8192  # a row is held in registers
 
 
-class _PackedBatches(attention.PackedHeads):
+class _PackedBatches:
     """Attention and losses of training batches without padding on a GPU.
 
-    The class implements `backend.PackedAttention`.
+    The class implements `PackedAttention`.
     """
 
     record_losses = staticmethod(LossRecorder)
+    attend = staticmethod(attention.attend)
 
     def supports(self, model: nn.Module, max_length: int) -> bool:
         """Return whether the kernels can train a model on packed batches with sentences of at most `max_length` tokens.
@@ -541,7 +537,7 @@ class _PackedBatches(attention.PackedHeads):
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.supports_heads(model.config, max_length, model.source_weight)
+            and attention.supports_heads(model.config, max_length, model.source_weight)
             and is_known(model)
         )
 
@@ -556,7 +552,7 @@ def _no_kernel(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 class GpuTraining(TrainingKernels):
-    """A training backend of Triton kernels for one GPU, which implements `backend.TrainingKernels`.
+    """A training backend of Triton kernels for one GPU, which implements `TrainingKernels`.
 
     PyTorch computes what has no kernel in this package, and is as fast: attention to padded sentences, the output
     projection (which sums in float32), and Muon by cuBLAS.
@@ -605,7 +601,7 @@ class GpuTraining(TrainingKernels):
 
     @override
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        return self._has(vectors.master) and supports_update(vectors)
+        return self._has(vectors.master) and (vectors.working is None or vectors.working.dtype == torch.bfloat16)
 
     @override
     def add_in_place(self, total: Tensor, part: Tensor) -> None:

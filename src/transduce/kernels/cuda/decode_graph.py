@@ -58,37 +58,16 @@ class StepLayer:
         return F.linear(memory, self.key_value, self.key_value_bias)
 
 
-class Caches:
-    """The key/value caches of a recorded decoding step, for self-attention and cross-attention."""
+def run_layers(step: "RecordedStep", last_norm: nn.Module, x: Tensor) -> Tensor:
+    """Run the decoder layers of a step and the last norm on embedded tokens, (B, W, D); return the output, (B, W, D).
 
-    past: Tensor
-    """A tensor of the keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
-    memory: Tensor
-    """A tensor of the keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
-    length: Tensor
-    """A tensor with the number of cached positions in `past`, int64 (1,)."""
-
-    @property
-    def attended_past(self) -> AttendedPositions:
-        """The positions in `past` to which hypotheses attend, an `AttendedPositions` that subclasses define."""
-        raise NotImplementedError
-
-    @property
-    def attended_memory(self) -> AttendedPositions:
-        """The source positions to which hypotheses attend, an `AttendedPositions` that subclasses define."""
-        raise NotImplementedError
-
-
-def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
-    """Run decoder layers and the last norm on embedded tokens, (B, W, D); return the output, (B, W, D).
-
-    The newest keys and values are appended to `caches`.
+    The newest keys and values are appended to the step's caches.
     """
-    chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
-    seen_past, seen_memory = caches.attended_past, caches.attended_memory
-    for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
+    chain = _Chain(x, [residual for layer in step.layers for residual in layer.residuals], last_norm)
+    seen_past, seen_memory = step.attended_past, step.attended_memory
+    for layer, past, memory in zip(step.layers, step.past, step.memory, strict=True):
         projected = layer.project(chain.next)
-        chain.add(layer.output(attend_cached(projected, past, caches.length, seen_past, layer.heads)))
+        chain.add(layer.output(attend_cached(projected, past, step.length, seen_past, layer.heads)))
         query = F.linear(chain.next, layer.query, layer.query_bias)
         chain.add(layer.memory_output(attend_cached(query, memory, memory.shape[1], seen_memory, layer.heads)))
         chain.add(_feed_forward(layer.feed_forward, chain.next))
@@ -166,7 +145,7 @@ class StepSize(NamedTuple):
     """The number of finished hypotheses to keep of each sentence in a search step; 0: the step does not search."""
 
 
-class RecordedStep(Caches):
+class RecordedStep:
     """A decoding step on a GPU with buffers of fixed size and, once recorded, a CUDA graph.
 
     A search owns the step; later searches of similar size use it again.
@@ -180,11 +159,14 @@ class RecordedStep(Caches):
         # A step does not keep the model alive.
         self.size, self._model, self.layers = size, weakref.ref(model), layers
         self.past = weight.new_zeros(len(layers), size.sentences, size.capacity, columns)
+        """The keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
         self.memory = weight.new_zeros(len(layers), size.sentences, size.source, columns)
+        """The keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
         self.present = torch.zeros(size.sentences, 1, size.source, dtype=torch.bool, device=device)
         mask_shape = (size.sentences, size.hypotheses, size.capacity)
         self.allowed = torch.zeros(mask_shape, dtype=torch.bool, device=device) if needs_mask else None
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
+        """The number of cached positions in `past`, (1,)."""
         self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
@@ -225,16 +207,12 @@ class RecordedStep(Caches):
             self._compute()  # the first step runs eagerly: recording needs initialized libraries and compiled kernels
             self._ran = True
         else:
-            self._record()
+            with recording(self.past.device) as graph:
+                self._compute()
+            graph.replay()
+            self._graph = graph
         assert self._out is not None
         return self._out
-
-    def _record(self) -> None:
-        """Record the decoding step as a CUDA graph, and replay it once."""
-        with recording(self.past.device) as graph:
-            self._compute()
-        graph.replay()
-        self._graph = graph
 
     def start_batch(self, memory: Tensor, present: Tensor) -> None:
         """Load a batch into the buffers, and set the decoding position to 0.
@@ -274,7 +252,7 @@ class RecordedStep(Caches):
         x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
         self._table = getattr(embedding.positions, "table", None)
-        return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
+        return model.finish(run_layers(self, model.decoder_norm, x))
 
     def _compute(self) -> None:
         """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`.
@@ -296,8 +274,11 @@ class _FreeSteps:
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
+        """The decoder's layers, whose parameters the graphs read."""
         self.addresses: tuple[int, ...] = ()
+        """The addresses of the model's parameters when `layers` was made."""
         self.free: list[RecordedStep] = []
+        """The unused steps, newest last."""
 
 
 _FREE_STEPS: WeakKeyDictionary[Transformer, _FreeSteps] = WeakKeyDictionary()
@@ -349,10 +330,8 @@ def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLay
             if isinstance(step, kind) and step.size == size and step.layers is layers:
                 del free[number]
                 return step
-    with (
-        torch.inference_mode(mode=False),
-        torch.no_grad(),
-    ):  # tensors made in inference mode could not be used outside of it
+    # Tensors made in inference mode could not be used outside of it.
+    with torch.inference_mode(mode=False), torch.no_grad():
         return kind(model, layers, size)
 
 
@@ -383,7 +362,7 @@ def round_up_source(positions: int) -> int:
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of the GPU's memory.
+    """Return the maximum memory in bytes of all unused recorded steps of a model: a tenth of the GPU's memory.
 
     For a CPU, the result is 256 MiB.
     """

@@ -88,7 +88,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
     positions = embedding.positions
     table, offset = weight, 0
     if isinstance(positions, SinusoidalPositions):
-        table, offset = positions.until(positions.offset + capacity, weight), positions.offset
+        table, offset = positions.until(positions.offset + capacity, weight.device, weight.dtype), positions.offset
     elif isinstance(positions, LearnedPositions):
         table, offset = positions.weight, positions.offset
     has_table = table is not weight
@@ -248,18 +248,16 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
     return out
 
 
-def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
-    """Add the sum of the rows of x (N, D) to `total`, float32 (D,), in place."""
-    _sum(x, x, x, total, masked=False)
+def add_sum_of_rows(x: Tensor, total: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Add the sum of the rows of x (N, D) to `total`, float32 (D,), in place; return x.
 
-
-def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """Return x (N, D) with zeros where `kept`, of the same shape, is not positive; add the sum of its rows to `total`.
-
-    `total` is float32, (D,). The function computes the backward pass of a ReLU and of the bias before it.
+    With `kept`, of x's shape, elements where `kept` is not positive count as zero, and the result is a copy of x with
+    zeros there. This is the backward pass of a ReLU, whose output is `kept`, and of the bias before it.
     """
-    out = torch.empty_like(x)
-    _sum(x, kept, out, total, masked=True)
+    (count, width), out = x.shape, x if kept is None else torch.empty_like(x)
+    triton_kernels.sum_rows[(ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))](
+        x, x if kept is None else kept, out, total, count, width, _ROWS_EACH, kept is not None, _SUM_ROWS, _SUM_COLUMNS
+    )
     return out
 
 
@@ -270,20 +268,10 @@ def sum_rows(x: Tensor) -> Tensor:
     return total
 
 
-def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
-    """Run the kernel that adds the sum of the rows of x to `total`, float32.
-
-    If `masked`, elements where `kept` is not positive count as zero, and the masked x is written to `out`.
-    """
-    count, width = x.shape
-    grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
-    triton_kernels.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
-
-
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    This function implements `backend.TrainingKernels.add_rows_in_place`, which describes the arguments.
+    This function implements `TrainingKernels.add_rows_in_place`, which describes the arguments.
     """
     width = part.shape[-1]
     block = min(1024, power_of_2(width))

@@ -258,9 +258,7 @@ class GpuSearch:
         `rows` are indices into `active`.
         """
         snapshot = self._take_snapshot()
-        live = [
-            [hypothesis for hypothesis in snapshot.live(self._slots[row]) if hypothesis is not None] for row in rows
-        ]
+        live = [list(filter(None, snapshot.live(self._slots[row]))) for row in rows]
         for row in rows:
             self._left[self._indices[row]] = snapshot, self._slots[row]
         leaving = [self._slots[row] for row in rows]
@@ -333,12 +331,8 @@ class GpuSearch:
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()
         new.remaining.fill_(count)
-        for target, source in (
-            (new.tokens, old.tokens), (new.scores, old.scores), (new.sums, old.sums), (new.limits, old.limits),
-            (new.reaches, old.reaches), (new.records, old.records), (new.finished, old.finished),
-            (new.counts, old.counts),
-        ):  # fmt: skip
-            target[:count] = source.index_select(0, slots)
+        for name in ("tokens", "scores", "sums", "limits", "reaches", "records", "finished", "counts"):
+            getattr(new, name)[:count] = getattr(old, name).index_select(0, slots)
         new.history[: self.length, :count] = old.history[: self.length].index_select(1, slots)
         if new.listed is not None and old.listed is not None:
             new.listed[:count, :cached] = old.listed[:, :cached].index_select(0, slots)
@@ -430,13 +424,7 @@ class _Snapshot:
             for number, end in enumerate(lengths[slot, :count].tolist())
             if end
         ]
-        return (
-            [*found, *(tokens_and_values for tokens_and_values in self.live(slot) if tokens_and_values is not None)][
-                :count
-            ]
-            if broken
-            else found
-        )
+        return [*found, *filter(None, self.live(slot))][:count] if broken else found
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
         """Return a list of the live hypotheses of the sentence in buffer row `slot`.

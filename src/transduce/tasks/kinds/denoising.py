@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from transduce.data.batches import Batch, BatchPlan, Plan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, BatchPlan, ChangedPlan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.model.build import AnyModel
@@ -57,21 +56,6 @@ class NoiseGenerator:
         return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
 
 
-class DenoisingPlan(Plan[Batch]):
-    """A plan of training batches by epoch and position, whose texts are corrupted differently in each epoch."""
-
-    def __init__(self, plan: BatchPlan, noise_generator: NoiseGenerator) -> None:
-        self._plan, self._noise_generator = plan, noise_generator
-
-    @override
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @override
-    def batch(self, epoch: int, position: int) -> Batch:
-        return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
-
-
 class DenoisingKind(TextOnlyKind):
     """The task of denoising: a model restores a corrupted text, as pretraining for other tasks.
 
@@ -108,7 +92,7 @@ class DenoisingKind(TextOnlyKind):
 
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
-    ) -> DenoisingPlan:
+    ) -> ChangedPlan:
         """Return the plan of a process's training batches, whose texts are corrupted differently in each epoch.
 
         `rank_and_count` are the process's rank and the number of processes.
@@ -117,7 +101,7 @@ class DenoisingKind(TextOnlyKind):
         plan = BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
         )
-        return DenoisingPlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
+        return ChangedPlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed).corrupt)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set, which measures the loss of all its lines, with the same noise in every run."""

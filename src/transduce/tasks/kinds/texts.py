@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import open_atomically
-from transduce.data.batches import Batch, Plan, RandomPurpose, as_stand_in, non_padding_id, own_rows, permutation
+from transduce.data.batches import Batch, Indices, Plan, RandomPurpose, non_padding_id, own_part, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -299,10 +299,11 @@ class WindowPlan:
         without any gets one window as a stand-in.
         """
         offset, order = self._epoch_order(epoch)
-        all_rows = order[position * self._rows : (position + 1) * self._rows]
-        rows, is_stand_in = own_rows(all_rows, self._rank_and_count)
-        batch = replace(cut_windows(self._stream, offset + rows * self._context, self._context), indices=rows)
-        return as_stand_in(batch) if is_stand_in else batch
+
+        def batch_of(rows: Indices) -> Batch:
+            return replace(cut_windows(self._stream, offset + rows * self._context, self._context), indices=rows)
+
+        return own_part(order[position * self._rows : (position + 1) * self._rows], self._rank_and_count, batch_of)
 
     def largest_batches(self) -> list[Batch]:
         """Return a list with one artificial batch of the maximum size, to try whether it fits in memory.

@@ -21,11 +21,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.acceleration import temporary_inference_copy
-from transduce.data.batches import Batch, BatchPlan, Plan
+from transduce.data.batches import Batch, BatchPlan, ChangedPlan, Plan
 from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
 from transduce.data.parts import NEEDS_DEV_DOCUMENTS
-from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
+from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
@@ -425,7 +425,8 @@ class TranslationKind(SequenceToSequenceKind):
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed
-            plan = PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+            masker = PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed)
+            plan = ChangedPlan(plan, masker.mask)
         if resolved.data.noise.is_active:
             plan = NoisyPlan(plan, resolved.data.noise, sides, training.seed)
         if not _samples_tokens(resolved):

@@ -80,7 +80,7 @@ from transduce.tasks.run.run_folder import (
 )
 from transduce.tasks.settings.presets import preset_settings, with_preset
 from transduce.tasks.settings.reading import make_settings
-from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, batch_setting
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state, refuse_missing_run
@@ -148,6 +148,7 @@ def make_safeguards(
     processes: int = 1,
     *,
     kernels: Kernels = "torch",
+    batch_setting: str = "training.batch_tokens",
     settings: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
@@ -160,11 +161,13 @@ def make_safeguards(
         describe_batch: returns a description of a batch that can be written as JSON.
         processes: number of training processes.
         kernels: the kernels that compute the model's functions.
+        batch_setting: the dotted name of the setting of a step's size, for messages.
         settings: the run's settings, nested as in a settings file, which its checkpoints store; empty: not stored.
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],
         describe=describe_batch,
+        batch_setting=batch_setting,
         environment=environment_of(machine, kernels),
         settings=settings,
     )
@@ -682,6 +685,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             lambda batch: run.kind.describe_batch(corpus, batch),
             run.processes.count,
             kernels=training.kernels,
+            batch_setting=batch_setting(resolved.task.kind),
             settings=msgspec.to_builtins(as_settings(resolved)),
         ),
     )

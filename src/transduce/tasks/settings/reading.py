@@ -182,6 +182,12 @@ def _parse(assignment: str) -> tuple[str, Any]:
     return key.strip(), _parse_value(text.strip())
 
 
+# The two names of the size of a step: a value that is set by one name overrides a file's value by the other name.
+_OTHER_NAME_OF_SIZE = {
+    "training.batch_size": "training.batch_tokens",
+    "training.batch_tokens": "training.batch_size",
+}
+
 # Settings whose value is a table with keys of the user, which may have dots.
 _TABLES_OF_VALUES = ("task.class_weights",)
 
@@ -199,6 +205,10 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
         content.drop_location(name)
         if name in ("training.steps", "training.minutes", "training.learning_rate"):
             content.drop_chosen_decay(name.removeprefix("training."), value)
+        other_name = _OTHER_NAME_OF_SIZE.get(name)
+        if other_name is not None and content.has_location(other_name):
+            content.drop_location(other_name)
+            del content["training"][other_name.removeprefix("training.")]
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})

@@ -24,7 +24,7 @@ from transduce.kernels.cpu.decode_rows import (
     emit_sequence_embedding,
 )
 from transduce.kernels.cpu.decoding.writer import ModelEmitter, StepArguments, Weights
-from transduce.kernels.cpu.gemm.decode import CompiledLinear, CompiledVocabulary
+from transduce.kernels.cpu.gemm.decode import CompiledVocabulary
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
@@ -47,9 +47,9 @@ from transduce.kernels.prepacked import (
 from transduce.model.attention import QueryKeyNormAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
-from transduce.model.layer_graph import Graph, description_of, refusal, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
+from transduce.model.feed_forward import GATES
+from transduce.model.layer_graph import Graph, Table, description_of, refusal, table
+from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.transformer import Encoder
 
 # --- the encoder: its layers over whole texts without padding, a chunk of texts at a time ---
@@ -153,33 +153,30 @@ def emit_encoder_stack(
         of_chunk.embed_runs(embedding, weight)
     for layer in each_layer(layers, w.config.num_encoder_layers):
         with each_chunk(w) as (of_chunk, _):
-            _emit_layer(of_chunk, layer)
+            _encoder_self_attention(of_chunk, layer)
+            _feed_forward(of_chunk, layer)
     if not isinstance(norm, nn.Identity):
         with each_chunk(w) as (of_chunk, _):
-            of_chunk.norm(norm, of_chunk.pointers.x, of_chunk.pointers.x)
+            _norm(of_chunk, norm)
 
 
-def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
-    """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk of texts."""
+def _encoder_self_attention(w: ModelEmitter, layer: nn.Module) -> None:
+    """Emit an encoder layer's self-attention for the rows of the emitter `w`, such as those of a chunk of texts."""
     assert isinstance(layer, EncoderLayer)
-    projection, output = layer.self_attention.projection, layer.self_attention.output
-    assert isinstance(projection, CompiledLinear)
-    assert isinstance(output, CompiledLinear)
 
-    def attend(source: Value) -> None:
-        heads = w.heads
+    def attend(source: Value, attention: Any = layer.self_attention) -> None:
+        heads, projection = w.heads, attention.projection
         w.gemm("store", projection, w.quantize(source, projection), w.pointers.projected)
         stride = heads.queries + 2 * heads.keys
-        if isinstance(layer.self_attention, QueryKeyNormAttention):
+        if isinstance(attention, QueryKeyNormAttention):
             keys = w.k.element_pointer(w.pointers.projected, heads.queries)
-            w.norm_heads(layer.self_attention.query_norm, w.pointers.projected, stride, heads.number)
-            w.norm_heads(layer.self_attention.key_norm, keys, stride, heads.shared)
+            w.norm_heads(attention.query_norm, w.pointers.projected, stride, heads.number)
+            w.norm_heads(attention.key_norm, keys, stride, heads.shared)
         w.rotate("run", w.pointers.projected, stride, heads.number + heads.shared)
         w.attend_texts()
-        w.attention_output(output)
+        w.attention_output(attention.output)
 
     w.sublayer(layer.self_attention_residual, attend)
-    w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(layer.feed_forward, source))
 
 
 def emit_row_addition(k: KernelBuilder) -> None:
@@ -189,8 +186,7 @@ def emit_row_addition(k: KernelBuilder) -> None:
     """
     with k.function("add_rows", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, *more):
         table, numbers, *share = more
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
+        with k.thread_loop(rows, share) as row:
             number = k.load(k.element_pointer(numbers, row, I64), I64)
             source = k.element_pointer(table, k.mul(number, width))
             target = k.element_pointer(x, k.mul(row, width))
@@ -207,11 +203,9 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
 
     The keys and values are stored in `StepArguments.memory`.
     """
-    config = model.config
     emit_encoder_stack(w, model.source_embedding, model.source_weight, model.encoder_layers, model.encoder_norm)
-    memories: list[Any] = [
-        layer.memory_attention for layer in each_layer(model.decoder_layers, config.num_decoder_layers)
-    ]
+    layers: Iterator[Any] = each_layer(model.decoder_layers, model.config.num_decoder_layers)
+    memories = [layer.memory_attention for layer in layers]
     with each_chunk(w) as (of_chunk, first_row):
         rounded = of_chunk.quantize(of_chunk.pointers.x, memories[0].key_value)
         for number, memory in enumerate(memories):
@@ -307,8 +301,7 @@ def _self_attention(
 def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
     """Emit the feed-forward network of one layer with its residual connection."""
     assert isinstance(layer, EncoderLayer | DecoderLayer)
-    network: FeedForward | GatedFeedForward = layer.feed_forward
-    w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(network, source))
+    w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(layer.feed_forward, source))
 
 
 def _norm(w: ModelEmitter, norm: nn.Module) -> None:
@@ -352,31 +345,26 @@ _COMPONENTS = {
     "key_value_heads": "equal shared",
     "value_width": "equal",
 }
-COMPILED = table(
-    "the compiled decoder",
-    class_="PrepackedTransformer PrepackedDecoder",
-    linear_layers="CompiledLinear",
-    output_projection="CompiledVocabulary",
-    **_COMPONENTS,
+
+
+def _table(what: str, classes: str, linear: str, projection: str, **changed: str) -> Table:
+    """Return the `Table` of a compiled decoder or encoder: its classes, linear layers, and `_COMPONENTS`."""
+    components = _COMPONENTS | changed
+    return table(what, class_=classes, linear_layers=linear, output_projection=projection, **components)
+
+
+COMPILED = _table(
+    "the compiled decoder", "PrepackedTransformer PrepackedDecoder", "CompiledLinear", "CompiledVocabulary"
 )
 """The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
-COMPILABLE = table(
-    "the compiled decoder",
-    class_="Transformer Decoder",
-    linear_layers="Linear",
-    output_projection="Linear",
-    **_COMPONENTS,
-)
+COMPILABLE = _table("the compiled decoder", "Transformer Decoder", "Linear", "Linear")
 """The `Table` of components and options that a model may have so that its inference copy can be compiled.
 
 An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
-_ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
-ENCODED = table(
-    "the compiled encoder", class_="PrepackedEncoder", linear_layers="CompiledLinear", **_ENCODER_COMPONENTS
-)
+ENCODED = _table("the compiled encoder", "PrepackedEncoder", "CompiledLinear", "Linear", token_types="none some")
 """The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
-ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
+ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", token_types="none some")
 """The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 
@@ -434,8 +422,9 @@ class CompiledModel:
         tile = require_integer_tile() if isinstance(model, PrepackedEncoder) else output_projection_of(model).tile
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
-        self.cache_dtype = _cache_dtype(model)
-        """The dtype of the cached keys and values, float32 or float16."""
+        cached = (part for part in model.modules() if isinstance(part, PrepackedSelfAttention))
+        self.cache_dtype = next((attention.cache_dtype for attention in cached), torch.float32)
+        """The dtype of the cached keys and values, float32 or float16; encoder-only models cache none."""
         self.read_positions, self.step_positions = _position_tables(model)
         is_ragged = isinstance(model, PrepackedDecoder)
         k = new_builder("model", tile)
@@ -475,16 +464,6 @@ class CompiledModel:
             file_rows(matrix)
 
 
-def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
-    """Return the dtype of a model's cached keys and values; float32 for an encoder-only model, which caches none."""
-    if isinstance(model, PrepackedEncoder):
-        return torch.float32
-    layer = (model.layers if isinstance(model, PrepackedDecoder) else model.decoder_layers)[0]
-    assert isinstance(layer, EncoderLayer | DecoderLayer)
-    assert isinstance(layer.self_attention, PrepackedSelfAttention)
-    return layer.self_attention.cache_dtype
-
-
 def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
     """Return a dict from kernel names to the functions that emit them: `read` (encodes the input) and `step`.
 
@@ -503,23 +482,12 @@ def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]
 
     If the model has one stack of layers, the pair has the same object twice.
     """
+    config = model.config
     if isinstance(model, PrepackedDecoder | PrepackedEncoder):
-        tables = _tables(model.embedding, model.positions, model.config)
+        tables = GrowingTables(model.embedding, model.positions, config)
         return tables, tables
-    return (
-        _tables(model.source_embedding, model.encoder_positions, model.config),
-        _tables(model.target_embedding, model.decoder_positions, model.config),
-    )
-
-
-def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    """Return the position encoding tables of an encoder or decoder, which grow with the longest sequence."""
-
-    def added_encodings(count: int) -> Tensor:
-        table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]
-        return table
-
-    return GrowingTables(positions, added_encodings, config.max_positions if config.positions == "learned" else 2**31)
+    encoder = GrowingTables(model.source_embedding, model.encoder_positions, config)
+    return encoder, GrowingTables(model.target_embedding, model.decoder_positions, config)
 
 
 _COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = WeakKeyDictionary()

@@ -5,16 +5,23 @@ capacity in tokens per hypothesis, t tokens so far.
 """
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from transduce.kernel_interfaces import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
+from transduce.kernel_interfaces import (
+    BatchSearchOptions,
+    FoundHypothesis,
+    RepetitionPenalties,
+    ReservedCapacity,
+    SearchRules,
+)
 from transduce.kernels.cpu.decoding.search_kernel import RANKINGS, SearchArguments, search_kernel
 from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, CompiledPromptState, CompiledState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
-from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_timed
+from transduce.kernels.cpu.jit.compiler import address_of, float_bits, run_timed
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
@@ -65,9 +72,7 @@ class CompiledBatchSearch:
         self.forced_count = max(map(len, options.rules.forced), default=0)
         penalties = options.rules.penalties
         self.before = [] if penalties is None else penalties.before
-        self.before_stride = max(map(len, self.before), default=0)
-        if penalties is not None:
-            self.before_stride = max(self.before_stride, reserved.positions)
+        self.before_stride = 0 if penalties is None else max([reserved.positions, *map(len, self.before)])
         self.uniform = None if options.sampling is None else self._with_capacity(options.sampling.uniform)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
@@ -83,12 +88,11 @@ class CompiledBatchSearch:
         self.positions = max(state.longest_source, self.list_stride) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
-        self._step = KernelArguments(StepArguments, **self._step_arguments())
-        self._select = KernelArguments(SelectArguments, **self._select_arguments())
-        self._draw = KernelArguments(DrawArguments, **self._draw_arguments())
-        self._rules = KernelArguments(RuleArguments, **self._rule_arguments())
-        self._select["rules"] = ctypes.addressof(self._rules.array)
-        self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
+        self._step = self._step_arguments()
+        self._rules = self._rule_arguments()
+        self._select = self._select_arguments()
+        self._draw = self._draw_arguments()
+        self._numbers = self._search_arguments()
 
     def _with_capacity(self, uniform: Tensor) -> Tensor:
         """Return sampling's random numbers (sentences, steps, W) in a tensor with space for sentences that join later.
@@ -102,44 +106,36 @@ class CompiledBatchSearch:
         whole[:count, :steps] = uniform
         return whole
 
-    def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def _zeroed_arrays(self) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return a dict from names to the dtype and shape of each array of the search that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
-        lists = (torch.int32, (self.rows, self.list_stride))
-        return {
-            "sources": (torch.int64, (2, *by_sentence)),
-            "row_sources": (torch.int64, (2, *by_row)),
-            "newest": (torch.int64, by_row),
-            "scores": (torch.float32, by_row),
-            "indices": (torch.int64, by_sentence),
-            "joined": (torch.int64, by_sentence),
-            "starts": (torch.int64, by_sentence),
-            "max_lengths": (torch.int64, by_sentence),
-            "greatest_penalties": (torch.float32, by_sentence),
-            "never": (torch.int64, (len(self.options.forbidden_tokens),)),
-            "forbidden": (torch.int64, (len(self.options.rules.forbidden),)),
-            "more_ends": (torch.int64, (len(self.options.rules.more_ends),)),
+        options, rules = self.options, self.options.rules
+        kinds_and_names = (
+            (torch.int64, by_sentence, "indices joined starts max_lengths before_counts finished_counts"),
+            (torch.int64, by_row, "newest"),
+            (torch.int64, by_slot, "order finished_lengths finished_ended"),
+            (torch.float32, by_sentence, "greatest_penalties"),
+            (torch.float32, by_row, "scores"),
+            (torch.float64, by_slot, "finished_scores"),
+            (torch.int64, (2, self.sentences), "sources"),
+            (torch.int64, (2, self.rows), "row_sources"),
+            (torch.int32, (self.rows, self.list_stride), "lists next_lists"),
+        )
+        return {name: (dtype, shape) for dtype, shape, names in kinds_and_names for name in names.split()} | {
             "forced": (torch.int64, (self.sentences, self.forced_count)),
             "before": (torch.int64, (self.sentences, self.before_stride)),
-            "before_counts": (torch.int64, by_sentence),
-            "lists": lists,
-            "next_lists": lists,
-            "finished_counts": (torch.int64, by_sentence),
-            "order": (torch.int64, by_slot),
-            "finished_scores": (torch.float64, by_slot),
-            "finished_lengths": (torch.int64, by_slot),
-            "finished_ended": (torch.int64, by_slot),
+            "never": (torch.int64, (len(options.forbidden_tokens),)),
+            "forbidden": (torch.int64, (len(rules.forbidden),)),
+            "more_ends": (torch.int64, (len(rules.more_ends),)),
         }
 
-    def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def _uninitialized_arrays(self) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return a dict from names to the dtype and shape of each array of the search that may start uninitialized."""
         output, beam_size = self.state.output, self.options.beam_size
         history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            "tokens": (torch.int32, history),
-            "values": (torch.float32, history),
-            "next_tokens": (torch.int32, history),
-            "next_values": (torch.float32, history),
+            **dict.fromkeys(("tokens", "next_tokens"), (torch.int32, history)),
+            **dict.fromkeys(("values", "next_values"), (torch.float32, history)),
             "finished_tokens": (torch.int32, finished),
             "finished_values": (torch.float32, finished),
             "x": (torch.float32, (self.rows, self.state.compiled.d_model)),
@@ -151,10 +147,8 @@ class CompiledBatchSearch:
             arrays["probabilities"] = arrays["drawn_logits"] = (torch.float32, by_thread)
             arrays["drawn_tokens"] = (torch.int64, by_thread)
         for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
-            for name in ("parents", "tokens"):
-                arrays[f"{kind}_{name}"] = (torch.int64, (self.sentences, count))
-            for name in ("scores", "totals"):
-                arrays[f"{kind}_{name}"] = (torch.float32, (self.sentences, count))
+            for names, dtype in ((("parents", "tokens"), torch.int64), (("scores", "totals"), torch.float32)):
+                arrays |= {f"{kind}_{name}": (dtype, (self.sentences, count)) for name in names}
         return arrays
 
     def _scratch_per_thread(self) -> int:
@@ -166,9 +160,13 @@ class CompiledBatchSearch:
     def _begin(self) -> None:
         """Fill the search kernel's arrays with the values that they have before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.count
-        starts, lengths = (
-            self._begin_prompts() if isinstance(self.state, CompiledPromptState) else self.state.sources.tolist()
-        )
+        if isinstance(self.state, CompiledPromptState):
+            starts, lengths = [0] * count, self.state.counts.tolist()
+            self._zeroed.tensor("lists")[:count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
+            logits = self.state.logits_after_prompts()
+            self._uninitialized.tensor("logits")[:count, : logits.shape[1]] = logits
+        else:
+            starts, lengths = self.state.sources.tolist()
         numbers("sources")[:count] = starts
         numbers("sources")[self.sentences : self.sentences + count] = lengths
         numbers("row_sources")[:count] = starts
@@ -176,9 +174,9 @@ class CompiledBatchSearch:
         numbers("newest")[:] = [self.options.start_id] * self.rows
         numbers("indices")[:count] = range(count)
         numbers("max_lengths")[:count] = self.options.max_lengths
-        starts = torch.tensor(self.options.rules.context_lengths or [0] * count)
-        numbers("starts")[:count] = starts.tolist()
-        own_lengths = torch.tensor(self.options.max_lengths) - starts
+        contexts = torch.tensor(self.options.rules.context_lengths or [0] * count)
+        numbers("starts")[:count] = contexts.tolist()
+        own_lengths = torch.tensor(self.options.max_lengths) - contexts
         numbers("greatest_penalties")[:count] = self.options.penalties[own_lengths].tolist()
         numbers("never")[:] = self.options.forbidden_tokens
         numbers("forbidden")[:] = self.options.rules.forbidden
@@ -191,18 +189,6 @@ class CompiledBatchSearch:
             numbers("before")[first : first + len(tokens)] = tokens
             numbers("before_counts")[number] = len(tokens)
         numbers("order")[:] = [*range(self.slots)] * self.sentences
-
-    def _begin_prompts(self) -> tuple[list[int], list[int]]:
-        """Copy the prompts' lists of cache entries and their logits to the search's arrays.
-
-        Return two lists: each prompt's source offset, which is 0, and its number of tokens.
-        """
-        assert isinstance(self.state, CompiledPromptState)
-        counts: list[int] = self.state.counts.tolist()
-        self._zeroed.tensor("lists")[: self.count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
-        logits = self.state.logits_after_prompts()
-        self._uninitialized.tensor("logits")[: self.count, : logits.shape[1]] = logits
-        return [0] * self.count, counts
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -218,12 +204,11 @@ class CompiledBatchSearch:
 
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
         """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are unfinished."""
-        search: CompiledKernel = search_kernel()
         self._numbers["steps"], self._numbers["max_unfinished"] = steps, max_unfinished
         while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.options.beam_size * self.state.compiled.step_multiplications
-            run_timed(search, self._numbers.array, work, self.threads)
+            run_timed(search_kernel(), self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove sentences from the batch before they are finished; return a list of live hypotheses for each.
@@ -233,14 +218,17 @@ class CompiledBatchSearch:
         batch, width, lengths = self._numbers["sentences"], self._numbers["width"], self.own_lengths
         tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
-        live: list[list[FoundHypothesis]] = []
-        for row in rows:
-            is_sampling = self.options.sampling is not None  # ended samples are still there
-            rows_of_sentence = range(row * width, (row + 1) * width)
-            live_rows = [each for each in rows_of_sentence if is_sampling or scores[each] > float("-inf")]
-            length = lengths[row]
-            histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
-            live.append([FoundHypothesis(*history, ended=False) for history in histories])
+        is_sampling = self.options.sampling is not None  # ended samples are still there
+        live = [
+            [
+                FoundHypothesis(
+                    tokens[of_row, : lengths[row]].clone(), values[of_row, : lengths[row]].clone(), ended=False
+                )
+                for of_row in range(row * width, (row + 1) * width)
+                if is_sampling or scores[of_row] > float("-inf")
+            ]
+            for row in rows
+        ]
         self._keep_sentences([row for row in range(batch) if row not in rows])
         return live
 
@@ -288,15 +276,11 @@ class CompiledBatchSearch:
         The other search must have the same decoder-only model, the same beam size, and sizes that fit this search's
         buffers; this search must have no forced tokens.
         """
-        is_kind = isinstance(self.state, CompiledPromptState) and self.state.compiled is other.state.compiled
-        return (
-            is_kind
-            and other.options.beam_size == self.options.beam_size
-            and other.list_stride <= self.list_stride
-            and other.capacity <= self.capacity
-            and other.before_stride <= self.before_stride
-            and not self.forced_count
-        )
+        if not isinstance(self.state, CompiledPromptState) or self.state.compiled is not other.state.compiled:
+            return False
+        sizes = ((each.list_stride, each.capacity, each.before_stride) for each in (other, self))
+        fits = all(its <= own for its, own in zip(*sizes, strict=True))
+        return fits and other.options.beam_size == self.options.beam_size and not self.forced_count
 
     def absorb(self, other: "CompiledBatchSearch", indices: Sequence[int]) -> None:
         """Let the live sentences of another search, which has run its first step, join the batch of this search.
@@ -427,122 +411,122 @@ class CompiledBatchSearch:
 
     # --- kernel arguments ------------------------------------------------------------------------------------------
 
-    def _step_arguments(self) -> dict[str, int]:
-        """Return a dict with the initial `StepArguments` of the decoder step that the search kernel calls."""
+    def _step_arguments(self) -> KernelArguments:
+        """Return the initial `StepArguments` of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
         memory = None if isinstance(state, CompiledPromptState) else state.memory
-        return {
-            "rows": self.count,
-            "weights": state.compiled.weights.data_ptr(),
-            "x": addresses["x"],
+        return KernelArguments(
+            StepArguments,
+            rows=self.count,
+            weights=state.compiled.weights.data_ptr(),
+            x=addresses["x"],
             **self.scratch.addresses,
-            "score_capacity": self.positions,
-            "firsts": addresses["row_sources"],
-            "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
-            "memory": 0 if memory is None else memory.data_ptr(),
-            "sources": 0 if memory is None else memory.shape[1],
-            "past": state.pool.entries.data_ptr(),
-            "entries": state.pool.entries.shape[1],
-            "used": state.pool.used,
-            "lists": addresses["lists"],
-            "list_stride": self.list_stride,
-            "length": 1,
-            "ids": addresses["newest"],
+            score_capacity=self.positions,
+            firsts=addresses["row_sources"],
+            counts=addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
+            memory=address_of(memory),
+            sources=0 if memory is None else memory.shape[1],
+            past=state.pool.entries.data_ptr(),
+            entries=state.pool.entries.shape[1],
+            used=state.pool.used,
+            lists=addresses["lists"],
+            list_stride=self.list_stride,
+            length=1,
+            ids=addresses["newest"],
             **self.tables.addresses(),
-            "logits": addresses["logits"],
-        }
+            logits=addresses["logits"],
+        )
 
-    def _select_arguments(self) -> dict[str, int]:
-        """Return a dict with the initial `SelectArguments` of the kernel that selects each sentence's continuations."""
-        beam_size, output = self.options.beam_size, self.state.output
-        return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
-            "rows": self.count,
-            "vocabulary_size": output.outputs,
-            "stride": output.padded_outputs,
-            "beams": 1,
-            "normalizer": 0,
-            "eos_id": self.options.eos_id,
-            "beam_size": beam_size,
-            "scratch": self._addresses["select_scratch"],
-            "scratch_per_thread": self._scratch_per_thread(),
-            "rules": 0,
-        }
+    def _arguments(self, kind: type[Any], **values: int) -> KernelArguments:
+        """Return arguments of the class `kind`: `values`, and the address of each array that has another field's name.
 
-    def _rule_arguments(self) -> dict[str, int]:
-        """Return a dict with the initial `RuleArguments` of the rules that the token selection applies."""
-        rules, penalties = self.options.rules, self.options.rules.penalties
-        return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
-            "never_count": len(self.options.forbidden_tokens),
-            "forbidden_count": len(rules.forbidden),
-            "more_ends_count": len(rules.more_ends),
-            "sums_ends": int(self.options.sampling is not None),
-            "renormalizes": int(rules.renormalizes),
-            "min_length": rules.min_length,
-            "ngram": rules.no_repeated_ngrams,
-            "penalizes": int(penalties is not None),
-            "repetition": float_bits(1.0 if penalties is None else penalties.repetition),
-            "frequency": float_bits(0.0 if penalties is None else penalties.frequency),
-            "presence": float_bits(0.0 if penalties is None else penalties.presence),
-            "penalizes_log_probabilities": int(self.options.beam_size > 1 and self.options.sampling is None),
-            "before_stride": self.before_stride,
-            "forced_count": self.forced_count,
-            "certain_count": rules.certain_count,
-            "forced_last": _FREE if rules.forced_last is None else rules.forced_last,
-            "capacity": self.capacity,
-            "length": 0,
-        }
-
-    def _ranking(self) -> str:
-        """Return the name in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; "sample" for sampling.
-
-        Greedy search has "paper".
+        Fields that are neither are 0.
         """
-        if self.options.sampling is not None:
-            return "sample"
-        return self.options.rules.ranking if self.options.beam_size > 1 else "paper"
+        addresses = {name: self._addresses[name] for name in kind._fields if name in self._addresses}
+        return KernelArguments(kind, **(addresses | values))
 
-    def _draw_arguments(self) -> dict[str, int]:
-        """Return a dict with the initial `DrawArguments` of the kernel that draws samples; zeros for other searches."""
+    def _select_arguments(self) -> KernelArguments:
+        """Return the initial `SelectArguments` of the kernel that selects each sentence's continuations."""
+        return self._arguments(
+            SelectArguments,
+            rows=self.count,
+            vocabulary_size=self.state.output.outputs,
+            stride=self.state.output.padded_outputs,
+            beams=1,
+            eos_id=self.options.eos_id,
+            beam_size=self.options.beam_size,
+            scratch=self._addresses["select_scratch"],
+            scratch_per_thread=self._scratch_per_thread(),
+            rules=ctypes.addressof(self._rules.array),
+        )
+
+    def _rule_arguments(self) -> KernelArguments:
+        """Return the initial `RuleArguments` of the rules that the token selection applies."""
+        rules = self.options.rules
+        penalties = rules.penalties or RepetitionPenalties((), 1.0, 0.0, 0.0)
+        return self._arguments(
+            RuleArguments,
+            never_count=len(self.options.forbidden_tokens),
+            forbidden_count=len(rules.forbidden),
+            more_ends_count=len(rules.more_ends),
+            sums_ends=int(self.options.sampling is not None),
+            renormalizes=int(rules.renormalizes),
+            min_length=rules.min_length,
+            ngram=rules.no_repeated_ngrams,
+            penalizes=int(rules.penalties is not None),
+            repetition=float_bits(penalties.repetition),
+            frequency=float_bits(penalties.frequency),
+            presence=float_bits(penalties.presence),
+            penalizes_log_probabilities=int(self.options.beam_size > 1 and self.options.sampling is None),
+            before_stride=self.before_stride,
+            forced_count=self.forced_count,
+            certain_count=rules.certain_count,
+            forced_last=_FREE if rules.forced_last is None else rules.forced_last,
+            capacity=self.capacity,
+        )
+
+    def _draw_arguments(self) -> KernelArguments:
+        """Return the initial `DrawArguments` of the kernel that draws samples, which other searches do not run."""
         sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
-            return dict.fromkeys(DrawArguments._fields, 0)
-        return {name: self._addresses[name] for name in DrawArguments._fields if name in self._addresses} | {
-            "uniform": self.uniform.data_ptr(),
-            "steps": self.uniform.shape[1],
-            "inverse_temperature": float_bits(1.0 / sampling.temperature),
-            "top_k": min(sampling.top_k or vocabulary_size, vocabulary_size),
-            "top_p": float_bits(sampling.top_p),
-            "min_p": float_bits(sampling.min_p),
-            "is_truncated": int(sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0),
-            "tokens": self._addresses["drawn_tokens"],
-            "logits": self._addresses["drawn_logits"],
-        }
+            return KernelArguments(DrawArguments)
+        return self._arguments(
+            DrawArguments,
+            uniform=self.uniform.data_ptr(),
+            steps=self.uniform.shape[1],
+            inverse_temperature=float_bits(1.0 / sampling.temperature),
+            top_k=min(sampling.top_k or vocabulary_size, vocabulary_size),
+            top_p=float_bits(sampling.top_p),
+            min_p=float_bits(sampling.min_p),
+            is_truncated=int(sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0),
+            tokens=self._addresses["drawn_tokens"],
+            logits=self._addresses["drawn_logits"],
+        )
 
-    def _search_arguments(self) -> dict[str, int]:
-        """Return a dict with the initial `SearchArguments` of the search kernel."""
-        options = self.options
-        return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
-            "steps": 0,
-            "max_unfinished": 0,
-            "stop": 0,
-            "sentences": self.count,
-            "width": 1,
-            "length": 0,
-            "step": self.state.compiled.step.address,
-            "step_arguments": ctypes.addressof(self._step.array),
-            "select_arguments": ctypes.addressof(self._select.array),
-            "rule_arguments": ctypes.addressof(self._rules.array),
-            "is_read": int(isinstance(self.state, CompiledPromptState)),
-            "is_ragged": int(isinstance(self.state, CompiledPromptState)),
-            "list_stride": self.list_stride,
-            "first_position": self.first_position,
-            "draw_arguments": ctypes.addressof(self._draw.array),
-            "ranking": RANKINGS.index(self._ranking()),
-            "beam_size": options.beam_size,
-            "certain_count": 0 if options.beam_size == 1 and options.sampling is None else options.n_best,
-            "capacity": self.capacity,
-            "positions": self.tables.length,
-            "penalties": options.penalties.data_ptr(),
-            "max_rows": self.rows,
-            "all_sentences": self.sentences,
-        }
+    def _search_arguments(self) -> KernelArguments:
+        """Return the initial `SearchArguments` of the search kernel."""
+        options, is_sampling = self.options, self.options.sampling is not None
+        ranking = "sample" if is_sampling else options.rules.ranking if options.beam_size > 1 else "paper"
+        has_prompts = int(isinstance(self.state, CompiledPromptState))
+        return self._arguments(
+            SearchArguments,
+            sentences=self.count,
+            width=1,
+            step=self.state.compiled.step.address,
+            step_arguments=ctypes.addressof(self._step.array),
+            select_arguments=ctypes.addressof(self._select.array),
+            rule_arguments=ctypes.addressof(self._rules.array),
+            draw_arguments=ctypes.addressof(self._draw.array),
+            is_read=has_prompts,
+            is_ragged=has_prompts,
+            list_stride=self.list_stride,
+            first_position=self.first_position,
+            ranking=RANKINGS.index(ranking),
+            beam_size=options.beam_size,
+            certain_count=0 if options.beam_size == 1 and not is_sampling else options.n_best,
+            capacity=self.capacity,
+            positions=self.tables.length,
+            penalties=options.penalties.data_ptr(),
+            max_rows=self.rows,
+            all_sentences=self.sentences,
+        )

@@ -5,7 +5,7 @@ greedy search finds. Legend: N sentences at first, B of them still decoded, W hy
 per hypothesis, t tokens so far.
 """
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -14,9 +14,9 @@ from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    find_integer_tile,
     new_builder,
     raw_kernel,
+    require_integer_tile,
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_draw, emit_select
@@ -141,9 +141,7 @@ class SearchArguments(NamedTuple):
 @cache
 def search_kernel() -> CompiledKernel:
     """Return the compiled kernel that runs decoder steps and token selection in a loop; it serves all models."""
-    tile = find_integer_tile()
-    assert tile is not None
-    k = new_builder("search", tile)
+    k = new_builder("search", require_integer_tile())
     emit_select(k)
     emit_draw(k)
     _write_record(k)
@@ -183,8 +181,7 @@ def _write_record(k: KernelBuilder) -> None:
         # Summed in order and in float64, as the search in Python does.
         total = k.variable(ir.Constant(F64, 0.0))
         with k.loop(0, length) as number:
-            token_value = k.build.fpext(fields.element("values", k.add(history, number)), F64)
-            k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
+            k.accumulate(total, k.build.fpext(fields.element("values", k.add(history, number)), F64), k.build.fadd)
         full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.add(length, 1)
         score = k.build.fdiv(full_total, _penalty_of(fields, index, new_length))
@@ -243,7 +240,7 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
         same_kind = k.build.or_(by_score, k.build.icmp_signed("==", other_ended, ended))
         is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
         stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
-        k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
+        k.accumulate(rank, k.build.zext(stays, I64), k.add)
     return k.load_variable(rank, count)
 
 
@@ -308,7 +305,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
     first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
     with k.loop(first, k.add(first, candidates)) as candidate:
         exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
-        k.store(k.add(k.load_variable(ended, candidate), k.build.zext(exists, I64)), ended)
+        k.accumulate(ended, k.build.zext(exists, I64), k.add)
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
     return k.load_variable(ended, first)
 
@@ -339,8 +336,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
-        total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
-        k.store(k.maximum(total, best_so_far), best)
+        k.accumulate(best, select.element("live_totals", number), k.maximum)
     threshold, count = k.variable(k.float32(_MINUS_INFINITY)), fields.element("finished_counts", index, I64)
     has_enough = k.build.and_(
         k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))
@@ -433,29 +429,16 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
     appended = k.build.select(k.is_nonzero(fields.get("is_read")), k.int64(0), old_rows)
     rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), appended)
-    fields.set("is_read", k.int64(0))
     steps = k.add(fields.get("steps"), -1)
-    for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
-        fields.set(name, value)
-    select.set("rows", rows)
-    select.set("beams", beam_size)
+    fields.set(is_read=0, sentences=sentences, width=beam_size, length=length, steps=steps)
+    select.set(rows=rows, beams=beam_size)
     rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
-    rules.set("length", length)
-    rules.set("tokens", fields.get("tokens"))
-    for name, value in (
-        ("rows", rows),
-        ("used", used),
-        ("length", k.add(length, 1)),
-        ("lists", fields.get("lists")),
-    ):
-        step.set(name, value)
+    rules.set(length=length, tokens=fields.get("tokens"))
+    step.set(rows=rows, used=used, length=k.add(length, 1), lists=fields.get("lists"))
     ends = (
         k.build.icmp_signed("<=", sentences, fields.get("max_unfinished")),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
         k.build.icmp_signed(">=", k.add(length, fields.get("first_position")), fields.get("positions")),
     )
-    stop = ends[0]
-    for end in ends[1:]:
-        stop = k.build.or_(stop, end)
-    fields.set("stop", k.build.zext(stop, I64))
+    fields.set(stop=k.build.zext(reduce(k.build.or_, ends), I64))

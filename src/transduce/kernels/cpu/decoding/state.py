@@ -16,6 +16,7 @@ from transduce.kernels.cpu.decoding.writer import FEED_FORWARD_ROWS, StepArgumen
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
+    address_of,
     compile_kernels,
     kernel,
     new_builder,
@@ -23,7 +24,7 @@ from transduce.kernels.cpu.jit.compiler import (
     run_timed,
 )
 from transduce.kernels.cpu.jit.ir_builder import I64
-from transduce.kernels.cpu.jit.memory import Arena
+from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
 from transduce.kernels.prepacked import PrepackedDecoder, PrepackedEncoder, PrepackedTransformer
@@ -85,7 +86,7 @@ class KVCachePool:
                 torch.index_select(layer_entries, 0, live, out=self.entries[layer, : self.used])
         else:
             floats = width * self.entries.itemsize // torch.float32.itemsize
-            _compaction_kernel().run(self.entries.data_ptr(), layers, capacity, floats, live.data_ptr(), self.used)
+            _compaction_kernel().run(self.entries, layers, capacity, floats, live, self.used)
         new_lists: Tensor = renamed.to(torch.int32)
         return new_lists
 
@@ -108,8 +109,7 @@ def _compaction_kernel() -> CompiledKernel:
     k = new_builder("pool", require_integer_tile())
     with kernel(k, "move", 6) as (numbers, thread, threads):
         entries, layers, capacity, width, live, count = numbers
-        first, last = k.thread_range(layers, thread, threads)
-        with k.loop(first, last) as layer:
+        with k.thread_loop(layers, (thread, threads)) as layer:
             start = k.element_pointer(k.pointer(entries), k.mul(layer, capacity, width))
             with k.loop(0, count) as index:
                 entry = k.load(k.element_pointer(k.pointer(live), index, I64), I64)
@@ -144,9 +144,9 @@ class DecodingSteps(LogitsState):
         *,
         extra_entries: int = 0,
     ) -> None:
-        """Create a state with a key/value cache for the first steps of `sentences` sentences.
+        """Create a state with a key/value cache that suffices for the first steps of `sentences` sentences.
 
-        The cache has `extra_entries` more entries, such as for prompts.
+        The cache has `extra_entries` entries besides, such as for the tokens of prompts.
         """
         self.model = model
         self.compiled = compiled
@@ -161,15 +161,11 @@ class DecodingSteps(LogitsState):
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return a dict of those kernel arguments that depend on the kind of model, such as source offsets.
+        """Return a dict of the kernel arguments that depend on the kind of model, such as addresses of source offsets.
 
-        The keys are names of fields of `StepArguments`.
+        The keys are names of fields of `StepArguments`; a field that the dict lacks is 0.
         """
         raise NotImplementedError
-
-    def chunk_rows(self, rows: int) -> int:
-        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space depends on it."""
-        return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:
         """Replace hypothesis n by a copy of hypothesis rows[n]; from now on sentences have `width` hypotheses each."""
@@ -199,7 +195,7 @@ class DecodingSteps(LogitsState):
             self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.compiled.d_model)
         tables = self.compiled.step_positions.until(self.position)
-        self._run(x, tables, tokens.contiguous(), is_step=True)
+        self._run(self.compiled.step, self.compiled.step_multiplications, x, tables, tokens.contiguous())
         self.position += 1
         self.pool.used += rows
         return x, self.logits_buffer[:rows, : self.output.outputs]
@@ -217,21 +213,6 @@ class DecodingSteps(LogitsState):
         own_rows = rows[:, None] * self.width + torch.arange(self.width)
         self.select_rows(own_rows.flatten(), self.width)
 
-    def read(self, ids: Tensor) -> Tensor:
-        """Run the encoder on source tokens, or the decoder on prompts; return the last layer's output, (N, D).
-
-        `ids` are the token ids of all texts without padding, (N,).
-
-        Raises:
-            IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
-        """
-        _check_ids(ids, len(self.model.source_weight))
-        x = torch.empty(len(ids), self.compiled.d_model)
-        tables = self.compiled.read_positions.until(self.longest_source - 1)
-        self._run(x, tables, ids, is_step=False)
-        self.scratch = None  # steps need less scratch space
-        return x
-
     def _ensure_capacity(self, rows: int) -> None:
         """Make space for another step of `rows` hypotheses in the key/value cache and in the lists of its entries.
 
@@ -243,28 +224,27 @@ class DecodingSteps(LogitsState):
         if not self.pool.has_capacity(rows):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
-    def score_count(self) -> int:
-        """Return the number of float32 numbers of scratch space for attention scores, for all threads together."""
-        return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
+    def _run(self, kernel: CompiledKernel, work: int, x: Tensor, tables: PositionTables, ids: Tensor) -> None:
+        """Run the kernel `step` on the newest tokens, or `read` on prompts; the output is written to x (N, D).
 
-    def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """Run the kernel `step` on the newest tokens, or `read` on the input; the output is written to x (N, D).
-
-        `ids` are the tokens, and `tables` the position encodings that cover their positions. The logits of a step go to
-        `logits_buffer`.
+        Args:
+            kernel: the kernel.
+            work: the kernel's multiplications per row.
+            x: receives the last layer's output, (N, D). The logits of a step go to `logits_buffer`.
+            tables: position encodings that cover the tokens' positions.
+            ids: the N tokens.
         """
-        compiled, rows, scores = self.compiled, x.shape[0], self.score_count()
-        at_once = rows if is_step else self.chunk_rows(rows)
-        if self.scratch is None or not self.scratch.suffices(at_once, scores):
-            self.scratch = Scratch(compiled, at_once, 2 * scores if is_step else scores)
-        arguments = StepArguments(
+        rows, capacity = len(x), max(self.longest_source, self.position + 1) + MAX_LANES
+        scores = capacity * torch.get_num_threads()
+        if self.scratch is None or rows > self.scratch.rows or scores > self.scratch.scores:
+            self.scratch = Scratch(self.compiled, rows, 2 * scores)
+        arguments = KernelArguments(
+            StepArguments,
             rows=rows,
-            weights=compiled.weights.data_ptr(),
+            weights=self.compiled.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
-            score_capacity=scores // torch.get_num_threads(),
-            attention=self.scratch.addresses["scores"],
-            attention_each=scores // torch.get_num_threads(),
+            score_capacity=capacity,
             **self.row_arguments(),
             past=self.pool.entries.data_ptr(),
             entries=self.pool.entries.shape[1],
@@ -274,14 +254,9 @@ class DecodingSteps(LogitsState):
             length=self.position + 1,
             ids=ids.data_ptr(),
             **tables.addresses(),
-            logits=self.logits_buffer.data_ptr() if is_step else 0,
+            logits=self.logits_buffer.data_ptr(),
         )
-        kernel, work = (
-            (compiled.step, compiled.step_multiplications)
-            if is_step
-            else (compiled.read, compiled.read_multiplications)
-        )
-        run_timed(kernel, arguments, at_once * work)
+        run_timed(kernel, arguments.array, rows * work)
 
 
 def offsets_of(counts: list[int]) -> list[int]:
@@ -310,9 +285,97 @@ class Scratch:
         self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})
         self.addresses = self._arena.addresses
 
-    def suffices(self, rows: int, scores: int) -> bool:
-        """Return whether the scratch memory suffices for `rows` rows and `scores` float32 numbers for attention."""
-        return rows <= self.rows and scores <= self.scores
+
+# --- encoders ---
+
+
+def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
+    """Return a list of the number of tokens of each text of a batch, token ids (B, S) padded at the right.
+
+    The result is None if padding is between tokens, or if a text has no token; then kernels that read texts without
+    padding must not be used.
+    """
+    rows: list[list[int]] = ids.tolist()
+    counts = [len(row) - row.count(pad_id) for row in rows]
+    is_at_right = all(pad_id not in row[:count] for row, count in zip(rows, counts, strict=True))
+    return counts if is_at_right and min(counts, default=0) > 0 else None
+
+
+def _read_texts(
+    model: PrepackedTransformer | PrepackedEncoder,
+    compiled: CompiledModel,
+    tokens: Tensor,
+    counts: list[int],
+    memory: Tensor | None = None,
+) -> Tensor:
+    """Run a model's encoder on texts without padding; return the last layer's output, float32 (N, D).
+
+    Args:
+        model: the model with prepacked weights.
+        compiled: its compiled kernels.
+        tokens: the token ids of all texts, one text after another, (N,); all are of the first token type.
+        counts: the number of tokens of each text, at least 1.
+        memory: receives the keys and values of cross-attention, (decoder layers, N, keys and values of all heads); None
+            for an encoder-only model.
+
+    Raises:
+        IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
+    """
+    _check_ids(tokens, len(model.source_weight))
+    layout, longest = TextLayout.of(counts), max(counts)
+    x, types = torch.empty(len(tokens), compiled.d_model), torch.zeros_like(tokens)
+    scratch_each = sequence_scratch_size(compiled.heads.width, longest)
+    scratch = Scratch(compiled, layout.chunk_rows, scratch_each * torch.get_num_threads())
+    tables = compiled.read_positions.until(longest - 1)
+    arguments = KernelArguments(
+        StepArguments,
+        rows=len(tokens),
+        weights=compiled.weights.data_ptr(),
+        x=x.data_ptr(),
+        ids=tokens.data_ptr(),
+        token_types=types.data_ptr(),
+        memory=address_of(memory),
+        sources=len(tokens),
+        **scratch.addresses,
+        attention=scratch.addresses["scores"],
+        attention_each=scratch_each,
+        **layout.addresses(),
+        **tables.addresses(),
+    )
+    run_timed(compiled.read, arguments.array, layout.chunk_rows * compiled.read_multiplications)
+    return x
+
+
+def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
+    """Return an encoder-only model's state of each token, computed by compiled kernels; zeros for padding.
+
+    Args:
+        model: the model with prepacked weights.
+        compiled: its compiled kernels.
+        ids: token ids, padded at the right, (B, S); all are of the first token type.
+
+    Returns:
+        Float32, (B, S, D); None if `count_tokens` is None, that is, if padding is between tokens or a text is empty.
+
+    Raises:
+        IndexError: an id is out of range, so that machine code would read out of bounds.
+    """
+    if (counts := count_tokens(ids, model.config.pad_id)) is None:
+        return None
+    present = ids != model.config.pad_id
+    x = _read_texts(model, compiled, ids[present], counts)
+    if len(x) == ids.numel():
+        return x.view(*ids.shape, -1)
+    return x.new_zeros(*ids.shape, x.shape[-1]).masked_scatter_(present[..., None], x)
+
+
+def _check_ids(ids: Tensor, size: int) -> None:
+    """Raise IndexError if a token id is negative or not below `size`, as machine code does not check bounds."""
+    least, greatest = (int(each) for each in ids.aminmax())
+    if least < 0 or greatest >= size:
+        bad = least if least < 0 else greatest
+        reason = f"token ids range from 0 to {size - 1}, but one is {bad}"
+        raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
 
 
 # --- encoder-decoder models ---
@@ -329,15 +392,12 @@ class CompiledState(DecodingSteps):
         `counts` is the result of `count_tokens`, the number of tokens of each sentence.
         """
         super().__init__(model, compiled, len(source_ids))
-        starts = offsets_of(counts)
-        self.longest_source, tokens = max(counts), sum(counts)
-        self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
-        layers, _, width = self.pool.entries.shape
-        self.memory = torch.empty(layers, tokens, width, dtype=compiled.cache_dtype)
-        self.layout: TextLayout | None = TextLayout.of(counts)
-        self.read(source_ids[source_ids != model.config.pad_id])
-        self.layout = None
+        self.longest_source = max(counts)
+        self.sources = torch.tensor([offsets_of(counts), counts])  # (2, B): offsets and numbers of tokens
         self.row_sources = self.sources  # (2, B × W)
+        layers, _, width = self.pool.entries.shape
+        self.memory = torch.empty(layers, sum(counts), width, dtype=compiled.cache_dtype)
+        _read_texts(model, compiled, source_ids[source_ids != model.config.pad_id], counts, self.memory)
 
     @override
     def keep_sentences(self, rows: Tensor) -> None:
@@ -358,108 +418,13 @@ class CompiledState(DecodingSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return a dict of kernel arguments for cross-attention: source offsets, lengths and encoder output.
-
-        While the kernel `read` runs, the arguments describe the layout of the texts instead.
-        """
-        memory = {"memory": self.memory.data_ptr(), "sources": self.memory.shape[1]}
-        if self.layout is not None:
-            return memory | {"counts": 0} | self.layout.addresses()
-        firsts = self.row_sources.data_ptr()
-        return memory | {
-            "firsts": firsts,
-            "counts": firsts + self.row_sources.shape[1] * self.row_sources.element_size(),
+        firsts, counts = self.row_sources
+        return {
+            "memory": self.memory.data_ptr(),
+            "sources": self.memory.shape[1],
+            "firsts": firsts.data_ptr(),
+            "counts": counts.data_ptr(),
         }
-
-    @override
-    def chunk_rows(self, rows: int) -> int:
-        return rows if self.layout is None else self.layout.chunk_rows
-
-    @override
-    def score_count(self) -> int:
-        """Return the number of float32 numbers of scratch space for attention, of whole texts or of a step.
-
-        Whole texts are attended to while the encoder runs, in the constructor.
-        """
-        if self.layout is None:
-            return super().score_count()
-        return _attention_size(self.compiled, self.longest_source)
-
-
-def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
-    """Return a list of the number of tokens of each text of a batch, token ids (B, S) padded at the right.
-
-    The result is None if padding is between tokens, or if a text has no token; then kernels that read texts without
-    padding must not be used.
-    """
-    rows: list[list[int]] = ids.tolist()
-    counts = [len(row) - row.count(pad_id) for row in rows]
-    is_at_right = all(pad_id not in row[:count] for row, count in zip(rows, counts, strict=True))
-    return counts if is_at_right and min(counts, default=0) > 0 else None
-
-
-def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
-    """Return two lists of N integers, offsets and counts, as one int64 tensor (2, N)."""
-    return torch.tensor(firsts + counts).view(2, -1)
-
-
-def _attention_size(compiled: CompiledModel, max_length: int) -> int:
-    """Return the number of float32 numbers of scratch space for attention of whole texts, for all threads together.
-
-    `max_length` is the number of tokens of the longest text.
-    """
-    return torch.get_num_threads() * sequence_scratch_size(compiled.heads.width, max_length)
-
-
-# --- encoder-only models ---
-
-
-def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
-    """Return an encoder-only model's state of each token, computed by compiled kernels; zeros for padding.
-
-    Args:
-        model: the model with prepacked weights.
-        compiled: its compiled kernels.
-        ids: token ids, padded at the right, (B, S); all are of the first token type.
-
-    Returns:
-        Float32, (B, S, D); None if `count_tokens` is None, that is, if padding is between tokens or a text is empty.
-
-    Raises:
-        IndexError: an id is out of range, so that machine code would read out of bounds.
-    """
-    if (counts := count_tokens(ids, model.config.pad_id)) is None:
-        return None
-    present = ids != model.config.pad_id
-    tokens = ids[present]
-    types = torch.zeros_like(tokens)
-    _check_ids(tokens, len(model.source_weight))
-    layout, max_length = TextLayout.of(counts), max(counts)
-    x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, max_length)
-    scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(max_length - 1)
-    arguments = dict.fromkeys(StepArguments._fields, 0) | scratch.addresses | layout.addresses() | tables.addresses()
-    arguments |= {
-        "rows": len(tokens),
-        "weights": compiled.weights.data_ptr(),
-        "x": x.data_ptr(),
-        "ids": tokens.data_ptr(),
-        "token_types": types.data_ptr(),
-        "attention": scratch.addresses["scores"],
-        "attention_each": scores // torch.get_num_threads(),
-    }
-    run_timed(compiled.read, StepArguments(**arguments), layout.chunk_rows * compiled.read_multiplications)
-    if len(tokens) == ids.numel():
-        return x.view(*ids.shape, -1)
-    return x.new_zeros(*ids.shape, x.shape[-1]).masked_scatter_(present[..., None], x)
-
-
-def _check_ids(ids: Tensor, size: int) -> None:
-    """Raise IndexError if a token id is negative or not below `size`, as machine code does not check bounds."""
-    least, greatest = (int(each) for each in ids.aminmax())
-    if least < 0 or greatest >= size:
-        bad = least if least < 0 else greatest
-        reason = f"token ids range from 0 to {size - 1}, but one is {bad}"
-        raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
 
 
 # --- decoder-only models ---
@@ -483,7 +448,14 @@ class CompiledPromptState(DecodingSteps):
         present = positions < lengths[:, None]
         self.counts = 1 + positions[present]  # (N,)
         self.firsts = torch.tensor(starts).repeat_interleave(lengths)  # (N,)
-        x = self.read(prompt_ids[present])  # (N, D)
+        ids = prompt_ids[present]
+        _check_ids(ids, len(model.source_weight))
+        x, tables = (
+            torch.empty(tokens, compiled.d_model),
+            compiled.read_positions.until(self.longest_source - 1),
+        )  # (N, D)
+        self._run(compiled.read, compiled.read_multiplications, x, tables, ids)
+        self.scratch = None  # steps need less scratch space
         self.pool.used, self.position = tokens, self.longest_source
         self.counts = lengths.clone()  # (B × W,), tokens so far
         # Each row's list of cache entries; elements behind its length are undefined.
@@ -513,5 +485,4 @@ class CompiledPromptState(DecodingSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return a dict of kernel arguments: addresses of each row's first position and number of tokens, (N,) each."""
-        return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}
+        return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr()}

@@ -98,24 +98,24 @@ class StepArguments(NamedTuple):
     """The number of entries in each list of cache entries, the newest token's included."""
     logits: Any
     """Address of the output: the logits, float32 (N, V), V padded to whole blocks."""
-    token_types: Any = 0
+    token_types: Any
     """Address of the token type (segment) of each token, int64 (N,); 0: none.
 
     Only encoders have this field and those that follow.
     """
-    starts: Any = 0
+    starts: Any
     """Address of the index of the first token of each text within its chunk, int64, one for each text."""
-    lengths: Any = 0
+    lengths: Any
     """Address of the number of tokens of each text, int64, one for each text."""
-    texts: Any = 0
+    texts: Any
     """The number of texts that an encoder reads."""
-    chunks: Any = 0
+    chunks: Any
     """Address of the chunks of texts that are computed together, int64 (chunks, 4): the fields of `Chunk`."""
-    num_chunks: Any = 0
+    num_chunks: Any
     """The number of chunks of texts, which are computed one after another."""
-    attention: Any = 0
+    attention: Any
     """Address of scratch space for attention of whole texts: `attention_each` float32 numbers for each thread."""
-    attention_each: Any = 0
+    attention_each: Any
     """The number of float32 numbers of each thread's scratch space for attention of whole texts."""
 
 
@@ -198,25 +198,11 @@ class ModelEmitter:
         k, arguments, pointers = self.k, self.arguments, self.pointers
         added, lists = pointers.position_encodings, pointers.lists
         if not is_ragged:
-            added, lists = (
-                k.element_pointer(added, k.mul(self.position, self.config.d_model)),
-                k.element_pointer(lists, self.position, I32),
-            )
-        k.call(
-            "embed",
-            pointers.ids,
-            arguments.rows,
-            k.int64(self.config.d_model),
-            *self.matrix(weight),
-            k.float32(embedding.scale),
-            added,
-            pointers.x,
-            lists,
-            arguments.list_stride,
-            arguments.used,
-            pointers.counts,
-            *self.share,
-        )
+            added = k.element_pointer(added, k.mul(self.position, self.config.d_model))
+            lists = k.element_pointer(lists, self.position, I32)
+        table = *self.matrix(weight), k.float32(embedding.scale), added
+        more = pointers.x, lists, arguments.list_stride, arguments.used, pointers.counts
+        self._call("embed", pointers.ids, arguments.rows, k.int64(self.config.d_model), *table, *more)
         self._norm_embedded(embedding)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
@@ -226,14 +212,18 @@ class ModelEmitter:
         table = *self.matrix(weight), k.float32(embedding.scale), pointers.position_encodings
         k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
         if embedding.token_types is not None:
-            k.call(
-                "add_rows", pointers.x, *sizes, self.weight(embedding.token_types), pointers.token_types, *self.share
-            )
+            types = self.weight(embedding.token_types), pointers.token_types
+            k.call("add_rows", pointers.x, *sizes, *types, *self.share)
+        k.barrier(self.share[1])
         self._norm_embedded(embedding)
 
-    def _norm_embedded(self, embedding: Embedding) -> None:
-        """Emit a barrier that waits for every thread's rows, then the norm of the embeddings, if the model has one."""
+    def _call(self, name: str, *values: Value) -> None:
+        """Emit a call of the function `name`, and a barrier; the thread's index and the number of threads come last."""
+        self.k.call(name, *values, *self.share)
         self.k.barrier(self.share[1])
+
+    def _norm_embedded(self, embedding: Embedding) -> None:
+        """Emit the norm of the embeddings, if the model has one."""
         if embedding.norm is not None:
             self.norm(embedding.norm, self.pointers.x, self.pointers.x)
 
@@ -250,13 +240,9 @@ class ModelEmitter:
         else:
             assert isinstance(norm, nn.RMSNorm)
             name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
-        weight_pointer, bias_pointer = (
-            self.weight(norm.weight),
-            self.weight(self.weights.zeros if bias is None else bias),
-        )
+        weights = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
         width = k.int64(norm.normalized_shape[0])
-        k.call(name, x, self.arguments.rows, width, weight_pointer, bias_pointer, k.float32(epsilon), out, *self.share)
-        k.barrier(self.share[1])
+        self._call(name, x, self.arguments.rows, width, *weights, k.float32(epsilon), out)
 
     def norm_heads(self, norm: nn.Module, x: Value, stride: int, heads: int) -> None:
         """Emit the norm of some heads of all rows, in place, and a barrier.
@@ -273,30 +259,30 @@ class ModelEmitter:
         if not k.has("norm_heads"):
             emit_head_norm(k, self.heads.width)
         sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
-        k.call("norm_heads", x, *sizes, self.weight(norm.weight), k.float32(norm.eps), *self.share)
-        k.barrier(self.share[1])
+        self._call("norm_heads", x, *sizes, self.weight(norm.weight), k.float32(norm.eps))
 
-    def quantize(self, x: Value, linear: CompiledLinear) -> Value:
-        """Emit the quantization of all rows x to a linear layer's number format; return a pointer to the result.
+    def quantize(
+        self, x: Value, linear: CompiledLinear, rows: Value | None = None, quantized: Value | None = None
+    ) -> Value:
+        """Emit the quantization of rows x to a linear layer's number format; return a pointer to the result.
 
-        For layers in float32 the result is `x` itself.
+        For layers in float32 the result is `x` itself, and nothing is emitted.
+
+        Args:
+            x: a pointer to the rows.
+            linear: the layer, which has as many inputs as a row has elements.
+            rows: the number of rows; None: that of all rows.
+            quantized: where to write the result; None: `StepArguments.quantized`.
         """
-        return self._quantize(linear, x, self.arguments.rows, self.pointers.quantized)
-
-    def _quantize(self, linear: CompiledLinear, x: Value, rows: Value, quantized: Value) -> Value:
-        """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
-
-        Return a pointer to the result. For layers in float32, the result is `x` itself, and nothing is emitted.
-        """
-        k = self.k
-        if linear.tile.kind == "floats":
+        k, kind = self.k, linear.tile.kind
+        if kind == "floats":
             return x
-        name = f"round_{linear.tile.kind}"
-        if not k.has(name):
+        if not k.has(f"round_{kind}"):
             emit_quantization(k, linear.tile)
-        k.call(name, x, rows, k.int64(linear.width), quantized, self.pointers.scales, *self.share)
-        k.barrier(self.share[1])
-        return quantized
+        result = self.pointers.quantized if quantized is None else quantized
+        rows = self.arguments.rows if rows is None else rows
+        self._call(f"round_{kind}", x, rows, k.int64(linear.width), result, self.pointers.scales)
+        return result
 
     def gemm(
         self,
@@ -305,14 +291,28 @@ class ModelEmitter:
         quantized: Value,
         out: Value,
         outputs: tuple[int, int] | None = None,
+        *,
+        rows: Value | None = None,
     ) -> None:
-        """Emit the product of all quantized rows and a linear layer's weight, plus bias, written to `out`.
+        """Emit the product of quantized rows and a linear layer's weight, plus bias, written to `out`.
 
-        `outputs` is the range of outputs to compute; None: all. `epilogue` says whether results are stored, added, or
-        passed through ReLU; see `emit_gemm`.
+        Args:
+            epilogue: says whether results are stored, added, or passed through ReLU; see `emit_gemm`.
+            linear: the layer.
+            quantized: a pointer to the rows, as `quantize` returns it.
+            out: a pointer to the result.
+            outputs: the range of outputs to compute; None: all.
+            rows: the number of rows; None: that of all rows.
         """
-        rows = (quantized, self.pointers.scales, self.arguments.rows, self.k.int64(linear.width))
-        self._gemm(epilogue, linear, rows, out, outputs)
+        k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
+        self.multiplications_per_row += (last - first) * linear.width
+        name = f"product_{linear.tile.kind}_{epilogue}"
+        if not k.has(name):
+            emit_gemm(k, linear.tile, epilogue)
+        sizes = self.arguments.rows if rows is None else rows, k.int64(linear.width)
+        weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
+        vectors = [self.weight(each, first * 4) for each in (linear.initial_sums, linear.weight_scales, linear.bias)]
+        self._call(name, quantized, self.pointers.scales, *sizes, weights, *vectors, k.int64(last - first), out)
 
     def gemm_to_cache(
         self, linear: CompiledLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
@@ -322,31 +322,6 @@ class ModelEmitter:
         `outputs` is the range of the layer's outputs to compute; None: all.
         """
         self.gemm("half" if self.cache_type == F16 else "store", linear, quantized, out, outputs)
-
-    def _gemm(
-        self,
-        epilogue: str,
-        linear: CompiledLinear,
-        rows: tuple[Value, ...],
-        out: Value,
-        outputs: tuple[int, int] | None = None,
-    ) -> None:
-        """Emit the product of some quantized rows and a linear layer's weight, plus bias, written to `out`.
-
-        `rows` holds a pointer to the quantized rows, their scales, their number and their width. `outputs` is the range
-        of outputs to compute; None: all.
-        """
-        k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
-        self.multiplications_per_row += (last - first) * linear.width
-        name = f"product_{linear.tile.kind}_{epilogue}"
-        if not k.has(name):
-            emit_gemm(k, linear.tile, (epilogue,))
-        weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
-        vectors = (
-            self.weight(vector, first * 4) for vector in (linear.initial_sums, linear.weight_scales, linear.bias)
-        )
-        k.call(name, *rows, weights, *vectors, k.int64(last - first), out, *self.share)
-        k.barrier(self.share[1])
 
     def rotate(self, kind: str, x: Value, stride: int, heads: int) -> None:
         """Emit the rotary embedding of some heads of all rows, in place, if the model uses it.
@@ -367,8 +342,7 @@ class ModelEmitter:
             else pointers.rotary_angles
         )
         sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
-        k.call(f"rotate_{kind}", x, *sizes, table, pointers.counts if kind == "each" else pointers.firsts, *self.share)
-        k.barrier(self.share[1])
+        self._call(f"rotate_{kind}", x, *sizes, table, pointers.counts if kind == "each" else pointers.firsts)
 
     def attend(
         self,
@@ -394,7 +368,7 @@ class ModelEmitter:
         k, pointers = self.k, self.pointers
         first_key, stride = keys
         is_biased = self.config.positions == "relative" and not to_memory
-        k.call(
+        self._call(
             emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type),
             pointers.projected,
             k.int64(query_stride),
@@ -408,9 +382,7 @@ class ModelEmitter:
             pointers.heads,
             pointers.scores,
             self.arguments.score_capacity,
-            *self.share,
         )
-        k.barrier(self.share[1])
 
     def attend_texts(self) -> None:
         """Emit attention of every token to all tokens of its text, for encoders.
@@ -461,30 +433,26 @@ class ModelEmitter:
         k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, CompiledLinear)
         assert isinstance(outer, CompiledLinear)
-        width, inner_width = k.int64(inner.width), k.int64(outer.width)
         with k.loop(0, self.arguments.rows, FEED_FORWARD_ROWS) as first:
             remaining = k.build.sub(self.arguments.rows, first)
             count = k.minimum(remaining, k.int64(FEED_FORWARD_ROWS))
-            inputs, out = (k.element_pointer(pointer, k.mul(first, width)) for pointer in (source, pointers.x))
-            rows = (self._quantize(inner, inputs, count, pointers.quantized), pointers.scales, count, width)
-            hidden = self._activate(inner, rows, k.mul(count, inner_width), inner_width)
-            quantized = self._quantize(outer, hidden, count, pointers.quantized_inner)
-            rows = (quantized, pointers.scales, count, inner_width)
-            self._gemm("add", outer, rows, out)
+            inputs, out = (k.element_pointer(pointer, k.mul(first, inner.width)) for pointer in (source, pointers.x))
+            hidden = self._activate(inner, self.quantize(inputs, inner, count), count, outer.width)
+            quantized = self.quantize(hidden, outer, count, pointers.quantized_inner)
+            self.gemm("add", outer, quantized, out, rows=count)
 
-    def _activate(self, inner: CompiledLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
+    def _activate(self, inner: CompiledLinear, quantized: Value, rows: Value, outer_width: int) -> Value:
         """Emit a feed-forward network's inner linear layer and activation; return a pointer to the result.
 
-        `rows` holds the arguments of the GEMM's left operand, and `size` is the number of elements of the result.
+        `quantized` points to the layer's `rows` input rows, and `outer_width` is the width F of a row of the result.
         """
         k, activation, inner_out = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
-            self._gemm("relu", inner, rows, inner_out)
+            self.gemm("relu", inner, quantized, inner_out, rows=rows)
             return inner_out
-        self._gemm("store", inner, rows, inner_out)
-        hidden = k.element_pointer(inner_out, k.mul(size, 2)) if activation in GATES else inner_out
-        k.call(emit_activation(k, activation), inner_out, rows[2], inner_width, hidden, *self.share)
-        k.barrier(self.share[1])
+        self.gemm("store", inner, quantized, inner_out, rows=rows)
+        hidden = k.element_pointer(inner_out, k.mul(rows, outer_width, 2)) if activation in GATES else inner_out
+        self._call(emit_activation(k, activation), inner_out, rows, k.int64(outer_width), hidden)
         return hidden
 
     def scale_output(self) -> None:
@@ -492,8 +460,7 @@ class ModelEmitter:
         k = self.k
         if self.config.output_scale != 1.0:
             sizes = (self.arguments.rows, k.int64(self.config.d_model))
-            k.call("scale", self.pointers.x, *sizes, k.float32(self.config.output_scale), *self.share)
-            k.barrier(self.share[1])
+            self._call("scale", self.pointers.x, *sizes, k.float32(self.config.output_scale))
 
     def project(self, output: CompiledVocabulary) -> None:
         """Emit the vocabulary projection of the last layer's output to `StepArguments.logits`.
@@ -507,8 +474,7 @@ class ModelEmitter:
             return
         weights = (*self.matrix(output.exact_weight), self.weight(output.bias))
         sizes = (self.arguments.rows, k.int64(output.width))
-        k.call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs), *self.share)
-        k.barrier(self.share[1])
+        self._call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs))
 
     def attention_output(self, output: CompiledLinear) -> None:
         """Emit the output projection of self- or cross-attention, whose result is added to the residual stream x."""

@@ -58,15 +58,9 @@ def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Va
     instructions would add in another order, and results must not depend on the number of rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
-    fills_registers = k.build.icmp_signed(
-        "==", k.build.and_(width, k.int64(_inputs_per_register(tile) - 1)), k.int64(0)
-    )
-    return k.build.and_(has_rows, fills_registers)
-
-
-def _inputs_per_register(tile: Tile) -> int:
-    """Return the number of a linear layer's inputs that fit into one row (64 bytes) of a tile register."""
-    return REGISTER_BYTES // tile.weight_bytes
+    inputs_per_register = REGISTER_BYTES // tile.weight_bytes  # a power of two
+    remainder = k.build.and_(width, k.int64(inputs_per_register - 1))
+    return k.build.and_(has_rows, k.build.icmp_signed("==", remainder, k.int64(0)))
 
 
 def emit_rows(
@@ -96,13 +90,8 @@ def emit_rows(
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
-        k.call(
-            f"amx_{tile.kind}_{epilogue}_1",
-            *arguments_from(whole_blocks),
-            k.build.sub(rows, whole_blocks),
-            ahead,
-            lines,
-        )
+        args, rest = arguments_from(whole_blocks), k.build.sub(rows, whole_blocks)
+        k.call(f"amx_{tile.kind}_{epilogue}_1", *args, rest, ahead, lines)
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:

@@ -45,21 +45,13 @@ from transduce.model.known_classes import register_class
 # A few rows by one block of weights, in bfloat16 or float32. Legend: N rows, D inputs.
 
 
-_UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; more rows hide the latency by themselves
+# Inputs that an iteration multiplies, by number of rows; from 3 rows on, one input per iteration hides the latency.
+_UNROLLED = {1: 4, 2: 4}
 
 
-def emit_bfloat16_conversion(k: KernelBuilder) -> None:
-    """Emit `round_pairs(x, N, D, rounded, scales, thread, threads)`, which rounds float32 rows x (N, D) to bfloat16.
-
-    The function writes the result to `rounded` and ignores `scales`; it has the arguments of the quantizing functions.
-    """
-    with k.function("round_pairs", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, out, _, *share):
-        first, last = k.thread_range(rows, *share)
-        with k.loop(k.mul(first, width), k.mul(last, width), k.lanes) as index:
-            k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(out, index, I16))
-
-
-def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments) -> None:
+def _emit_float_micro_kernel(
+    k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments
+) -> None:
     """Emit the code that multiplies `rows` rows by one block of weights, in bfloat16 or float32, with an epilogue.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
@@ -96,12 +88,6 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
-EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues, which say what is done with a GEMM's sums.
-
-`store` stores them, `relu` applies ReLU and stores them, `add` adds them to the output, and `half` stores them as
-float16.
-"""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
@@ -110,24 +96,19 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
     For integer tiles, the function writes the quantized rows and each row's scale, float32 (N,). For `pairs`, it
     converts to bfloat16 and does not write `scales`. Tiles of kind `floats` need no such function.
     """
-    if tile.is_float:
-        emit_bfloat16_conversion(k)
-        return
-    with k.function(f"round_{tile.kind}", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (
-        x,
-        rows,
-        width,
-        rounded,
-        scales,
-        *share,
-    ):
-        first, last = k.thread_range(rows, *share)
-        with k.loop(first, last) as row:
+    kinds = (POINTER, I64, I64, POINTER, POINTER, I64, I64)
+    with k.function(f"round_{tile.kind}", *kinds) as (x, rows, width, rounded, scales, *share):
+        if tile.is_float:
+            first, last = (k.mul(row, width) for row in k.thread_range(rows, *share))
+            with k.loop(first, last, k.lanes) as index:
+                k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(rounded, index, I16))
+            return
+        with k.thread_loop(rows, share) as row:
             source = k.element_pointer(x, k.mul(row, width))
             maxima = k.accumulators()
             for column, number in k.each_vector(width):
                 size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(source, column))
-                k.accumulate(maxima, number, size, k.maximum)
+                k.accumulate(maxima[number], size, k.maximum)
             greatest = k.maximum(k.reduce_max(k.combine_accumulators(maxima, k.maximum)), k.float32(_MIN_ROW_MAGNITUDE))
             k.store(k.build.fdiv(greatest, k.float32(float(tile.max_quantized))), k.element_pointer(scales, row))
             inverse = k.splat(k.build.fdiv(k.float32(float(tile.max_quantized)), greatest))
@@ -137,17 +118,15 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
                 shifted = k.build.add(rounded_values, ir.Constant(k.ints, [tile.zero_point] * k.lanes))
                 planes = [shifted]
                 if tile.elements_per_activation == 2:
-                    planes = [
-                        k.build.lshr(shifted, k.splat_int(HALF_BITS)),
-                        k.build.and_(shifted, k.splat_int(2**HALF_BITS - 1)),
-                    ]
+                    low = k.splat_int(2**HALF_BITS - 1)
+                    planes = [k.build.lshr(shifted, k.splat_int(HALF_BITS)), k.build.and_(shifted, low)]
                 for number, plane in enumerate(planes):
                     narrow = k.build.trunc(plane, ir.VectorType(tile.element, k.lanes))
                     k.store(narrow, k.element_pointer(target, k.add(column, k.mul(width, number)), tile.element))
 
 
-def emit_gemm(k: KernelBuilder, tile: Tile, epilogues: Sequence[str] = EPILOGUES) -> None:
-    """Emit the GEMM function `product_<kind>_<epilogue>` of each epilogue.
+def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
+    """Emit the GEMM function `product_<kind>_<epilogue>`, and the micro-kernels that it calls.
 
     product_<kind>_<epilogue>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread,
     threads) computes out = rounded · weightsᵀ + bias, (N, O).
@@ -157,21 +136,15 @@ def emit_gemm(k: KernelBuilder, tile: Tile, epilogues: Sequence[str] = EPILOGUES
         tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
             AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
             weight_scales and bias (O,) are those of `CompiledLinear`, and O is a multiple of C.
-        epilogues: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
-            out holds; "half", which clamps to float16's range and writes float16.
+        epilogue: what is done with the sums: "store"; "relu", which applies ReLU; "add", which adds to what out holds;
+            "half", which clamps to float16's range and writes float16.
     """
-    for epilogue in epilogues:
-        for rows in range(1, tile.rows + 1):
-            with k.function(f"tile_{tile.kind}_{epilogue}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
-                micro_kernel = emit_float_micro_kernel if tile.is_float else _emit_integer_micro_kernel
-                micro_kernel(k, tile, rows, epilogue, MicroKernelArguments(*arguments))
-        if tile.amx:
-            amx.emit_blocks(k, tile, epilogue)
-        _emit_product(k, tile, epilogue)
-
-
-def _emit_product(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
-    """Emit the function `product_<kind>_<epilogue>`, a GEMM in which each thread computes some blocks of outputs."""
+    micro_kernel = _emit_float_micro_kernel if tile.is_float else _emit_integer_micro_kernel
+    for rows in range(1, tile.rows + 1):
+        with k.function(f"tile_{tile.kind}_{epilogue}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
+            micro_kernel(k, tile, rows, epilogue, MicroKernelArguments(*arguments))
+    if tile.amx:
+        amx.emit_blocks(k, tile, epilogue)
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{epilogue}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
@@ -245,9 +218,8 @@ def _emit_integer_micro_kernel(
                     high = shift_high_half(k, k.load_variable(sums[row][vector], like))
                     k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
-        dequantize_and_store(
-            k, args, epilogue, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
-        )
+        totals = {vector: k.load_variable(each, like) for vector, each in enumerate(sums[row])}
+        dequantize_and_store(k, args, epilogue, row, totals)
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
@@ -362,36 +334,19 @@ class CompiledLinear(nn.Module):
         out = rows.new_empty(len(rows), self.padded_outputs)
         rounded = rows.new_empty(len(rows) + READABLE_EXTRA_ROWS, self.width, dtype=torch.int16)
         scales = rows.new_empty(len(rows))
-        _linear_kernel(self.tile).run(
-            rows.data_ptr(),
-            len(rows),
-            self.width,
-            rounded.data_ptr(),
-            scales.data_ptr(),
-            *self.addresses(),
-            self.padded_outputs,
-            out.data_ptr(),
-            threads=useful_threads(self._work(rows)),
-        )
+        parameters, threads = (self.weights, self.initial_sums, self.weight_scales, self.bias), self._threads(rows)
+        inputs, outputs = (rows, len(rows), self.width, rounded, scales), (self.padded_outputs, out)
+        _linear_kernel(self.tile).run(*inputs, *parameters, *outputs, threads=threads)
         result: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
         return result
 
-    def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for `rows` (N, D), from which the number of threads follows."""
-        return len(rows) * self.width * self.padded_outputs
+    def _threads(self, rows: Tensor) -> int:
+        """Return how many threads to use for `rows` (N, D), which depends on the number of multiply-adds."""
+        return useful_threads(len(rows) * self.width * self.padded_outputs)
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and number format, which `print(model)` shows."""
         return f"{self.width}, {self.outputs}, {self.tile.kind}"
-
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Return four memory addresses for the kernels: packed weights, initial sums, weight scales and bias."""
-        return (
-            self.weights.data_ptr(),
-            self.initial_sums.data_ptr(),
-            self.weight_scales.data_ptr(),
-            self.bias.data_ptr(),
-        )
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
@@ -458,18 +413,10 @@ class CompiledVocabulary(CompiledLinear):
         logits = super().forward(x)
         if not self.recomputes_likeliest:
             return logits
-        rows, file = x.reshape(-1, self.width).contiguous(), file_rows(self.exact_weight)
-        _refining_kernel(self.tile).run(
-            rows.data_ptr(),
-            len(rows),
-            self.width,
-            self.exact_weight.data_ptr(),
-            file.data_ptr(),
-            self.bias.data_ptr(),
-            logits.data_ptr(),
-            self.padded_outputs,
-            threads=useful_threads(self._work(rows)),
-        )
+        rows = x.reshape(-1, self.width).contiguous()
+        weights = self.exact_weight, file_rows(self.exact_weight), self.bias
+        sizes, outputs = (len(rows), self.width), (logits, self.padded_outputs)
+        _refining_kernel(self.tile).run(rows, *sizes, *weights, *outputs, threads=self._threads(rows))
         return logits
 
 
@@ -492,18 +439,9 @@ class BFloat16Vocabulary:
         rows = x.reshape(-1, width).contiguous()
         rounded = F.linear(rows, self._weight, self._bias)
         padded_logits = rows.new_empty(len(rows), self._padded, dtype=torch.float32)
-        _widening_kernel(self._tile).run(
-            rows.data_ptr(),
-            len(rows),
-            width,
-            self._weight.data_ptr(),
-            self._exact_bias.data_ptr(),
-            rounded.data_ptr(),
-            outputs,
-            padded_logits.data_ptr(),
-            self._padded,
-            threads=useful_threads(len(rows) * width * outputs),
-        )
+        weights, sizes = (self._weight, self._exact_bias), (outputs, padded_logits, self._padded)
+        threads = useful_threads(len(rows) * width * outputs)
+        _widening_kernel(self._tile).run(rows, len(rows), width, *weights, rounded, *sizes, threads=threads)
         logits: Tensor = padded_logits[:, :outputs].unflatten(0, x.shape[:-1])
         return logits
 
@@ -566,12 +504,8 @@ def amx_matches_vectors(tile: Tile) -> bool:
         actual, expected = (CompiledLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
         return bool((actual - expected).abs().max() < _SLIGHT * expected.abs().max())
     tiles = [each_tile._replace(rows=1) for each_tile in (tile, tile.with_12_bits)]  # less code to compile
-    return all(
-        torch.equal(
-            CompiledLinear(weight, None, each_tile)(x), CompiledLinear(weight, None, each_tile._replace(amx=False))(x)
-        )
-        for each_tile in tiles
-    )
+    pairs = ((each_tile, each_tile._replace(amx=False)) for each_tile in tiles)
+    return all(torch.equal(*(CompiledLinear(weight, None, one)(x) for one in pair)) for pair in pairs)
 
 
 @cache
@@ -581,7 +515,7 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
     The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
     """
     k = new_builder("linear", tile)
-    emit_gemm(k, tile, ("store",))
+    emit_gemm(k, tile, "store")
     with kernel(k, "linear", 11) as (numbers, thread, threads):
         x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
         pointers: list[Value] = [k.pointer(each) for each in (rounded, scales)]

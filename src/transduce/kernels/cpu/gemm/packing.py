@@ -1,7 +1,6 @@
 """Pack matrices for the GEMM kernels of training, and emit the multiplication by one packed panel."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
@@ -131,14 +130,12 @@ class Packer:
         """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
-        first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
-        with k.loop(k.mul(first, lanes), k.mul(last, lanes), lanes) as row:
+        blocks = k.build.sdiv(matrix.rows, k.int64(lanes))
+        with k.thread_loop(blocks, (self.thread, self.threads), lanes) as row:
             target, width = self._target(to, row, matrix.rows, pairs)
             with k.loop(0, pairs, lanes) as pair:
-                square = []
-                for n in range(lanes):
-                    offset = k.add(k.mul(k.add(row, n), pairs), pair)
-                    square.append(k.load(k.element_pointer(matrix.pointer, offset, I32), k.ints))
+                offsets = (k.add(k.mul(k.add(row, n), pairs), pair) for n in range(lanes))
+                square = [k.load(k.element_pointer(matrix.pointer, each, I32), k.ints) for each in offsets]
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
@@ -157,7 +154,7 @@ class Packer:
                 rows = self._rows_of(pair)
                 self._fetch(matrix, rows, columns)
                 for column, (target, width) in zip(columns, targets, strict=True):
-                    values = [self._load(matrix.pointer, matrix, row, column) for row in rows]
+                    values = [self._load(matrix, row, column) for row in rows]
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
@@ -174,9 +171,7 @@ class Packer:
                 rows = self._rows_of(k.add(span.first, pair))
                 self._fetch(matrix, rows, columns)
                 for column, total in zip(columns, sums, strict=True):
-                    joined = self._join_and_sum(
-                        [self._load(matrix.pointer, matrix, row, column) for row in rows], total
-                    )
+                    joined = self._join_and_sum([self._load(matrix, row, column) for row in rows], total)
                     for first in range(0, k.lanes, tile_rows):
                         number = k.build.sub(k.add(column, first), k.mul(tiles.first, tile_rows))
                         offset = k.add(k.mul(number, span.count), k.mul(pair, tile_rows))
@@ -201,9 +196,9 @@ class Packer:
         The elements are also added to the column sums in the variable `total`.
         """
         k = self.k
-        floats = (
-            values if self.layout.kind == F32 else [k.build.bitcast(self._widen(each), k.floats) for each in values]
-        )
+        floats = values
+        if self.layout.kind != F32:
+            floats = [k.build.bitcast(self._widen(each), k.floats) for each in values]
         k.store(k.build.fadd(k.load_variable(total, floats[0]), reduce(k.build.fadd, floats)), total)
         return self._join(values)
 
@@ -242,27 +237,23 @@ class Packer:
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
-    def _is_row(self, matrix: Matrix, row: Value) -> Value:
-        """Return the condition (an IR value) that a row index is below the matrix's number of rows, so not padding."""
-        return self.k.build.icmp_signed("<", row, matrix.rows)
+    def _pointer(self, matrix: Matrix, row: Value, column: Value) -> Value:
+        """Return a pointer to the element at a row and column of a matrix."""
+        k = self.k
+        return k.element_pointer(matrix.pointer, k.add(k.mul(row, matrix.columns), column), self.layout.kind)
 
-    def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to the element at a row and column of a matrix that starts at `base`."""
-        return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
-
-    def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+    def _load(self, matrix: Matrix, row: Value, column: Value) -> Value:
         """Return a vector of a matrix row from a column on, unconverted; zeros for rows after the matrix's last one."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
-        safe_row = k.minimum(row, k.add(matrix.rows, -1))
-        value = k.load(self._pointer(base, matrix, safe_row, column), kind)
-        return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
+        value = k.load(self._pointer(matrix, k.minimum(row, k.add(matrix.rows, -1)), column), kind)
+        return k.build.select(k.build.icmp_signed("<", row, matrix.rows), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
         """Emit prefetches of the elements eight rows below `rows`, too far apart for the hardware prefetcher."""
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
-            k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
+            k.prefetch(self._pointer(matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
         """Return a vector of bfloat16 bits, shifted to the upper half of 32 bits (the bits of the same float32)."""
@@ -487,12 +478,13 @@ class AmxPacker(Packer):
     def pack(self, matrix: Matrix, to: Value) -> None:
         k, panel = self.k, self.layout.panel
         pairs = self.pairs_of(matrix.rows)
-        with k.loop(0, pairs, k.lanes) as first, self._each_panel(matrix) as column:
+        panels, share = k.build.sdiv(matrix.columns, k.int64(panel)), (self.thread, self.threads)
+        with k.loop(0, pairs, k.lanes) as first, k.thread_loop(panels, share, panel) as column:
             target = k.element_pointer(to, k.mul(column, pairs), I32)
             for pair in (k.add(first, n) for n in range(k.lanes)):
                 for start in range(0, panel, k.lanes):
                     vector_column = k.add(column, start)
-                    values = [self._load(matrix.pointer, matrix, row, vector_column) for row in self._rows_of(pair)]
+                    values = [self._load(matrix, row, vector_column) for row in self._rows_of(pair)]
                     k.store(self._join(values), k.element_pointer(target, k.add(k.mul(pair, panel), start), I32))
 
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
@@ -526,11 +518,11 @@ class AmxPacker(Packer):
         k, matrix = self.k, gradient.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
             target = k.element_pointer(self._tile(to, tile, tiles, span), k.mul(first, TILE_ROWS), I32)
-            for part in range(TILE_ROWS // PART_ROWS):
+            for part in range(PARTS):
                 column, total = k.add(k.mul(tile, TILE_ROWS), part * PART_ROWS), k.variable(k.splat(0.0))
                 square = []
                 for pair in (k.add(span.first, first, n) for n in range(k.lanes)):
-                    values = [self._load(matrix.pointer, matrix, row, column) for row in self._rows_of(pair)]
+                    values = [self._load(matrix, row, column) for row in self._rows_of(pair)]
                     square.append(self._join_and_sum(values, total))
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.element_pointer(target, (part * PART_ROWS + n) * k.lanes, I32))
@@ -544,11 +536,3 @@ class AmxPacker(Packer):
         """
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
-
-    @contextmanager
-    def _each_panel(self, matrix: Matrix) -> Iterator[Value]:
-        """Emit a loop over the panels of a matrix that the current thread packs; yield each panel's first column."""
-        k, panel = self.k, self.layout.panel
-        first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(panel)), self.thread, self.threads)
-        with k.loop(k.mul(first, panel), k.mul(last, panel), panel) as column:
-            yield column

@@ -27,7 +27,7 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_float_tile,
     float_bits,
-    kernel,
+    kernel_of,
     new_builder,
 )
 from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value
@@ -130,20 +130,18 @@ class LinearKernelEmitter:
 
         The arguments are the fields of `ForwardArguments` and `BackwardArguments`.
         """
-        k = self.k
-        with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
-            self._forward(ForwardArguments(*numbers), thread, threads)
-        with kernel(k, "backward", len(BackwardArguments._fields)) as (numbers, thread, threads):
-            self._backward(BackwardArguments(*numbers), thread, threads)
+        with kernel_of(self.k, "forward", ForwardArguments) as forward:
+            self._forward(*forward)
+        with kernel_of(self.k, "backward", BackwardArguments) as backward:
+            self._backward(*backward)
 
     def _forward(self, args: ForwardArguments, thread: Value, threads: Value) -> None:
         """Emit the body of the kernel `forward`: pack the weight unless that is done, then compute out = x Wᵀ + b."""
         k = self.k
         with k.when(k.is_nonzero(args.weight)):
             weight = Matrix(k.pointer(args.weight), args.outputs, args.inputs)
-            self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
-                weight, k.pointer(args.packed_weight)
-            )
+            packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
+            packer.pack_transposed(weight, k.pointer(args.packed_weight))
             k.barrier(threads)
         gemm = Gemm(
             left=k.pointer(args.x),
@@ -153,13 +151,7 @@ class LinearKernelEmitter:
             pairs=k.build.sdiv(args.inputs, k.int64(self.multiplier.layout.group)),
             out=args.out,
             epilogue="bias",
-            values=(
-                args.bias,
-                k.float_from_bits(args.lower_bound),
-                args.is_nontemporal,
-                args.relu_mask,
-                k.int64(0),
-            ),
+            values=(args.bias, k.float_from_bits(args.lower_bound), args.is_nontemporal, args.relu_mask, k.int64(0)),
             scratch=args.thread_scratch,
         )
         self.multiplier.multiply(gemm, thread, threads)
@@ -291,8 +283,8 @@ def multiplies_correctly(tile: Tile) -> bool:
     numbers = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
     product, total = x.new_empty(53, 96), torch.zeros(96, 96)
-    _forward(x, weight, product, torch.empty_like(weight), tile=tile)
-    _backward(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
+    run_forward(x, weight, product, torch.empty_like(weight), tile=tile)
+    run_backward(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
     exact = x.double() @ weight.double().t()
     pairs = ((product, exact), (total, product.double().t() @ x.double()))
     return all(
@@ -300,14 +292,7 @@ def multiplies_correctly(tile: Tile) -> bool:
     )
 
 
-def multiply(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    activation: str | None = None,
-    relu_mask: Tensor | None = None,
-) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | None = None) -> Tensor:
     """Return activation(x · weightᵀ + bias), (N, O), in x's dtype; all tensors are contiguous and of one dtype.
 
     Args:
@@ -315,17 +300,13 @@ def multiply(
         weight: (O, I).
         bias: (O,); None: no bias.
         activation: None, or "relu".
-        relu_mask: an output of N × O bits, in bytes, that are set where the result is positive; None: not requested.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
-    lower_bound = 0.0 if activation == "relu" else float("-inf")
-    _forward(x, weight, out, packed, bias=bias, lower_bound=lower_bound, relu_mask=relu_mask)
+    run_forward(x, weight, out, packed, bias=bias, lower_bound=0.0 if activation == "relu" else float("-inf"))
     return out
 
 
-def linear_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool, relu_mask: Tensor | None = None
-) -> Tensor | None:
+def linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool) -> Tensor | None:
     """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `needs_x`, else None.
 
     Args:
@@ -334,18 +315,16 @@ def linear_backward(
         weight: (O, I).
         sums: tensors that the weight and bias gradients are added to.
         needs_x: True if the gradient of x is requested.
-        relu_mask: if x is a ReLU's output, N × I bits that are set where x was positive. The result is then the
-            gradient of the ReLU's input.
     """
     result = torch.empty_like(x) if needs_x else None
-    _backward(gradient, x, weight, result, sums, torch.empty_like(weight), relu_mask=relu_mask)
+    run_backward(gradient, x, weight, result, sums, torch.empty_like(weight))
     return result
 
 
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    The class implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
+    The class implements `Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:
@@ -362,7 +341,7 @@ class PackedProjection:
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write the logits, x · weightᵀ + bias, of rows x (N, D) to `out` (N, C); padding columns are -inf."""
         weight, packed = self._packed_weight(0)
-        _forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
+        run_forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
 
     def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of hidden states x (N, D) to `grad_x`, and add the weight's gradient to `weight_sum`.
@@ -371,7 +350,7 @@ class PackedProjection:
         None, that gradient is not computed.
         """
         weight, packed = self._packed_weight(1)
-        _backward(gradient, x, weight, grad_x, GradientSums(weight_sum), packed)
+        run_backward(gradient, x, weight, grad_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
         """Return a pair: the weight that the kernel must still pack, or None, and the tensor of the packed weight.
@@ -390,7 +369,7 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjec
     """Return a vocabulary projection that packs its weight (V, D) once, for hidden states (N, D) of the same dtype.
 
     The result is None if the compiled kernels do not support the dtypes, sizes or memory layout. This function
-    implements `backend.TrainingKernels.project`.
+    implements `TrainingKernels.project`.
     """
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
@@ -402,7 +381,7 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjec
     return PackedProjection(weight, bias, columns) if is_supported else None
 
 
-def _forward(
+def run_forward(
     x: Tensor,
     weight: Tensor | None,
     out: Tensor,
@@ -417,7 +396,8 @@ def _forward(
     """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `lower_bound`.
 
     `packed_weight` receives the packed weight, or holds it already if `weight` is None. If `streams` is False, even
-    large outputs are written to the caches. If `tile` is None, the tile for x's dtype is used.
+    large outputs are written to the caches. `relu_mask` receives N × O bits, in bytes, that are set where outputs are
+    positive; None: not requested. If `tile` is None, the tile for x's dtype is used.
     """
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
@@ -458,7 +438,7 @@ def padded_rows(rows: int, tile: Tile) -> int:
     return -(-rows // multiple) * multiple
 
 
-def _backward(
+def run_backward(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -472,15 +452,17 @@ def _backward(
     """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
     If `grad_x` or a tensor of `sums` is None, that gradient is not computed. `packed_weight` receives the packed
-    weight, or holds it already if `weight` is None. `relu_mask` is a ReLU's bit mask, as in `linear_backward`.
+    weight, or holds it already if `weight` is None. If x is the output of a ReLU, `relu_mask` has N × I bits that are
+    set where x is positive, and `grad_x` becomes the gradient of the ReLU's input.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
-    filled = padded_rows(positions, tile)
-    packed_x = x.new_empty(inputs, filled)
+    packed_x = x.new_empty(inputs, padded_rows(positions, tile))
     scratch = process_stack().allocate(torch.get_num_threads() * multiplier.thread_bytes)
-    partial_sums = process_stack().allocate(_split_sums_bytes(positions, inputs, outputs, tile))
+    splits, tile_rows = outputs >= _MANY_OUTPUTS and multiplier.splits_sums, multiplier.layout.tile_rows
+    tiled_positions = -(-positions // tile_rows) * tile_rows
+    partial_sums = process_stack().allocate(tiled_positions * inputs * 4 if splits else 0)
     arguments = BackwardArguments(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -496,20 +478,11 @@ def _backward(
         packed_x=packed_x.data_ptr(),
         thread_scratch=scratch.address,
         is_nontemporal=int(grad_x is not None and _is_streamed(grad_x)),
-        partial_sums=partial_sums.address if outputs >= _MANY_OUTPUTS and multiplier.splits_sums else 0,
+        partial_sums=partial_sums.address if splits else 0,
     )
     gemm_kernels(tile)["backward"].run(*arguments)
     partial_sums.free()
     scratch.free()
-
-
-def _split_sums_bytes(positions: int, inputs: int, outputs: int, tile: Tile) -> int:
-    """Return the size in bytes of scratch space for partial sums of x's gradient; 0 below 8192 outputs.
-
-    With fewer outputs, the summed dimension is not split.
-    """
-    rows = gemm_emitter_of(tile).layout.tile_rows
-    return -(-positions // rows) * rows * inputs * 4 if outputs >= _MANY_OUTPUTS else 0
 
 
 @cache

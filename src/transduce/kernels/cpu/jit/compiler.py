@@ -11,18 +11,18 @@ import platform
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
@@ -40,9 +40,9 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return a SHA-256 hash, in hexadecimal, of values such as the IR, the processor and versions.
+    """Return a SHA-256 hash, in hexadecimal, of everything that machine code depends on: IR, processor, LLVM's version.
 
-    The hash is the name of a file in the cache of machine code.
+    The hash is the name of the code's file in the cache.
     """
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
@@ -52,8 +52,7 @@ def load_cached_code(key: str) -> bytes | None:
 
     The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
     """
-    path = _path(key)
-    if path is None:
+    if (path := _path(key)) is None:
         return None
     try:
         content = path.read_bytes()
@@ -69,8 +68,7 @@ def cache_code(key: str, code: bytes) -> None:
 
     The file is replaced atomically, so concurrent readers never see part of it.
     """
-    path = _path(key)
-    if path is None:
+    if (path := _path(key)) is None:
         return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,30 +99,28 @@ def _path(key: str) -> Path | None:
 
     None too if the folder cannot be examined.
     """
-    folder = _folder()
-    if folder is None:
-        return None
     try:
-        if hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid():
+        folder = _folder()
+        if folder is None or (hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()):
             return None
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None
     return folder / key
 
 
 def _folder() -> Path | None:
-    """Return the folder of cached machine code; None if caching is disabled or there is no home directory.
+    """Return the folder of cached machine code; None if caching is disabled.
 
-    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else in a folder of the user's cache folder.
+    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else in `transduce` in the user's cache folder.
+
+    Raises:
+        RuntimeError: there is no home directory.
     """
     configured = os.environ.get(CACHE_VARIABLE)
     if configured is not None:
         return Path(configured) / "kernels" if configured else None
     base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
-    try:
-        return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
-    except RuntimeError:  # there is no home directory
-        return None
+    return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
 
 
 # --- compilation ---
@@ -154,9 +150,13 @@ class CompiledKernel:
             engine.get_function_address(f"{name}_together") if self._on_threads else 0
         )
 
-    def run(self, *values: int, threads: int | None = None) -> None:
-        """Run the kernel with integer arguments (unchecked) on `threads` threads; None: PyTorch's number."""
-        self.run_array((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
+    def run(self, *values: int | Tensor | None, threads: int | None = None) -> None:
+        """Run the kernel with integer arguments (unchecked) on `threads` threads; None: PyTorch's number.
+
+        A tensor stands for the address of its first element, and None for 0.
+        """
+        numbers = (each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in values)
+        self.run_array((ctypes.c_int64 * len(values))(*numbers), threads or torch.get_num_threads())
 
     def run_array(self, numbers: Any, threads: int) -> None:
         """Run the kernel with a ctypes array of 64-bit integer arguments, which it may change, on `threads` threads.
@@ -232,8 +232,8 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
 @cache
 def _has_pairs() -> bool:
     """Return whether this process may use AVX-512's instruction that multiplies pairs of bfloat16 numbers."""
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
+    has_instruction = bool(llvm.get_host_cpu_features().get("avx512bf16"))
+    return has_instruction and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
 
 
 @cache
@@ -244,9 +244,10 @@ def _has_amx_pairs() -> bool:
 
 
 def require_integer_tile() -> Tile:
-    """Return the `Tile` for quantized GEMMs on this processor.
+    """Return the `Tile` for quantized GEMMs on this processor, as `find_integer_tile` does.
 
-    Raises AssertionError if there are no kernels for it.
+    Raises:
+        AssertionError: there are no kernels for the processor.
     """
     tile = find_integer_tile()
     assert tile is not None, "there are no kernels for this processor"
@@ -273,6 +274,19 @@ def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value
         yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads
 
 
+_Arguments = TypeVar("_Arguments", bound=NamedTuple)
+
+
+@contextmanager
+def kernel_of(k: KernelBuilder, name: str, arguments: type[_Arguments]) -> Iterator[tuple[_Arguments, Value, Value]]:
+    """Emit a kernel as `kernel` does, whose arguments are the fields of the named tuple `arguments`, and yield them.
+
+    The thread index and the thread count follow them.
+    """
+    with kernel(k, name, len(arguments._fields)) as (numbers, thread, threads):
+        yield arguments(*numbers), thread, threads
+
+
 @contextmanager
 def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Value]]:
     """Emit a kernel, whose code is emitted in the body of `with`, without loads of its arguments.
@@ -284,12 +298,8 @@ def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Valu
         yield numbers, thread, threads
     if k.threaded:
         with k.function(f"{name}_together", POINTER, exported=True) as (numbers,):
-            k.call(
-                name,
-                numbers,
-                k.call_external_int("transduce_thread_number"),
-                k.call_external_int("transduce_thread_count"),
-            )
+            share = (k.intrinsic(f"transduce_thread_{each}", I32) for each in ("number", "count"))
+            k.call(name, numbers, *(k.build.sext(each, I64) for each in share))
 
 
 def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
@@ -441,16 +451,15 @@ def useful_threads(work: int, max_threads: int | None = None) -> int:
     return _LIMITER.size(wanted) if wanted > 1 else 1
 
 
-def run_timed(kernel: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
+def run_timed(kernel: CompiledKernel, array: Any, work: int, max_threads: int | None = None) -> None:
     """Run a kernel on as many threads as its work deserves, and record its timing for the next choice of threads.
 
     Args:
         kernel: a kernel whose threads meet at barriers.
-        numbers: its arguments, as a tuple or as a ctypes array of 64-bit integers, which the kernel may change.
+        array: its arguments, a ctypes array of 64-bit integers, which the kernel may change.
         work: multiply-adds between barriers, roughly; small work runs on one thread.
         max_threads: the maximum number of threads; PyTorch's if None.
     """
-    array = (ctypes.c_int64 * len(numbers))(*numbers) if isinstance(numbers, tuple) else numbers
     threads = useful_threads(work, max_threads)
     if threads == 1:
         kernel.run_array(array, 1)

@@ -102,10 +102,6 @@ class KernelBuilder:
         kind = ir.FunctionType(VOID, [value.type for value in values])
         self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
 
-    def call_external_int(self, name: str) -> Value:
-        """Emit a call of an external function `int name(void)`; return its result as a 64-bit integer."""
-        return self.build.sext(self.intrinsic(name, I32), I64)
-
     def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
         """Emit a call of an LLVM intrinsic or an external function, declared on first use; return the call's result.
 
@@ -134,6 +130,19 @@ class KernelBuilder:
         number.add_incoming(self.build.add(number, self.int64(step)), self.build.block)
         self.build.branch(header)
         self.build.position_at_end(after)
+
+    @contextmanager
+    def thread_loop(self, whole: Value, share: Sequence[Value], size: int = 1) -> Iterator[Value]:
+        """Emit a loop over one thread's share of `whole` items, for the body of `with`; yield an item's first element.
+
+        `share` is the thread's index and the number of threads, among which the items are divided evenly. An item has
+        `size` elements; if `size` is 1, the index of the item is yielded.
+        """
+        first, last = self.thread_range(whole, *share)
+        if size > 1:
+            first, last = self.mul(first, size), self.mul(last, size)
+        with self.loop(first, last, size) as start:
+            yield start
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
         """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
@@ -418,9 +427,7 @@ class KernelBuilder:
 
         `to_write` says that the memory will be written.
         """
-        flags = [
-            ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
-        ]  # locality 3: keep; 1: data cache
+        flags = (_constant(I32, number) for number in (int(to_write), 4 - level, 1))  # locality 3: keep; 1: data cache
         self.intrinsic("llvm.prefetch.p0", VOID, pointer, *flags)
 
     def store_nontemporal(self, value: Value, pointer: Value) -> None:
@@ -460,14 +467,9 @@ class KernelBuilder:
         """
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
-    def accumulate(
-        self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
-    ) -> None:
-        """Emit the update of accumulator `number` to join(value, accumulator).
-
-        `join` is an operation such as addition, and `variables` holds the accumulators' addresses.
-        """
-        self.store(join(value, self.load_variable(variables[number], value)), variables[number])
+    def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
+        """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
+        self.store(join(value, self.load_variable(variable, value)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
         """Return one vector that combines all accumulators pairwise by the operation `join`, such as addition."""
@@ -489,9 +491,10 @@ class Fields:
         """Return the kernel argument with the given name, loaded from memory as a 64-bit integer."""
         return self.k.load(self._at(name), I64)
 
-    def set(self, name: str, value: Value) -> None:
-        """Emit a store that sets the kernel argument with the given name to a value."""
-        self.k.store(self.k.int64(value), self._at(name))
+    def set(self, **values: Value | int) -> None:
+        """Emit stores that set kernel arguments, by name, to values."""
+        for name, value in values.items():
+            self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
         """Return a pointer to element `index` of the array whose address is the kernel argument `name`."""
@@ -503,9 +506,7 @@ class Fields:
 
     def swap(self, one: str, other: str) -> None:
         """Emit an exchange of the values of two kernel arguments."""
-        first, second = self.get(one), self.get(other)
-        self.set(one, second)
-        self.set(other, first)
+        self.set(**{other: self.get(one), one: self.get(other)})
 
     def _at(self, name: str) -> Value:
         """Return a pointer to the memory of the kernel argument with the given name."""

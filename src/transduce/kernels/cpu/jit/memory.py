@@ -46,9 +46,9 @@ class KernelArguments:
     """A ctypes array of 64-bit kernel arguments, which Python code reads and writes by name, as in a dictionary."""
 
     def __init__(self, kind: type[Any], **values: int) -> None:
-        """Create kernel arguments of the given values; their names are the fields of the NamedTuple class `kind`."""
+        """Create a kernel's arguments: the fields of the NamedTuple class `kind`; those that are not passed are 0."""
         self._indices = _indices(kind._fields)
-        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
+        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**dict.fromkeys(kind._fields, 0) | values))
 
     def __getitem__(self, name: str) -> int:
         return self.array[self._indices[name]]
@@ -255,16 +255,20 @@ def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, wid
 class MemoryBlock:
     """A block of uninitialized memory from a `StackAllocator`, freed when `free` is called or the object is deleted."""
 
-    def __init__(self, stack: "StackAllocator", address: int) -> None:
+    def __init__(self, live: dict[int, int], address: int, on_heap: Tensor | None = None) -> None:
+        """Describe a block at an address, whose entry in `StackAllocator.live` is removed when the block is freed.
+
+        `on_heap` is the tensor that holds the block if it is not on the stack.
+        """
         self.address = address
-        self._stack = stack
+        self._live, self._on_heap = live, on_heap
         self._is_free = False
 
     def free(self) -> None:
         """Free the memory block; a second call does nothing, since another block may then have the address."""
         if not self._is_free:
-            self._is_free = True
-            self._stack.live.pop(self.address, None)
+            self._is_free, self._on_heap = True, None
+            self._live.pop(self.address, None)
 
     def __del__(self) -> None:
         self.free()
@@ -300,20 +304,9 @@ class StackAllocator:
             end = start + round_up_to_cache_lines(count)
             if end <= self._end:
                 self.live[start] = end
-                return MemoryBlock(self, start)
-        return _HeapBlock(self, torch.empty(count, dtype=torch.uint8))
-
-
-class _HeapBlock(MemoryBlock):
-    """A memory block on the heap, which `StackAllocator.allocate` returns when the stack is full."""
-
-    def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
-        super().__init__(stack, memory.data_ptr())
-        self._memory: torch.Tensor | None = memory
-
-    def free(self) -> None:
-        """Release the memory of a block on the heap, which must not be used afterwards."""
-        self._memory = None
+                return MemoryBlock(self.live, start)
+        on_heap = torch.empty(count, dtype=torch.uint8)
+        return MemoryBlock({}, on_heap.data_ptr(), on_heap)
 
 
 @cache

@@ -33,17 +33,16 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_integer_tile,
     float_bits,
-    kernel,
+    kernel_of,
     new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.cpu.train_rows import (
     LLVM_TYPES,
     NormArguments,
     ScatterArguments,
-    ScatterEmitter,
     describe,
+    emit_scatter,
     row_kernels,
     sum_columns,
     supports_logits,
@@ -82,7 +81,7 @@ def attend(
 ) -> Tensor:
     """Return scaled dot-product attention of all heads, (B, Q, H × K), as a differentiable function.
 
-    This function implements `backend.TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
+    This function implements `TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
     """
     _check(projected, memory, lengths, num_heads, options.shared)
     if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
@@ -210,26 +209,18 @@ def _run_attention(
     scratch = torch.empty(
         torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
     )
-    queries, keys, values = inputs.starts(inner, options.shared)
-    query_gradient, key_gradient, value_gradient = (
-        (0, 0, 0) if gradients is None else gradients.starts(inner, options.shared)
-    )
     arguments = AttentionArguments(
-        queries=queries,
-        keys=keys,
-        values=values,
+        *inputs.starts(inner, options.shared),
+        *((0, 0, 0) if gradients is None else gradients.starts(inner, options.shared)),
         query_stride=inputs.projected.shape[2],
         key_stride=key_source.shape[2],
         batch=batch,
         heads=num_heads,
         num_queries=num_queries,
         num_keys=key_source.shape[1],
-        lengths=0 if inputs.lengths is None else inputs.lengths.data_ptr(),
+        lengths=address_of(inputs.lengths),
         context=context.data_ptr(),
         sums=sums.data_ptr(),
-        query_gradient=query_gradient,
-        key_gradient=key_gradient,
-        value_gradient=value_gradient,
         scratch=scratch.data_ptr(),
         scratch_per_thread=scratch.shape[1],
         seed=seed,
@@ -256,15 +247,10 @@ def attention_shape(
     return AttentionShape(width, LLVM_TYPES[dtype], lanes, scale, options.shared, drops, biased, by_amx)
 
 
+@cache
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `attend` and `attend_backward` for an attention shape, compiled on first use."""
-    return _attention_kernels(shape, require_integer_tile())
-
-
-@cache
-def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `attend` and `attend_backward` for an attention shape; return them by name."""
-    k = new_builder("attention", tile)
+    k = new_builder("attention", require_integer_tile())
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
     return compile_kernels(k, ("attend", "attend_backward"))
 
@@ -315,12 +301,10 @@ class NormNode(torch.autograd.Function):
         total, grad_weight = sum_or_zeros(sum_of_gradients(weight), weight)
         bias_total, grad_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        name, backward_tensors = (
-            "rms_backward" if bias is None else "norm_backward",
-            (grad_out, grad_residual, thread_gradients, total, bias_total),
-        )
+        name = "rms_backward" if bias is None else "norm_backward"
+        backward_tensors = (grad_out, grad_residual, thread_gradients, total, bias_total)
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, grad_x, backward_tensors)
-        return grad_x, in_dtype_of(weight, grad_weight), None if bias is None else in_dtype_of(bias, grad_bias), None
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
 
 
 def _run_norm(
@@ -382,7 +366,7 @@ def linear(
 ) -> Tensor:
     """Return activation(x · weightᵀ + bias) for the weight's rows in `rows` (None: all), as a differentiable function.
 
-    `backend.TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
+    `TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
     support.
     """
     sums = linear_sums(weight, bias, rows, activation=activation)
@@ -458,7 +442,7 @@ def _backward_by_pytorch(
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of `total`, float32, for each n; the row `frozen_row` (padding) is skipped.
 
-    This function implements `backend.TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not
+    This function implements `TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not
     fit, and IndexError if an id is not a row of `total`.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
@@ -479,18 +463,15 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         factor=float_bits(factor),
         frozen=-1 if frozen_row is None else frozen_row,
     )
-    _kernels(part.dtype, require_integer_tile())["scatter"].run(*arguments)
+    _scatter_kernel(part.dtype).run(*arguments)
 
 
 @cache
-def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Return a dict with the compiled kernel `scatter` for rows of a dtype, which sums gradients of embeddings.
-
-    The kernel adds factor · part[n] to row ids[n] of a float32 matrix.
-    """
-    k = new_builder("scatter", tile)
-    ScatterEmitter(k, LLVM_TYPES[dtype]).write()
-    return compile_kernels(k, ScatterEmitter.names)
+def _scatter_kernel(dtype: torch.dtype) -> CompiledKernel:
+    """Return the compiled kernel that adds factor · part[n], of a dtype, to row ids[n] of a float32 matrix."""
+    k = new_builder("scatter", require_integer_tile())
+    emit_scatter(k, LLVM_TYPES[dtype])
+    return compile_kernels(k, ("scatter",))["scatter"]
 
 
 # --- rotary embeddings ---
@@ -596,25 +577,15 @@ def _rotate(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool, directi
     return out
 
 
+@cache
 def rotation_kernel(dtype: torch.dtype, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Return the compiled kernel of rotary embeddings for heads of `width` elements, compiled on first use.
+    """Return the kernel of rotary embeddings for heads of `width` elements, compiled on first use.
 
     The kernel copies the columns after the rotated heads, unless it rotates in place. If `interleaved`, it rotates
     pairs of neighboring elements; otherwise the first half of a head is paired with the second half.
     """
-    return _rotation_kernel(dtype, require_integer_tile(), width, interleaved=interleaved)
-
-
-@cache
-def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Return the kernel `rotate` of rotary embeddings for heads of `width` elements, compiled for one processor.
-
-    If `interleaved`, it rotates pairs of neighboring elements; otherwise the first half of a head is paired with the
-    second half.
-    """
-    k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
-    with kernel(k, "rotate", len(RotationArguments._fields)) as (numbers, *share):
-        args = RotationArguments(*numbers)
+    k, kind = new_builder("rotary", require_integer_tile()), LLVM_TYPES[dtype]
+    with kernel_of(k, "rotate", RotationArguments) as (args, *share):
         direction = k.splat(k.float_from_bits(args.direction))
         rotated = k.mul(args.heads, width)
         end = k.build.select(k.build.icmp_signed("==", args.x, args.out), rotated, args.columns)

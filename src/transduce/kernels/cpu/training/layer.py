@@ -12,40 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.kernel_interfaces import PLAIN_ATTENTION
+from transduce.kernels.cpu import train_rows
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile, project, require_gemm_tile, supports_gemm_sizes
 from transduce.kernels.cpu.jit.compiler import address_of
 from transduce.kernels.cpu.jit.memory import process_stack
-from transduce.kernels.cpu.train_rows import (
-    activate,
-    add_in_place,
-    dropout_add,
-    softmax_,
-    sum_rows,
-    supports_activation,
-    supports_logits,
-    supports_rows,
-)
-from transduce.kernels.cpu.training.autograd import (
-    add_rows_in_place,
-    angles_of,
-    apply_rotary,
-    attend,
-    linear,
-    padded_bias,
-    residual_norm,
-    supports_attention,
-    supports_linear,
-    supports_rotary,
-)
+from transduce.kernels.cpu.training import autograd, optimizer
+from transduce.kernels.cpu.training.autograd import angles_of, padded_bias, supports_attention, supports_rotary
 from transduce.kernels.cpu.training.layer_plan import LayerPlan, LayerShape, SublayerShape
-from transduce.kernels.cpu.training.optimizer import (
-    apply_update,
-    orthogonalize_in_place,
-    supports_orthogonalization,
-    supports_update,
-    update_by_adam,
-    update_momentum,
-)
 from transduce.kernels.training_executor import (
     KeyLengths,
     MaskedSublayer,
@@ -134,13 +107,12 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
         return False
     inner, width = last.in_features, x.shape[-1]
     rows, attended_rows = x.numel() // width, attended.numel() // width
-    return (
-        x.is_contiguous()
-        and supports_gemm_sizes(min(rows, attended_rows), width, first.out_features, x.dtype)
-        # queries only, or the inner layer of a feed-forward network
-        and supports_gemm_sizes(rows, width, inner, x.dtype)
-        and supports_gemm_sizes(rows, inner, width, x.dtype)
+    gemms = (
+        (min(rows, attended_rows), width, first.out_features),
+        (rows, width, inner),  # queries only, or the inner layer of a feed-forward network
+        (rows, inner, width),
     )
+    return x.is_contiguous() and all(supports_gemm_sizes(*sizes, x.dtype) for sizes in gemms)
 
 
 class _Layer(torch.autograd.Function):
@@ -165,15 +137,9 @@ class _Layer(torch.autograd.Function):
         saved, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
         sublayer_addresses = _addresses_of_sublayers(sublayers, parameters)
+        inputs, positions, no_gradients = map(address_of, (x, memory, out)), map(address_of, (angles, bias)), (0, 0, 0)
         plan.forward.run(
-            [
-                0,
-                *map(address_of, (x, memory, out)),
-                *(saved.address, scratch.address),
-                *(0, 0, 0),
-                *(address_of(angles), address_of(bias), 0),
-                *sublayer_addresses,
-            ],
+            [0, *inputs, saved.address, scratch.address, *no_gradients, *positions, 0, *sublayer_addresses],
             plan.threads,
         )
         scratch.free()
@@ -260,13 +226,8 @@ def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Seq
     return addresses
 
 
-@lru_cache(_MAX_CACHED_PLANS)
-def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan of kernel calls for a layer's shape, made on first use.
-
-    The 512 plans that were used last are cached, as batch sizes recur.
-    """
-    return LayerPlan(shape)
+# The plans that were used last are cached, as batch sizes recur.
+_plan_of = lru_cache(_MAX_CACHED_PLANS)(LayerPlan)
 
 
 # --- backend ---
@@ -275,36 +236,27 @@ def _plan_of(shape: LayerShape) -> LayerPlan:
 class CompiledTraining:
     """A training backend of compiled CPU kernels.
 
-    The class implements `backend.TrainingKernels`.
+    The class implements `TrainingKernels`.
     """
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))
 
-    supports_attention = staticmethod(supports_attention)
-    attend = staticmethod(attend)
-    supports_rows = staticmethod(supports_rows)
-    dropout_add = staticmethod(dropout_add)
-    residual_norm = staticmethod(residual_norm)
     run_layer = staticmethod(run_layer)
-    supports_rotary = staticmethod(supports_rotary)
-    apply_rotary = staticmethod(apply_rotary)
-    add_rows_in_place = staticmethod(add_rows_in_place)
-    supports_linear = staticmethod(supports_linear)
-    linear = staticmethod(linear)
     project = staticmethod(project)
-    supports_activation = staticmethod(supports_activation)
-    activate = staticmethod(activate)
-    sum_rows = staticmethod(sum_rows)
-    add_in_place = staticmethod(add_in_place)
-    supports_orthogonalization = staticmethod(supports_orthogonalization)
-    orthogonalize_in_place = staticmethod(orthogonalize_in_place)
-    supports_update = staticmethod(supports_update)
-    update_by_adam = staticmethod(update_by_adam)
-    update_momentum = staticmethod(update_momentum)
-    apply_update = staticmethod(apply_update)
-    supports_logits = staticmethod(supports_logits)
-    softmax_ = staticmethod(softmax_)
+    supports_attention, attend = staticmethod(supports_attention), staticmethod(autograd.attend)
+    supports_rotary, apply_rotary = staticmethod(supports_rotary), staticmethod(autograd.apply_rotary)
+    supports_linear, linear = staticmethod(autograd.supports_linear), staticmethod(autograd.linear)
+    residual_norm = staticmethod(autograd.residual_norm)
+    add_rows_in_place = staticmethod(autograd.add_rows_in_place)
+    supports_rows, dropout_add = staticmethod(train_rows.supports_rows), staticmethod(train_rows.dropout_add)
+    supports_activation, activate = staticmethod(train_rows.supports_activation), staticmethod(train_rows.activate)
+    supports_logits, softmax_ = staticmethod(train_rows.supports_logits), staticmethod(train_rows.softmax_)
+    sum_rows, add_in_place = staticmethod(train_rows.sum_rows), staticmethod(train_rows.add_in_place)
+    supports_orthogonalization = staticmethod(optimizer.supports_orthogonalization)
+    orthogonalize_in_place = staticmethod(optimizer.orthogonalize_in_place)
+    supports_update, update_by_adam = staticmethod(optimizer.supports_update), staticmethod(optimizer.update_by_adam)
+    update_momentum, apply_update = staticmethod(optimizer.update_momentum), staticmethod(optimizer.apply_update)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return `component(*args, **kwargs)`, computed with CPU kernels if these support it, else with PyTorch."""

@@ -9,7 +9,7 @@ output), I inputs and O outputs of a linear layer, H heads, K width of a head's 
 
 import itertools
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -42,7 +42,6 @@ from transduce.kernels.cpu.training.autograd import (
 
 _FLOAT = 4  # bytes
 _LARGE = 2 << 20  # norms and activations of at least so many bytes are recomputed in the backward pass
-_GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
@@ -377,9 +376,8 @@ class _PlannedSublayer:
         if self.input_of is not None:
             sublayer_input, before = scratch.allocate(self.bytes), self.input_of
             _Writer(before, w.steps, scratch).norm(before.sum, before.norm_sums, sublayer_input)
-        (self._attend_backward if shape.heads else self._feed_forward_backward)(
-            w, sublayer_input, grad_inner, grad_before
-        )
+        emit_inner = self._attend_backward if shape.heads else self._feed_forward_backward
+        emit_inner(w, sublayer_input, grad_inner, grad_before)
         scratch.free([sublayer_input])
         if shape.norm_is_before:
             w.norm_backward(self.x, self.norm_sums, grad_before, grad_sum, grad_x)
@@ -398,7 +396,7 @@ class _PlannedSublayer:
         grad_projected = grad_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
         if reads_memory:
             grad_memory = w.scratch.allocate(self.memory_rows * (projected - inner) * self.item_bytes)
-        w.attend_backward(grad_inner, grad_projected, grad_memory)
+        w.attend(grad_inner, (grad_projected, grad_memory))
         w.scratch.free([grad_inner])
         if reads_memory:
             memory_rows = self._first(inner, projected)
@@ -602,29 +600,21 @@ class _Writer:
         width, interleaved = shape.inner // shape.heads, shape.rotary == "interleaved"
         self.steps.add(rotation_kernel(layer.dtype, width, interleaved=interleaved), arguments)
 
-    def attend(self, context: MemoryOffset) -> None:
-        """Append a call of the attention kernel, from projected queries, keys and values to the output `context`."""
-        self._attend("attend", context, None)
+    def attend(self, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None = None) -> None:
+        """Append a call of the kernel `attend`, which writes attention's output to `context`, or of `attend_backward`.
 
-    def attend_backward(
-        self, grad_context: MemoryOffset, grad_projected: MemoryOffset, grad_memory: MemoryOffset
-    ) -> None:
-        """Append a call of the kernel that computes the gradients of attention's queries, keys and values."""
-        self._attend("attend_backward", grad_context, (grad_projected, grad_memory))
-
-    def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of the kernel `attend` or, if `gradients` is not None, of `attend_backward`.
-
-        `context` is attention's output, or its gradient. `gradients` receive those of the projections of x and of the
-        memory.
+        `attend_backward` is called if `gradients` is not None. It then reads the output's gradient from `context`, and
+        writes the gradients of the projections of x and of the memory to the two arrays in `gradients`.
         """
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention, biased=shape.is_biased)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
+        gradient_arguments: tuple[Any, Any, Any] = self._query_key_value(*gradients) if gradients else (0, 0, 0)
         arguments = AttentionArguments(
             *self._query_key_value(sublayer.projected, sublayer.memory),
+            *gradient_arguments,
             query_stride=shape.inner if shape.reads_memory else shape.projected,
             key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
@@ -634,7 +624,6 @@ class _Writer:
             lengths=sublayer.base_offset(SublayerBase.LENGTHS) if shape.has_lengths else 0,
             context=context,
             sums=sublayer.attention_sums,
-            **dict(zip(_GRADIENTS, self._query_key_value(*gradients) if gradients else (0, 0, 0), strict=True)),
             scratch=scratch,
             scratch_per_thread=scratch_each,
             seed=sublayer.base_offset(SublayerBase.INNER_SEED),
@@ -642,7 +631,7 @@ class _Writer:
             bias=MemoryOffset(Base.BIAS) if shape.is_biased else 0,
             bias_gradient=MemoryOffset(Base.GRAD_BIAS) if shape.is_biased else 0,
         )
-        self.steps.add(attention_kernels(kind)[name], arguments)
+        self.steps.add(attention_kernels(kind)["attend_backward" if gradients else "attend"], arguments)
         self.scratch.free([scratch])
 
     def _query_key_value(

@@ -20,7 +20,7 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_integer_tile,
     float_bits,
-    kernel,
+    kernel_of,
     new_builder,
     raw_kernel,
     require_integer_tile,
@@ -104,13 +104,11 @@ class UpdateEmitter:
         """Emit the three optimizer kernels: `adam`, `apply` (subtract a vector from the parameters) and `momentum`."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._apply_update)):
-            with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
-                args = UpdateArguments(*numbers)
-                for number, inside in self._each_vector(args.count, thread, threads):
+            with kernel_of(k, name, UpdateArguments) as (args, *share):
+                for number, inside in self._each_vector(args.count, *share):
                     self._update(args, number, inside, work)
-        with kernel(k, "momentum", len(MomentumArguments._fields)) as (numbers, thread, threads):
-            momentum_args = MomentumArguments(*numbers)
-            for number, inside in self._each_vector(momentum_args.count, thread, threads):
+        with kernel_of(k, "momentum", MomentumArguments) as (momentum_args, *share):
+            for number, inside in self._each_vector(momentum_args.count, *share):
                 self._momentum(momentum_args, number, inside)
 
     def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
@@ -252,7 +250,7 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    This function implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError
+    This function implements `TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError
     if the vectors do not fit together.
     """
     for moment in moments:
@@ -265,7 +263,7 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    This function implements `backend.TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError
+    This function implements `TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError
     if the vectors do not fit together.
     """
     for vector in (gradient, momentum, out):
@@ -279,22 +277,21 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
         factor=float_bits(factor),
         decay=float_bits(decay),
     )
-    _kernels(require_integer_tile())["momentum"].run(*arguments)
+    _kernels()["momentum"].run(*arguments)
 
 
 def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tensor, rate: float, shrink: float) -> None:
     """Replace parameters by parameters × shrink - rate × direction, in place.
 
     The moving average and the bfloat16 copy of the parameters are refreshed, and the gradients are set to zero. This
-    function implements `backend.TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
+    function implements `TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
     """
     _check(direction, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
-    scalars = {
-        "rate": float_bits(rate),
-        "shrink": float_bits(shrink),
-        "is_bfloat16": int(direction.dtype == torch.bfloat16),
-    }
-    _run("apply", vectors, average_decay, direction=direction.data_ptr(), **scalars)
+    is_bfloat16, scalars = (
+        int(direction.dtype == torch.bfloat16),
+        {"rate": float_bits(rate), "shrink": float_bits(shrink)},
+    )
+    _run("apply", vectors, average_decay, direction=direction.data_ptr(), is_bfloat16=is_bfloat16, **scalars)
 
 
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
@@ -318,7 +315,7 @@ def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: 
         average_decay=float_bits(average_decay),
         rate=0,
     )
-    _kernels(require_integer_tile())[name].run(*common._replace(**arguments))
+    _kernels()[name].run(*common._replace(**arguments))
 
 
 def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOAT32) -> None:
@@ -328,9 +325,9 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOA
 
 
 @cache
-def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
+def _kernels() -> dict[str, CompiledKernel]:
     """Return a dict of the compiled optimizer kernels: `adam`, `apply` (another optimizer's update) and `momentum`."""
-    k = new_builder("update", tile)
+    k = new_builder("update", require_integer_tile())
     UpdateEmitter(k).write()
     return compile_kernels(k, UpdateEmitter.names)
 
@@ -421,12 +418,9 @@ class OrthogonalizeEmitter:
         self._write_mixed()
         self._write_transposed()
         with k.function("orthogonalize_one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
-            pointers = (
-                k.element_pointer(numbers, number, I64) for number in range(len(OrthogonalizeArguments._fields))
-            )
-            self._orthogonalize(
-                OrthogonalizeArguments(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads
-            )
+            count = len(OrthogonalizeArguments._fields)
+            values = (k.load(k.element_pointer(numbers, number, I64), I64) for number in range(count))
+            self._orthogonalize(OrthogonalizeArguments(*values), matrix, scratch, threads)
         with raw_kernel(k, self.names[0]) as (numbers, thread, threads):
             count, scratch, bytes_per_thread = (
                 k.load(k.element_pointer(numbers, OrthogonalizeArguments._fields.index(name), I64), I64)
@@ -453,24 +447,16 @@ class OrthogonalizeEmitter:
         size, square = k.mul(short_side, long_side, 2), k.mul(short_side, short_side, 2)
         transposed = k.add(scratch, size)
         squares = [k.add(transposed, size, k.mul(square, number)) for number in range(SCRATCH_SQUARES)]
-        task = _Task(
-            k.build.select(is_tall, transposed, address),
-            squares,
-            scratch,
-            short_side,
-            long_side,
-            (threads[0], threads[1]),
-        )
+        x = k.build.select(is_tall, transposed, address)
+        task = _Task(x, squares, scratch, short_side, long_side, (threads[0], threads[1]))
         with k.when(is_tall):
             k.call("transposed", address, transposed, args.rows, args.columns, *threads)
         self._multiply(task, task.x, task.x, squares[0], columns=long_side)
         length = self._norm(squares[0], k.mul(short_side, short_side))
         limit = k.float_from_bits(args.max_square_norm)
-        fits = (
-            k.build.fcmp_ordered("<", length, limit),
-            k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.float32(1)),
-        )
-        is_done = k.build.and_(*fits)
+        is_small = k.build.fcmp_ordered("<", length, limit)
+        is_large = k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.float32(1))
+        is_done = k.build.and_(is_small, is_large)
         k.store(k.build.zext(is_done, I64), k.element_pointer(k.pointer(args.done), matrix, I64))
         with k.when(is_done):
             shrink = k.build.fmul(k.float_from_bits(args.margin), k.intrinsic("llvm.sqrt.f32", F32, length))
@@ -728,7 +714,7 @@ def orthogonalize_in_place(
 ) -> list[bool]:
     """Orthogonalize matrices of one shape in place by three odd polynomials, for the optimizer Muon.
 
-    This function implements `backend.TrainingKernels.orthogonalize_in_place`.
+    This function implements `TrainingKernels.orthogonalize_in_place`.
 
     Returns:
         A list with True for each matrix that was changed, and False for one too large or too small for float32.
