@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def test_crc32c_equals_published_checksums(data: bytes, checksum: int) -> None:
 
 
 def test_the_first_record_has_the_expected_bytes(tmp_path: Path) -> None:
-    with TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0):
+    with closing(TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0)):
         pass
     # Field 1 (wall time) 2.0 as a double, field 2 (step) 0, field 3 (version) of 13 bytes.
     event = b"\x09\x00\x00\x00\x00\x00\x00\x00\x40" + b"\x10\x00" + b"\x1a\x0dbrain.Event:2"
@@ -57,7 +58,7 @@ def test_the_first_record_has_the_expected_bytes(tmp_path: Path) -> None:
 
 
 def test_a_scalar_record_has_the_expected_bytes(tmp_path: Path) -> None:
-    with TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0) as writer:
+    with closing(TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0)) as writer:
         writer.scalar("loss", 1.5, step=300)
     (file,) = tmp_path.iterdir()
     _, event = read_records(file)
@@ -68,7 +69,7 @@ def test_a_scalar_record_has_the_expected_bytes(tmp_path: Path) -> None:
 
 def test_tensorboard_reads_tags_steps_values_and_times(tmp_path: Path) -> None:
     seconds = count(1000)
-    with TensorBoardWriter(tmp_path / "run" / "events", wall_clock=lambda: float(next(seconds))) as writer:
+    with closing(TensorBoardWriter(tmp_path / "run" / "events", wall_clock=lambda: float(next(seconds)))) as writer:
         for step in (1, 127, 128, 255, 70_000, 2**40):
             writer.scalar("training/loss", 10 / step, step)
         writer.scalar("验证/BLEU", 38.25, 100)
@@ -94,7 +95,7 @@ def test_flushed_figures_are_visible_while_the_run_goes_on(tmp_path: Path) -> No
 
 
 def test_values_beyond_float32_are_stored_as_infinity(tmp_path: Path) -> None:
-    with TensorBoardWriter(tmp_path) as writer:
+    with closing(TensorBoardWriter(tmp_path)) as writer:
         for step, value in enumerate([1e300, -1e300, math.inf, math.nan]):
             writer.scalar("loss", value, step)
     values = [point.value for point in read_back(tmp_path).Scalars("loss")]
@@ -104,7 +105,7 @@ def test_values_beyond_float32_are_stored_as_infinity(tmp_path: Path) -> None:
 
 def test_a_resumed_run_opens_a_new_file_that_is_read_after_the_old_one(tmp_path: Path) -> None:
     for resumed_at_step, steps in ((None, (1, 2, 3, 4)), (3, (3, 4, 5))):
-        with TensorBoardWriter(tmp_path, lambda: 50.0, resumed_at_step=resumed_at_step) as writer:
+        with closing(TensorBoardWriter(tmp_path, lambda: 50.0, resumed_at_step=resumed_at_step)) as writer:
             for step in steps:
                 writer.scalar("loss", 100 * (resumed_at_step or 0) + step, step)
     assert len(list(tmp_path.iterdir())) == 2

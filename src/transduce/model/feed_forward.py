@@ -90,7 +90,7 @@ class Dropout(Component, nn.Dropout):
 
     @property
     def p(self) -> float:
-        """The dropout probability; masks that are drawn from random bytes (on a CPU) use it rounded to 256ths."""
+        """The dropout probability; random bytes (on a CPU) draw it rounded to 256ths, and 255/256 if it is 1."""
         return self._p
 
     @p.setter

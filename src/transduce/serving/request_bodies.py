@@ -313,7 +313,7 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
     chunks = request.stream()
     try:
         async with asyncio.timeout(seconds):
-            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), max_bytes)
+            return await _collect(chunks, _make_inflater(request.headers), _content_length(request.headers), max_bytes)
     except TimeoutError:
         error = RequestError(408, f"The request's body must arrive within {seconds:g} seconds.")
         error.close_connection = True
@@ -325,16 +325,17 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
         raise
 
 
-async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, max_bytes: int) -> bytes:
+async def _collect(chunks: AsyncIterator[bytes], inflater: "Inflater | None", announced: int, max_bytes: int) -> bytes:
     body, received = bytearray(), 0
     if announced > max_bytes:
         raise body_too_large_error(max_bytes)
     async for chunk in chunks:
         received += len(chunk)
-        body += decoder.decode(chunk, max_bytes + 1 - len(body))
+        body += chunk if inflater is None else inflater.decode(chunk, max_bytes + 1 - len(body))
         if max(received, len(body)) > max_bytes:
             raise body_too_large_error(max_bytes)
-    decoder.finish()
+    if inflater is not None:
+        inflater.finish()
     return bytes(body)
 
 
@@ -373,18 +374,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-class Decoder:
-    """A decoder of a request's body, chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
-
-    def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
-        """Return the bytes of a chunk of the body as they are; subclasses decompress at most `max_bytes` bytes."""
-        return chunk
-
-    def finish(self) -> None:
-        """Check that the body has ended; an uncompressed one needs no check, and subclasses raise a `RequestError`."""
-
-
-class Inflater(Decoder):
+class Inflater:
     """A decoder of a request's body that decompresses gzip or deflate chunk by chunk, within a number of bytes."""
 
     def __init__(self, name: str) -> None:
@@ -419,10 +409,10 @@ class Inflater(Decoder):
             raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 
 
-def _make_decoder(headers: Mapping[str, str]) -> Decoder:
+def _make_inflater(headers: Mapping[str, str]) -> Inflater | None:
     name = headers.get("content-encoding", "identity").strip().lower()
     if name in ("identity", ""):
-        return Decoder()
+        return None
     if name in _WINDOW_BITS:
         return Inflater(name)
     raise RequestError(415, "The request's body must be plain, gzip or deflate.")

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -39,17 +39,6 @@ class RowRange(msgspec.Struct, frozen=True):
     """The shape of the complete tensor, of which a file or process holds some rows."""
 
 
-class Sliceable(Protocol):
-    """An interface of tensors, in memory or in files, of which ranges of rows can be read."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The shape of the complete tensor."""
-
-    def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the complete tensor's rows, (rows, …), read from disk if the tensor is in a file."""
-
-
 class _RowFile(NamedTuple):
     """A file that holds the rows [start, stop) of a tensor."""
 
@@ -59,7 +48,10 @@ class _RowFile(NamedTuple):
 
 
 class StoredTensor:
-    """A tensor whose rows lie in several files, one from each process that wrote them, and are read on demand."""
+    """A tensor whose rows lie in several files, one from each process that wrote them, and are read on demand.
+
+    The rows are read by slicing, as in `tensor[:]`.
+    """
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
@@ -220,7 +212,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """
 
     @property
-    def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
+    def all_tensors(self) -> Mapping[str, Mapping[str, Tensor | StoredTensor]]:
         """The checkpoint's tensors, a mapping by kind and then name, in memory or read from files on demand."""
         return self.tensors if self.parts is None else self.parts
 

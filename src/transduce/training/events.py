@@ -6,8 +6,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
@@ -73,14 +72,6 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Flush and close the event file; closing it twice does nothing."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, event: bytes) -> None:
         self._file.write(frame_record(event))

@@ -85,13 +85,17 @@ class ScoreForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Example(NamedTuple):
+    """A validation of a recorded run, to which the regression is fitted."""
+
     corpus: str
     features: NDArray[np.float64]
+    """What `_features` returns for the validation."""
     gain: float
     """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is forecast from: the
     regression's target.
     """
     position: NDArray[np.float64]
+    """What `_position` returns for the validation."""
 
 
 def read_records() -> tuple[RecordedRun, ...]:
@@ -161,6 +165,7 @@ def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
 
 
 def _examples(run: RecordedRun) -> list[_Example]:
+    """Return a list of a run's examples: one for each validation at a usual share of the run, with an earlier one."""
     first, last = (share * run.steps for share in _SHARES)
     examples = []
     for point in run.points:
@@ -183,6 +188,7 @@ def _features(earlier: CurvePoint, point: CurvePoint, steps: int) -> NDArray[np.
 
 
 def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
+    """Return a vector, logit BLEU and log2(steps / step), that is near the vectors of similar validations."""
     return np.array([_logit(point.bleu), math.log2(steps / point.step)])
 
 
@@ -344,9 +350,9 @@ def forecast_run(
 
 
 def _due(step: int, steps: int, every: int | None) -> int:
-    """Return how many validations (or checkpoints), one `every` so many steps, follow `step` in a run of `steps` steps.
+    """Return how many validations, or checkpoints, come after the step `step` of a run of `steps` steps.
 
-    The last step always has one. If `every` is None, the default interval is used.
+    There is one at each multiple of `every` (None: of the default interval), and one at the last step.
     """
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every

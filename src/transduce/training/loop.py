@@ -11,7 +11,7 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -101,13 +101,6 @@ _MIN_PROBED = 3  # minimum number of steps that a probe measures
 _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
 
-class Validator(Protocol):
-    """An interface of functions that measure a model on the dev set of a run."""
-
-    def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the dev set scores of a model with these weights, by name, at this step, as a `ValidationEvent`."""
-
-
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The step, the best score and the reason with which a training run ended."""
 
@@ -185,11 +178,26 @@ class Trainer:
         batches: Plan[Any],
         settings: ResolvedTraining,
         folder: Path,
-        validate: Validator | None = None,
+        validate: Callable[[Mapping[str, Tensor], int], ValidationEvent] | None = None,
         keep_model: Callable[[Mapping[str, Tensor], ValidationEvent | None], None] | None = None,
         display: ProgressDisplay | None = None,
         safeguards: Safeguards | None = None,
     ) -> None:
+        """Create a run at step 0.
+
+        Args:
+            model: the model to train.
+            loss: a function from a batch to the model's `Loss`.
+            batches: the plan of the run's micro-batches.
+            settings: the settings of training.
+            folder: the run's folder, for checkpoints and logs.
+            validate: a function from weights by name, and a step, to the scores of these weights on the dev set; None:
+                the run does not validate.
+            keep_model: a function that writes the model folder from weights by name, and their validation, or None if
+                the run does not validate; None: no model folder is written.
+            display: shows the progress; None: a display on standard error.
+            safeguards: inputs of checks and records; None: there are none.
+        """
         self.model = model
         self.processes = current_processes()
         self.batches = batches

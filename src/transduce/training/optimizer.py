@@ -21,7 +21,7 @@ from transduce.model.backend import add_gradients_to, add_to, backend_in_use
 from transduce.model.initialization import layer_matrices
 from transduce.model.norms import BatchNorm
 from transduce.process_environment import release_freed_memory
-from transduce.training.checkpoint import RowRange, Sliceable
+from transduce.training.checkpoint import RowRange, StoredTensor
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
@@ -416,7 +416,7 @@ class RunningStatistics:
         _copy(self.accepted, self._live)
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Sliceable]) -> None:
+    def load(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
         """Set the model's buffers, and the copies of the last complete update, to a checkpoint's tensors, by name."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
@@ -497,7 +497,7 @@ class Optimizer(Protocol):
     def rows(self) -> dict[str, RowRange] | None:
         """A dict by parameter name of the rows of complete tensors that this process holds; None if it holds all."""
 
-    def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, Tensor | StoredTensor]], updates: int) -> None:
         """Load the tensors of a checkpoint, by kind and name; of complete tensors, only the needed rows are read.
 
         `updates` is the number of updates taken before.
@@ -599,7 +599,7 @@ class FlatOptimizer(Optimizer):
         return self._update.updates
 
     @override
-    def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, Tensor | StoredTensor]], updates: int) -> None:
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])

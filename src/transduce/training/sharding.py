@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from transduce.model.known_classes import register_wrapper
-from transduce.training.checkpoint import RowRange, Sliceable
+from transduce.training.checkpoint import RowRange, StoredTensor
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatUpdate, Optimizer, trainable_parameters, vector_norm
@@ -136,7 +136,7 @@ class ShardedOptimizer(Optimizer):
         return self._update.updates
 
     @override
-    def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, Tensor | StoredTensor]], updates: int) -> None:
         for kind, tensors in self.state().items():
             for name, tensor in tensors.items():
                 start = self._rows[name].start

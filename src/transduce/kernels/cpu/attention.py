@@ -131,10 +131,10 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return a list of two numbers for each array of `AmxScratch`, from which its size in float32 elements follows.
+    """Return a list of pairs, one for each array of `AmxScratch`, from which the array's size follows.
 
-    The size is the first number times the number of keys, rounded up to a multiple of `AMX_KEYS`, plus the second
-    number.
+    The size, in float32 elements, is the first number of the pair times the number of keys, which is rounded up to a
+    multiple of `AMX_KEYS`, plus the second number. `width` is the head width K.
     """
     rows, sixteen = (width // 2, 0), (16, 0)
     transposed, queries = (0, 8 * width), (0, 16 * width)

@@ -225,7 +225,8 @@ def supports_gemm(x: Tensor, weight: Tensor) -> bool:
 def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
     """Return whether compiled GEMM kernels support a linear layer of the given sizes and dtype on this processor.
 
-    Inputs must be a multiple of 32, outputs a multiple of the GEMM's block, and there must be enough positions (rows).
+    Inputs must be a multiple of 32, outputs a multiple of the GEMM's block, and positions (rows) no fewer than the rows
+    that the GEMM computes at once.
     """
     tile = gemm_tile(dtype)
     if tile is None:
