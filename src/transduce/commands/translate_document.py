@@ -244,18 +244,12 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 def _unit_notes(document: Document) -> Iterator[str]:
     """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
-    from transduce.documents.translate import describe_kept_units, describe_other_language, describe_text_formulas
+    from transduce.documents.translate import document_notes
 
-    if (note := describe_other_language(document)) is not None:
+    for note, texts in document_notes(document):
         yield note
-    if (note := describe_text_formulas(document)) is not None:
-        yield note
-        for text in document.text_formulas[:_MAX_SHOWN]:
-            yield f"  this formula stays: {_shortened(text)}"
-    if (note := describe_kept_units(document)) is not None:
-        yield note
-        for text in document.kept_units[:_MAX_SHOWN]:
-            yield f"  this unit stays: {_shortened(text)}"
+        for text in map(_shortened, texts[:_MAX_SHOWN]):
+            yield f"  this unit stays: {text}" if texts is document.kept_units else f"  this formula stays: {text}"
 
 
 def _shortened(text: str) -> str:

@@ -19,7 +19,7 @@ from transduce.evaluation.significance import (
     Floats,
     Formula,
     bleu_from_counts,
-    bootstrap_mean_differences,
+    bootstrap_differences,
     chrf_from_counts,
     count_sentences,
     min_p_value,
@@ -367,7 +367,7 @@ def _difference(
     sentences: dict[str, float] = {}
     if all(measure in each.counts for each in (*runs_a, *runs_b)):
         counts = [[each.counts[measure] for each in runs] for runs in (runs_a, runs_b)]
-        resampled = bootstrap_mean_differences(
+        resampled = bootstrap_differences(
             counts[0], counts[1], runs_a[0].formulas[measure], resamples=_RESAMPLES, seed=_SEED
         )
         low, high = np.quantile(resampled, [0.025, 0.975])

@@ -21,9 +21,7 @@ from transduce.documents.limits import Limits
 from transduce.documents.translate import (
     UNIT_MARKUP,
     ContextTexts,
-    describe_kept_units,
-    describe_other_language,
-    describe_text_formulas,
+    document_notes,
     translate_content,
 )
 from transduce.documents.units import DocumentSettings, Unit, UnitKind
@@ -146,8 +144,7 @@ class DocumentTranslation:
         )
         names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
-        notes = (describe_other_language(document), describe_kept_units(document), describe_text_formulas(document))
-        self.warnings += [note for note in notes if note is not None]
+        self.warnings += [note for note, _ in document_notes(document)]
         result = translate_content(document, _QueuedTexts(self, self._context_before()))
         self.characters = sum(_count_characters(unit) for unit in document.units)
         self._service.metrics.characters.inc(max(0, self.characters - self._sent_characters))
