@@ -114,8 +114,8 @@ class LogitsRow:
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """Return (an IR value) the index of the first logit from `start` on that equals a value.
 
-        The last index is returned if none does, as with NaN. Elements are compared one by one, so that nothing after the
-        row is read.
+        The last index is returned if none does, as with NaN. Elements are compared one by one; nothing after the row is
+        read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
