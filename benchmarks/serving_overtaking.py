@@ -104,7 +104,7 @@ def run(case: Case, model: ServedModel, *, overtaking: bool) -> Measured:
     """Run a case, with or without overtaking."""
     settings = ServingSettings(overtaking=overtaking, queue_seconds=_SECONDS, deadline_seconds=_SECONDS)
     engine = Engine(settings, Metrics(), threads=1)
-    engine.start()
+    engine.workers.start()
     done, seconds, tokens = threading.Event(), list[float](), list[int]()
 
     def ask(make: Make, count: int | None, found: list[float]) -> None:
@@ -134,7 +134,7 @@ def run(case: Case, model: ServedModel, *, overtaking: bool) -> Measured:
     for thread in others:
         thread.join()
     total = time.process_time() - began_at
-    engine.stop()
+    engine.batcher.close()
     engine.workers.join(_SECONDS)
     return Measured(max(seconds), statistics.median(seconds), sum(tokens) / total)
 

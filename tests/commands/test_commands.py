@@ -276,6 +276,27 @@ def test_a_path_that_must_not_be_written_to_is_reported_at_once(
     assert f"m cannot be filled, for you may not write to {tmp_path}: name another folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plot", "activations", "--output", "{link}"],
+        ["plot", "activations", "--output", "{link}/a.svg"],
+        ["translate", "{folder}", "{folder}/text", "--output", "{link}"],
+        ["check-install", "--json", "{link}"],
+        ["import", "{folder}", "{link}"],
+        ["train", "--source", "{folder}/text", "--out", "{link}/run"],
+    ],
+)
+def test_a_link_that_leads_back_to_itself_is_no_output(capsys: Capture, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "text").write_text("a\n", "utf-8")
+    link, other = tmp_path / "link", tmp_path / "other"
+    link.symlink_to("other")
+    other.symlink_to("link")
+    assert main([each.format(link=link, folder=tmp_path) for each in arguments]) == 2
+    assert "cannot be written: a symbolic link in it leads back to itself" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "other", "text"]
+
+
 # --- translate ---
 
 ODD_LINES = [

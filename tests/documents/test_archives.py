@@ -14,7 +14,7 @@ import pytest
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
 from transduce.documents.markup import markup_plan, plan_text
-from transduce.documents.translate import UNIT_MARKUP, describe_text_formulas, translate_upload
+from transduce.documents.translate import UNIT_MARKUP, document_notes, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 
@@ -128,9 +128,8 @@ def test_formulas_that_name_a_text_of_a_cell_are_reported() -> None:
         workbook.active.append(row)
     document = read_document("a.xlsx", saved(workbook), DocumentSettings(), Limits())
     assert document.text_formulas == ('B1: IF(A1="Yes",1,0)', 'B2: A2="a & b"')
-    assert describe_text_formulas(document) == (
-        "Formulas stay as they are, but some name texts that were translated, so check their results: 2 formulas."
-    )
+    note = "Formulas stay as they are, but some name texts that were translated, so check their results: 2 formulas."
+    assert list(document_notes(document)) == [(note, document.text_formulas)]
     workbook = openpyxl.Workbook()
     workbook.active.append(["Y", "x.org/a", 'a "b"'])
     workbook.active.append(['=IF(A1="Y",1,0)', '=HYPERLINK("x.org/a")', '=C1="a ""b"""', '=A1="hint"'])

@@ -193,7 +193,7 @@ def test_bootstrap_agrees_with_sacrebleus(slight_difference: Comparison, monkeyp
         strict=True,
     ):
         counts_a, counts_b = count_sentences(metric, SYSTEM_A), count_sentences(metric, SLIGHTLY_BETTER)
-        differences = bootstrap_differences(counts_a, counts_b, formula, resamples=1000, seed=12345)
+        differences = bootstrap_differences([counts_a], [counts_b], formula, resamples=1000, seed=12345)
         # From the same draws, sacreBLEU tests the size of the difference without its sign, and one side only.
         sizes = np.abs(differences)
         their_p = (np.count_nonzero(sizes - sizes.mean() > abs(row.difference)) + 1) / 1001
@@ -214,7 +214,7 @@ def test_without_a_true_difference_p_is_uniform(metric: type[BLEU | CHRF], formu
         a, b = systems[number % 40], systems[(number + 1 + number // 40) % 40]
         difference = float((formula(b.sum(axis=0)[None]) - formula(a.sum(axis=0)[None]))[0])
         exchanged = randomization_differences(a, b, formula, resamples=199, seed=number)
-        resampled = bootstrap_differences(a, b, formula, resamples=199, seed=number)
+        resampled = bootstrap_differences([a], [b], formula, resamples=199, seed=number)
         randomization.append(p_value(difference, exchanged))
         bootstrap.append(p_value(difference, resampled - resampled.mean()))
     for p_values in (np.array(randomization), np.array(bootstrap)):
@@ -262,7 +262,7 @@ def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
     metric = BLEU(references=[references])
     counts_a, counts_b = count_sentences(metric, system_a), count_sentences(metric, system_b)
     started_at = time.process_time()
-    bootstrap_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
+    bootstrap_differences([counts_a], [counts_b], bleu_from_counts, resamples=1000, seed=1)
     randomization_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
     # Seconds of the processor, whatever else it has to do.
     elapsed_seconds = time.process_time() - started_at
@@ -378,6 +378,6 @@ def test_the_standard_error_from_contributions_is_that_of_the_bootstrap(name: si
         metric, formula = CHRF(references=[references]), chrf_from_counts
     counts = count_sentences(metric, hypotheses)
     none = np.zeros_like(counts)
-    spread = bootstrap_differences(none, counts, formula, resamples=2000, seed=1).std()
+    spread = bootstrap_differences([none], [counts], formula, resamples=2000, seed=1).std()
     assert significance.standard_error(contributions) == pytest.approx(spread, rel=0.1)
     assert significance.standard_error([1.0]) is None

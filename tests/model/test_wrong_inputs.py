@@ -72,6 +72,18 @@ def test_a_boolean_mask_trains_as_an_attention_mask_does_with_kernels() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_a_look_ahead_mask_of_another_length_is_refused_with_kernels() -> None:
+    layer = EncoderLayer(
+        ModelConfig(source_vocabulary_size=13, target_vocabulary_size=13, d_model=32, num_heads=2, d_ff=64)
+    )
+    x = torch.linspace(-1, 1, 3 * 5 * 32).view(3, 5, 32)
+    with (
+        using_backend(kernels_for_training("native", "cpu")),
+        pytest.raises(TransduceError, match="the size 1 or that of"),
+    ):
+        layer.train()(x, look_ahead_mask(4)).sum().backward()
+
+
 def test_the_width_of_a_head_is_the_models_width_divided_by_the_number_of_heads() -> None:
     layer = attention()
     assert (layer.d_k, layer.d_v) == (4, 4)
@@ -103,6 +115,14 @@ def test_a_wrong_mask_is_reported_by_attention_and_by_layers(mask: Any, message:
         attention()(X, mask=mask)
     with pytest.raises(TransduceError, match=message):
         EncoderLayer(CONFIG)(X, mask)
+
+
+@pytest.mark.parametrize("length", [5, 300])  # the longer one is computed by PyTorch's fused kernel
+def test_a_look_ahead_mask_of_another_number_of_keys_is_refused(length: int) -> None:
+    attention = MultiHeadAttention(d_model=8, num_heads=2).eval()
+    x, memory = torch.randn(1, length, 8), torch.randn(1, length + 100, 8)
+    with pytest.raises(TransduceError, match=r"`mask` of `MultiHeadAttention` must have the size 1 or that of"):
+        attention(x, memory, mask=look_ahead_mask(length))
 
 
 @pytest.mark.parametrize(

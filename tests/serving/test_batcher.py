@@ -10,10 +10,15 @@ from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher
 from transduce.serving.jobs import FunctionJob, Job, TranslationJob
 from transduce.serving.messages import RequestError
+from transduce.serving.settings import ServingSettings
 
 
 def make(**settings: Any) -> Batcher:
-    return Batcher(**{"max_running": 100, "max_waiting": 100, "batch_tokens": 1000, "gather_seconds": 0.0} | settings)
+    return Batcher(
+        ServingSettings(
+            **{"max_running": 100, "max_waiting": 100, "batch_tokens": 1000, "gather_milliseconds": 0.0} | settings
+        )
+    )
 
 
 @pytest.fixture
@@ -152,7 +157,7 @@ def test_the_jobs_of_one_request_are_admitted_together_or_not_at_all(model: Any)
 
 
 def test_a_full_batcher_does_not_wait_to_gather_more_requests(model: Any) -> None:
-    batcher = make(max_running=2, gather_seconds=3600.0)
+    batcher = make(max_running=2, gather_milliseconds=3_600_000.0)
     for _ in range(2):
         batcher.submit(job(model, 4))
     assert lengths(batcher) == [4, 4]

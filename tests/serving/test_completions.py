@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.generator import Generator
+from transduce.inference.generator import Continuation, Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.batching import Batcher, Workers
-from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
+from transduce.serving.completions import CompletionRequest, GenerationJob, _choice_of, _safe_length
 from transduce.serving.jobs import TranslationJob
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
+from transduce.serving.openai import _chat_choice
 from transduce.serving.settings import ServingSettings
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -352,6 +353,19 @@ def test_sampling_follows_the_seed(live_with_both_kinds: Any) -> None:
     assert texts(seed=-1)  # OpenAI allows any integer
 
 
+def test_the_bytes_of_a_character_before_a_stop_sequence_are_kept() -> None:
+    """A byte token, such as <0xF0>, is a part of one character, however many letters its name has."""
+    tokens = ("▁so", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>", "▁and", "▁on")
+    generated = Continuation("so🙂 and on", tokens, (-0.5,) * 8, -4.0, ended=True)
+    choice = _choice_of(generated, CompletionRequest("letters", ["x"], stop=(" on",), with_tokens=True))
+    assert choice.text == "so🙂 and"
+    assert [token.text for token in choice.tokens] == [token.replace("▁", " ") for token in tokens[:-1]]
+    assert choice.num_tokens == 6
+    log_probabilities = _chat_choice(0, choice, with_tokens=True).logprobs
+    assert log_probabilities is not None
+    assert bytes(byte for token in log_probabilities.content for byte in token.bytes).decode() == " so🙂 and"
+
+
 def test_a_language_model_stops_at_a_stop_sequence(live_with_both_kinds: Any, generator: ServedGenerator) -> None:
     whole = generator.generator("abc", max_length=40, temperature=0).continuations[0].text
     stop = whole[6:8]
@@ -373,7 +387,7 @@ REQUESTS = [
 
 @contextmanager
 def working() -> Iterator[Batcher]:
-    batcher = Batcher(max_running=9, max_waiting=9, batch_tokens=1000, gather_seconds=0.0)
+    batcher = Batcher(ServingSettings(max_running=9, max_waiting=9, batch_tokens=1000, gather_milliseconds=0.0))
     workers = Workers(batcher, Metrics(), workers=1, threads=1)
     workers.start()
     try:

@@ -146,7 +146,7 @@ def test_sentences_are_split_as_requested(serve: Any, gated_model: Any) -> None:
     decode = model.translate
 
     def record(*arguments: Any, **options: Any) -> Any:
-        settings.append(arguments[-1])
+        settings.append(options["text_settings"])
         return decode(*arguments, **options)
 
     model.translate = record

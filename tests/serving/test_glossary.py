@@ -36,7 +36,7 @@ def test_a_missing_glossary_term_causes_a_quality_warning(serve: Any, gated_mode
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
         assert live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"] == []
     model = gated_model(glossary=OWN)
-    model.translate = lambda sentences, *rest, **_: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
+    model.translate = lambda *rest, **options: gated_model().translate(*rest, **options | {"glossary": None})
     with serve(model) as live:
         found = live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"]
     assert {"kind": "terms", "found": "`Hund` as `dog`"} in found

@@ -338,10 +338,10 @@ def test_documents_leave_memory_when_deleted_and_replaced_models_before(gated_mo
         model = gated_model()
         if is_refused:
             model.check = refuse
-        service = Service([model], ServingSettings(gather_milliseconds=0.0))
+        service = Service(Catalog([model]), ServingSettings(gather_milliseconds=0.0))
         store = DocumentStore(service)
         glossary = Glossary([Term("eins", ("one",))]) if is_refused else None
-        service.engine.start()
+        service.engine.workers.start()
         document = store.start(DocumentOrder(UploadedFile("a.txt", b"eins"), "de", "en", glossary))
         await document.finished.wait()
         assert (document.error is not None) == is_refused
@@ -356,7 +356,7 @@ def test_documents_leave_memory_when_deleted_and_replaced_models_before(gated_mo
         del document
         gc.collect()
         assert kept() is None
-        service.engine.stop()
+        service.engine.batcher.close()
 
     asyncio.run(check())
 

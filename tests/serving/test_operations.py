@@ -89,7 +89,7 @@ def test_a_server_that_shuts_down_finishes_loading_and_does_not_begin_again(gate
         return Catalog([gated_model()])
 
     settings = ServingSettings(port=0, shutdown_seconds=10.0)
-    server = Server(Application(Service([gated_model()], settings)), settings, load=load)
+    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings, load=load)
     opened = open_socket(settings.host, 0)
     with running(server, opened, wait_until):
         server.handle_reload()
@@ -111,7 +111,7 @@ def test_a_second_interrupt_does_not_wait_for_models_that_are_being_loaded(gated
         return Catalog([gated_model()])
 
     settings = ServingSettings(port=0, shutdown_seconds=15.0)
-    server = Server(Application(Service([gated_model()], settings)), settings, load=load)
+    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings, load=load)
     with running(server, open_socket(settings.host, 0), wait_until):
         server.handle_reload()
         assert begun.wait(10)
@@ -167,7 +167,7 @@ def test_a_signal_while_the_models_are_loaded_loads_them_again(
 
     monkeypatch.setattr(command, "load_models", load_models)
     before = signal.getsignal(signal.SIGHUP)
-    assert command.run(build_parser("serve").parse([f"zh:en={trained}", "--port", "0", "--device", "cpu"])) == 0
+    command.run(build_parser("serve").parse([f"zh:en={trained}", "--port", "0", "--device", "cpu"]))
     assert signal.getsignal(signal.SIGHUP) == before
     assert len(loaded) == 2
     assert "Serving zh → en" in capsys.readouterr().err
@@ -192,7 +192,7 @@ def test_the_server_answers_on_a_unix_domain_socket(gated_model: Any, wait_until
     opened = open_unix_socket(path)
     assert address_of(opened) == f"unix:{path}"
     assert os.stat(path).st_mode & 0o777 == 0o660
-    server = Server(Application(Service([gated_model()], settings)), settings)
+    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
     with running(server, opened, wait_until):
 
         def status(client: str) -> int:
@@ -227,7 +227,7 @@ def test_a_server_that_ends_leaves_the_socket_of_its_successor(
 ) -> None:
     path = str(tmp_path / "socket")
     old, settings = open_unix_socket(path), ServingSettings(unix_socket=path)
-    server = Server(Application(Service([gated_model()], settings)), settings)
+    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
     with running(server, old, wait_until):
         os.unlink(path)  # as the successor does while this server answers its last requests
         successor = open_unix_socket(path)
@@ -262,7 +262,7 @@ def test_the_server_answers_over_https(gated_model: Any, wait_until: Any, certif
     opened = open_socket(settings.host, 0)
     port = opened.getsockname()[1]
     assert address_of(opened, has_tls=True) == f"https://127.0.0.1:{port}"
-    server = Server(Application(Service([gated_model()], settings)), settings)
+    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
     with running(server, opened, wait_until):
         context = ssl.create_default_context(cafile=certificate[0])
         with closing(http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)) as connection:
@@ -287,7 +287,7 @@ def test_a_certificate_without_its_key_leaves_the_old_one(
     opened = open_socket(settings.host, 0)
     port = opened.getsockname()[1]
     old_model, new_model = gated_model(), gated_model(languages=("fr", "en"))
-    service = Service([old_model], settings)
+    service = Service(Catalog([old_model]), settings)
     server = Server(Application(service), settings, load=lambda: Catalog([new_model]))
 
     def answers_with(certificate_file: str, name: str | None) -> bool:
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_certificate_is_refused(gated_model: Any, tmp_path: Pa
     (tmp_path / "a").write_text("text")
     settings = ServingSettings(tls_certificate=str(tmp_path / "a"), tls_key=str(tmp_path / "a"))
     with pytest.raises(TransduceError, match="must be a certificate and its key in PEM"):
-        Server(Application(Service([gated_model()], settings)), settings)
+        Server(Application(Service(Catalog([gated_model()]), settings)), settings)
     with pytest.raises(TransduceError, match="set both, or neither"):
         ServingSettings(tls_key="a")
 

@@ -16,6 +16,7 @@ from transduce.serving.jobs import FunctionJob, Job, TranslationJob
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
+from transduce.serving.settings import ServingSettings
 
 LONG = "今天老师喜欢苹果昨天学生买书" * 8
 SHORT = ("我喜欢书。", "她昨天吃鱼。", "学生看见水。")
@@ -33,7 +34,11 @@ def model(translator: Translator) -> ServedModel:
 
 
 def make(**settings: Any) -> Batcher:
-    return Batcher(**{"max_running": 9, "max_waiting": 9, "batch_tokens": 2000, "gather_seconds": 0.0} | settings)
+    return Batcher(
+        ServingSettings(
+            **{"max_running": 9, "max_waiting": 9, "batch_tokens": 2000, "gather_milliseconds": 0.0} | settings
+        )
+    )
 
 
 @contextmanager
@@ -75,9 +80,10 @@ def test_short_requests_are_answered_while_a_long_one_is_decoded(model: ServedMo
     search = msgspec.structs.replace(model.search, beam_size=beam_size)
 
     def jobs() -> list[Job]:
-        return [
-            TranslationJob(model, texts, search, seconds=60.0, progress=Progress()) for texts in ([LONG], *zip(SHORT))
-        ]
+        made = [TranslationJob(model, texts, search, seconds=60.0) for texts in ([LONG], *zip(SHORT))]
+        for job in made:
+            job.progress = Progress()
+        return [*made]
 
     alone, together = jobs(), jobs()
     for part in (alone[:1], alone[1:]):

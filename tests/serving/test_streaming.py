@@ -96,14 +96,14 @@ def test_a_beam_streams_the_common_prefix_of_its_hypotheses(gated_model: Any) ->
     from transduce.serving.batching import Batcher, BatchObserver, JobBatch
     from transduce.serving.jobs import JobSentence, TranslationJob
     from transduce.serving.metrics import Metrics
+    from transduce.serving.settings import ServingSettings
 
     told: list[tuple[int, list[int], int]] = []
     model = gated_model()
     cut = "long " * (model.max_source_tokens + 1)  # of which one part is left in the batch
-    job = TranslationJob(
-        model, ["a", "b c", "cut", cut], model.search, seconds=60, progress=lambda *said: told.append((*said,))
-    )
-    batcher = Batcher(max_running=1, max_waiting=1, batch_tokens=100, gather_seconds=0)
+    job = TranslationJob(model, ["a", "b c", "cut", cut], model.search, seconds=60)
+    job.progress = lambda *said: told.append((*said,))
+    batcher = Batcher(ServingSettings(max_running=1, max_waiting=1, batch_tokens=100, gather_milliseconds=0.0))
     observer = BatchObserver(JobBatch([JobSentence(job, number) for number in (1, 0, 2, 3)]), batcher, Metrics())
     pieces = torch.tensor(
         [[[5, 6, 7], [5, 6, 8], [5, 9, 7]], [[1, 2, 3], [2, 2, 3], [1, 2, 3]], *[[[1, 1, 1]] * 3] * 3]

@@ -17,6 +17,7 @@ from transduce.serving.batching import Batcher, Workers
 from transduce.serving.jobs import TranslationJob
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
+from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
@@ -98,7 +99,7 @@ def threads_stay() -> Iterator[None]:
 def test_computing_workers_share_the_threads(threads_stay: None, threads: list[int]) -> None:  # noqa: ARG001
     batches = len(threads)
     model = Meeting(batches)
-    batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=1, gather_seconds=0.0)
+    batcher = Batcher(ServingSettings(max_running=4, max_waiting=4, batch_tokens=1, gather_milliseconds=0.0))
     workers = Workers(batcher, Metrics(), workers=3, threads=4)
     workers.start()
     jobs = [TranslationJob(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]

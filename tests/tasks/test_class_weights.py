@@ -16,10 +16,11 @@ from transduce.data.batches import LabeledBatch
 from transduce.errors import TransduceError
 from transduce.evaluation.label_scores import score_labels
 from transduce.inference.classifier import Classifier
+from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import to_toml
 from transduce.tasks.kinds.classification import ClassificationObjective
-from transduce.tasks.kinds.encoders import build_encoder
+from transduce.tasks.kinds.encoders import as_encoder
 from transduce.tasks.settings.reading import make_settings, put_setting
 
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -77,7 +78,7 @@ def test_the_loss_of_a_text_has_the_weight_of_its_class() -> None:
         dropout=0.0,
     )
     torch.manual_seed(1)
-    objective = ClassificationObjective(build_encoder(config), label_smoothing=0.1)
+    objective = ClassificationObjective(as_encoder(build_model(config)), label_smoothing=0.1)
     ids, labels = np.array([[5, 6], [7, 8], [9, 3]]), np.array([[0], [1], [1]])
     weights = np.array([2.0, 1.0, 0.0], np.float32)
     weighted = objective.loss(LabeledBatch(ids, labels, np.arange(3), 6, 3, weights=weights))

@@ -44,7 +44,7 @@ from transduce.serving.batching import Batcher
 from transduce.serving.jobs import JobSentence, TranslationJob
 from transduce.serving.messages import UploadedFile
 from transduce.serving.models import ServedModel
-from transduce.serving.service import Service
+from transduce.serving.service import Catalog, Service
 from transduce.serving.settings import ServingSettings
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.tasks.synthetic_data import TranslatedFile, translate_files
@@ -225,8 +225,8 @@ def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
     expected = translator(lines, document=True)
     served = ServedModel(translator, languages=("en", "de"))
     job = TranslationJob(served, lines, translator.search, seconds=60.0)
-    job.documents = Documents([False, True, True, True])
-    batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=8, gather_seconds=0.0)
+    job.keep_together(Documents([False, True, True, True]))
+    batcher = Batcher(ServingSettings(max_running=4, max_waiting=4, batch_tokens=8, gather_milliseconds=0.0))
     batcher.submit(job)
     batch = batcher.take()
     assert batch is not None
@@ -234,7 +234,7 @@ def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
     assert [each.translation.text for each in found] == [each.text for each in expected]
     turns = [(line, each.text) for line, each in zip(lines, expected, strict=True)]
     last = TranslationJob(served, lines[3:], translator.search, seconds=60.0)
-    last.documents = Documents([True], turns[:3])
+    last.keep_together(Documents([True], turns[:3]))
     (answer,) = last.decode([JobSentence(last, 0)], Silent())
     assert answer.translation.text == expected[3].text
 
@@ -252,8 +252,8 @@ def test_an_uploaded_document_is_translated_like_a_file(trained: Path, source: s
 
     async def upload() -> str:
         model = ServedModel(translator, languages=("en", "de"))
-        service = Service([model], ServingSettings(max_texts=2, gather_milliseconds=0.0))
-        service.engine.start()
+        service = Service(Catalog([model]), ServingSettings(max_texts=2, gather_milliseconds=0.0))
+        service.engine.workers.start()
         found = DocumentStore(service).start(DocumentOrder(UploadedFile("a.md", content.encode()), source, "de"))
         await found.finished.wait()
         assert found.error is None

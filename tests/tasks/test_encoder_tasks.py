@@ -24,13 +24,13 @@ from transduce.inference.embedder import Embedder
 from transduce.inference.load import load
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
+from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import DevGroups, TaskCorpus
-from transduce.tasks.kinds.encoders import build_encoder
 from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
 from transduce.tasks.kinds.parsing import ParsingKind
 from transduce.tasks.run.run import Run, RunRequest, prepare_run, train_run
@@ -339,7 +339,7 @@ def test_the_pretraining_loss_is_the_same_for_any_division_among_processes(pretr
     shutil.copytree(pretrained, tmp_path / "run")
     begun = Run(RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1))
     resolved, corpus = begun.resume()
-    loss_of = begun.kind.loss(build_encoder(resolved.model).eval(), resolved)
+    loss_of = begun.kind.loss(build_model(resolved.model).eval(), resolved)
     unequal = 0
     for position in range(8):
         whole = loss_of(begun.kind.plan(corpus, resolved).batch(0, position))

@@ -13,6 +13,7 @@ from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model_folder.read import read_any_model_folder
+from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.run.initial_weights import build_initial_model
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
@@ -168,7 +169,7 @@ def test_an_extended_model_translates_as_before(
     settings = short_settings | {"init_from": str(trained), "tokenizer.user_symbols": symbols}
     settings = {name: value for name, value in settings.items() if name not in ("preset", "tokenizer.vocabulary_size")}
     resolved = prepare_run(request(settings, tmp_path / "run"))
-    model = build_initial_model(resolved, tmp_path / "run", trained=False)
+    model = build_initial_model(resolved, tmp_path / "run", trained=False, reinitialized=Reinitialized())
     base = read_any_model_folder(trained)
     assert base.tokenizer is not None
     tokenizer, before = load_tokenizer(tmp_path / "run"), base.tokenizer.source

@@ -144,7 +144,9 @@ def test_a_preset_for_other_tasks_is_refused() -> None:
 def test_presets_have_the_published_numbers_of_parameters(preset: str, task: str, count: int) -> None:
     size = RECIPES[preset].settings["tokenizer.vocabulary_size"][0]
     settings = make_settings({"preset": preset, "task": {"kind": task}})
-    config = resolve_model(settings, preset, VocabularyProperties(size, size, 0, 1, joint=True), ChoiceLog())
+    config = resolve_model(
+        settings, preset, VocabularyProperties(size, size, 0, 1, tie_source_target=True), ChoiceLog()
+    )
     assert count_parameters(config) == count
 
 
@@ -191,7 +193,9 @@ def test_presets_have_as_many_parameters_as_transformers_models(
     theirs.tie_weights()
     expected = sum(parameter.numel() for parameter in {id(each): each for each in theirs.parameters()}.values())
     settings = make_settings({"preset": preset})
-    config = resolve_model(settings, preset, VocabularyProperties(size, size, 0, 1, joint=True), ChoiceLog())
+    config = resolve_model(
+        settings, preset, VocabularyProperties(size, size, 0, 1, tie_source_target=True), ChoiceLog()
+    )
     assert count_parameters(config) == expected
 
 

@@ -15,6 +15,7 @@ from transduce.commands.main import main
 from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.label_scores import score_tags
+from transduce.inference.classifier import load_classifier
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
 from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.classification import ClassificationKind
@@ -139,6 +140,21 @@ def test_a_tagger_starts_from_another_and_keeps_its_layer_for_the_same_tags_only
         assert torch.allclose(after["source_weight"], before["source_weight"], atol=1e-6)
 
 
+def test_a_classifier_starts_from_a_tagger(folder: Path, tmp_path: Path) -> None:
+    texts = written(tmp_path / "texts.txt", "Ann sees tea .\nJo in York .\n" * 10)
+    labels = written(tmp_path / "labels.txt", "tea\nyork\n" * 10)
+    settings = {"training.steps": 1, "training.learning_rate": 1e-9, "training.warmup_steps": 1}
+    out = tmp_path / "run"
+    transduce.train(
+        task="classification", source=texts, target=labels, out=out, init_from=folder, settings=settings, **COMPUTING
+    )
+    classifier = load_classifier(out, **COMPUTING)
+    assert not classifier.model.config.token_labels
+    before = load_tagger(folder, **COMPUTING).model.state_dict()
+    assert torch.allclose(classifier.model.state_dict()["source_weight"], before["source_weight"], atol=1e-6)
+    assert classifier("Ann sees tea .").label in ("tea", "york")
+
+
 @pytest.mark.parametrize(
     ("model", "positions"),
     [
@@ -155,7 +171,7 @@ def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict
     target = {"target": ["y"]} if kind == "classification" else {}
     content = {"task": {"kind": kind, "context": 64}, "data": {"source": ["x"], **target}, "model": model}
     settings = make_settings(content)
-    vocabulary = VocabularyProperties(300, 300, 0, 1, joint=True)
+    vocabulary = VocabularyProperties(300, 300, 0, 1, tie_source_target=True)
     config = resolve_model(settings, "tiny", vocabulary, ChoiceLog())
     assert config.positions == positions
     if positions == "learned":
@@ -173,7 +189,9 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
         return tmp_path / name
 
     def narrow_or_wide(width: int, settings: Settings) -> ModelConfig:
-        model = resolve_model(settings, "tiny", VocabularyProperties(300, 300, 0, 1, joint=True), ChoiceLog())
+        model = resolve_model(
+            settings, "tiny", VocabularyProperties(300, 300, 0, 1, tie_source_target=True), ChoiceLog()
+        )
         return msgspec.structs.replace(model, d_model=width, norm_order="pre")
 
     def choose(
@@ -183,7 +201,8 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
         settings = make_settings(content | {"init_from": None if init_from is None else str(init_from)})
         model = msgspec.structs.replace(narrow_or_wide(width, settings), norm_order="post")
         chosen = optimizer or kind.choose_optimizer(settings, model).value
-        rate = kind.choose_learning_rate(settings, width, "linear", 10, 32, chosen)
+        training = msgspec.structs.replace(settings.training, optimizer=chosen)
+        rate = kind.choose_learning_rate(msgspec.structs.replace(settings, training=training), width)
         return chosen, round(rate.value * width, 9)
 
     pretrained, imported = base("pretrained", "masked-language-model"), tmp_path / "imported"
@@ -202,8 +221,10 @@ def test_muon_fine_tunes_small_masked_language_models_of_our_own(
     of_masks = MaskedLanguageModelKind()
     optimizers: list[tuple[str | None, OptimizerName, float]] = [(None, "muon", 1.0), (None, "adam", 0.25)]
     for start, optimizer, expected in [*optimizers, (str(pretrained), "muon", 0.25)]:
-        settings = make_settings({"task": {"kind": of_masks.name}, "data": {"source": ["x"]}, "init_from": start})
-        rate = of_masks.choose_learning_rate(settings, 64, "linear", 10, 32, optimizer).value
+        content = {"task": {"kind": of_masks.name}, "data": {"source": ["x"]}, "init_from": start}
+        settings = make_settings(content | {"training": {"optimizer": optimizer}})
+        rate = of_masks.choose_learning_rate(settings, 64).value
+        settings = make_settings(content)
         assert rate * 64 == expected
         chosen = [of_masks.choose_optimizer(settings, narrow_or_wide(width, settings)).value for width in (64, 128)]
         assert chosen == (["adam", "muon"] if start is None else ["adam", "adam"])

@@ -437,3 +437,14 @@ def test_a_tmx_unit_with_several_texts_of_a_language_has_the_one_that_fits(
     (tmp_path / "a.tmx").write_text(f"<tmx><body>{unit}</body></tmx>", "utf-8")
     (row,) = read_table(str(tmp_path / "a.tmx"), "tmx", Columns(languages=("en", language)))
     assert row[:2] == ("a", expected)
+
+
+def test_tmx_units_that_lack_a_language_are_counted_in_a_warning(tmp_path: Path) -> None:
+    units = "".join(
+        "<tu>" + "".join(f'<tuv xml:lang="{code}"><seg>x</seg></tuv>' for code in codes.split()) + "</tu>"
+        for codes in ("en de", "en", "en fr", "de en")
+    )
+    (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>", "utf-8")
+    with pytest.warns(UserWarning, match=r"a text in en or de is missing: 2 translation units of 4\."):
+        rows = list(read_table(str(tmp_path / "a.tmx"), "tmx", Columns(languages=("en", "de"))))
+    assert [row.number for row in rows] == [1, 4]

@@ -43,11 +43,9 @@ def test_detection_may_be_restricted_to_some_languages(profiles: LanguageProfile
 
 
 def test_saved_profiles_read_back_equal(profiles: LanguageProfiles, tmp_path: Path) -> None:
-    profiles.save(tmp_path)
-    first = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(profiles.content())
     assert LanguageProfiles.load(tmp_path) == profiles
-    learn_profiles({"en": ENGLISH, "de": GERMAN, "zh": CHINESE}).save(tmp_path)
-    assert (tmp_path / FILE_NAME).read_bytes() == first
+    assert learn_profiles({"en": ENGLISH, "de": GERMAN, "zh": CHINESE}).content() == profiles.content()
 
 
 def test_a_folder_without_profiles_has_none(tmp_path: Path) -> None:

@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scripts without spaces)",
     )
     add("--target-words", metavar="FILE", help="the translations with a space after each word (same default)")
-    heads = parser.add_argument_group("choice of attention heads")
-    heads.add_argument("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
-    heads.add_argument(
+    heads = parser.add_argument_group("choice of attention heads").add_argument
+    heads("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
+    heads(
         "--learn",
         metavar="FILE",
         help="choose heads by the alignments of --known and write them here; a hundred lines suffice. Without --known: "
         "learn from these lines alone which heads align and which words translate each other",
     )
-    heads.add_argument(
+    heads(
         "--known",
         metavar="FILE",
         help="reference alignments of these lines, as `0-0 1-2`: to choose heads with --learn, otherwise to compare",
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the word links of each sentence pair as `source-target`, counted from 0, and return 0.
+def run(options: argparse.Namespace) -> None:
+    """Print the word links of each sentence pair as `source-target`, counted from 0.
 
     With --known, the alignment error rate is printed too. With --learn, attention heads or word statistics are written
     to a file instead.
@@ -78,16 +78,19 @@ def run(options: argparse.Namespace) -> int:
             "lines."
         )
     translator = load_translator(options.model, options)
-    if options.learn is not None and references is None:
-        write_file(Path(options.learn), msgspec.json.encode(learn_word_statistics(translator, pairs)) + b"\n")
-        counted = count_noun(len(pairs), "pair")
-        sys.stderr.write(localized(f"The word statistics of {counted} are in {options.learn}.\n"))
-        return 0
-    if options.learn is not None and references is not None:
-        examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
-        write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
-        sys.stderr.write(localized(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n"))
-        return 0
+    if options.learn is not None:
+        learned: msgspec.Struct
+        if references is None:
+            learned = learn_word_statistics(translator, pairs)
+            message = f"The word statistics of {count_noun(len(pairs), 'pair')} are in {options.learn}.\n"
+        else:
+            learned = choose_heads(
+                translator, [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
+            )
+            message = f"The heads, chosen by {len(pairs):,} alignments, are in {options.learn}.\n"
+        write_file(Path(options.learn), msgspec.json.encode(learned) + b"\n")
+        sys.stderr.write(localized(message))
+        return
     predicted = []
     for links in align_pairs(translator, pairs, heads):
         predicted.append(links)
@@ -95,7 +98,6 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.buffer.flush()
     if references is not None:
         sys.stderr.write(localized(f"alignment error rate {100 * alignment_error(predicted, references):.1f} %\n"))
-    return 0
 
 
 def parse_links(location: str, line: str) -> "Links":

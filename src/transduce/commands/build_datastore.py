@@ -65,19 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="FILE", help="their translations, one per line")
     add("--output", required=True, metavar="FILE", help="write the datastore here")
     add_json(add)
-    tuning = parser.add_argument_group("choice of the retrieval weight")
-    tuning.add_argument(
+    tuning = parser.add_argument_group("choice of the retrieval weight").add_argument
+    tuning(
         "--dev-source",
         metavar="FILE",
         help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
     )
-    tuning.add_argument("--dev-target", metavar="FILE", help="translations of --dev-source")
+    tuning("--dev-target", metavar="FILE", help="translations of --dev-source")
     add_languages(parser)
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Build a datastore of sentence pairs, write it, print its effect on the model's loss, and return 0."""
+def run(options: argparse.Namespace) -> None:
+    """Build a datastore of sentence pairs, write it, and print its effect on the model's loss."""
     from transduce.inference.datastore import build_datastore
 
     if (options.dev_source is None) != (options.dev_target is None):
@@ -110,7 +110,6 @@ def run(options: argparse.Namespace) -> int:
             f"{shell_word(options.output)}{languages}{common_options()}\n"
         )
     )
-    return 0
 
 
 def _report(datastore: "Datastore") -> DatastoreReport:

@@ -40,14 +40,13 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_check_install(options: argparse.Namespace) -> int:
-    """Print a report on the installation (versions, hardware, extras, backends), and on a model if named; return 0."""
+def run_check_install(options: argparse.Namespace) -> None:
+    """Print a report on the installation (versions, hardware, extras, backends), and on a model if one is named."""
     from transduce.inspection.installation import check_install
 
     check_writable(report=options.json, inputs=[options.model])
     report = check_install(options.model, **loading_options(options))
     write_report(report, options.json)
-    return 0
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +55,12 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser.add_argument)
 
 
-def run_verify(options: argparse.Namespace) -> int:
-    """Compare every byte of a model folder with its manifest, print what was checked, and return 0."""
+def run_verify(options: argparse.Namespace) -> None:
+    """Compare every byte of a model folder with its manifest, and print what was checked."""
     from transduce.model_folder.upkeep import verify
 
     check_writable(report=options.json, inputs=[options.folder])
     write_report(verify(options.folder), options.json)
-    return 0
 
 
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +70,7 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Train a few steps twice, once killed and resumed, and print whether results are equal; return 0 if so, else 1."""
+    """Train a few steps twice, once killed and resumed; print whether both end equally, and return 0 if so, else 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
@@ -100,30 +98,30 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
     add_json(add)
-    corpus = parser.add_argument_group("corpus")
-    corpus.add_argument(
+    corpus = parser.add_argument_group("corpus").add_argument
+    corpus(
         "--source",
         nargs="+",
         metavar="FILE",
         help="source text, one sentence per line, plain or compressed; or files of pairs",
     )
-    corpus.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
-    corpus.add_argument(
+    corpus("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    corpus(
         "--test-source",
         nargs="+",
         default=[],
         metavar="FILE",
         help="test set, whose sentences are searched in the text",
     )
-    corpus.add_argument("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
-    corpus.add_argument(
+    corpus("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
+    corpus(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
         help="language codes, if columns or fields of pairs are named after them",
     )
-    add_settings(corpus.add_argument, "columns")
-    corpus.add_argument("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
+    add_settings(corpus, "columns")
+    corpus("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
     add_device(parser)  # no --precision: the doctor computes in float64
 
 
@@ -171,7 +169,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    """Return whether a file holds sentence pairs, by its name; `-`, standard input, does.
+    """Return whether a file holds sentence pairs, judged by its name; `-`, standard input, counts as such a file.
 
     Raises:
         TransduceError: the file is a spreadsheet.

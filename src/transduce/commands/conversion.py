@@ -48,18 +48,14 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="target language of a model of several; --to huggingface takes all of them if none is named",
     )
     add_json(add, "the comparison")
-    texts = parser.add_argument_group("texts of the comparison")
-    texts.add_argument(
-        "--source", metavar="FILE", help="sentences to compare both models on (default: the dev set of the run)"
-    )
-    texts.add_argument(
-        "--reference", metavar="FILE", help="human translations of --source: score both models with greedy search"
-    )
+    texts = parser.add_argument_group("texts of the comparison").add_argument
+    texts("--source", metavar="FILE", help="sentences to compare both models on (default: the dev set of the run)")
+    texts("--reference", metavar="FILE", help="human translations of --source: score both models with greedy search")
     add_computing(parser)
 
 
-def run_export(options: argparse.Namespace) -> int:
-    """Export a model to another format, print how well the export agrees with the model, and return 0."""
+def run_export(options: argparse.Namespace) -> None:
+    """Export a model to another format, and print how well the export agrees with the model."""
     from transduce.exchange.export import export
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
@@ -87,7 +83,6 @@ def run_export(options: argparse.Namespace) -> int:
         threads=options.threads,
     )
     write_report(report, options.json)
-    return 0
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,20 +95,16 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(add)
 
 
-def run_import(options: argparse.Namespace) -> int:
-    """Convert a Hugging Face folder to a model folder, print a report on the model, and return 0."""
+def run_import(options: argparse.Namespace) -> None:
+    """Convert a Hugging Face folder to a model folder, and print a report on the model."""
     from transduce.exchange.import_folder import import_model_folder
 
     check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(
-        options.folder,
-        options.out,
-        source_language=options.source_language,
-        target_language=options.target_language,
+        options.folder, options.out, source_language=options.source_language, target_language=options.target_language
     )
     write_report(report, options.json)
-    return 0
 
 
 # --- import-tutorial ---
@@ -133,33 +124,33 @@ def add_import_tutorial_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", help="the folder to create")
     add("--style", required=True, choices=TUTORIAL_STYLES, help="how the listing names its layers")
     add("--heads", required=True, type=int, metavar="N", help="attention heads, which weights do not show")
-    words = parser.add_argument_group("words")
-    words.add_argument(
+    words = parser.add_argument_group("words").add_argument
+    words(
         "--words",
         metavar="LIST",
         help="one word list for both sides; for karpathy, JSON with the characters, or a tokenizer.json",
     )
-    words.add_argument("--source-words", metavar="LIST", help="the source's word list: a word a line, or JSON")
-    words.add_argument("--target-words", metavar="LIST", help="the target's word list")
-    words.add_argument("--start", metavar="WORD", help="the decoder's start symbol, such as S; default: <s>, <bos>, …")
-    words.add_argument("--end", metavar="WORD", help="the end symbol, such as E; default: </s>, <eos>, …")
-    words.add_argument("--padding", metavar="WORD", help="the padding symbol, such as P; default: <pad>, …")
-    words.add_argument("--source-start", action="store_true", help="the source begins with the start symbol, too")
-    words.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, such as zh en")
-    listing = parser.add_argument_group("listing")
-    listing.add_argument("--norm-order", choices=("pre", "post"), help="default: pre for annotated, else post")
-    listing.add_argument("--embeddings", nargs=3, metavar=("SOURCE", "TARGET", "OUTPUT"), help="names of these layers")
-    listing.add_argument("--stacks", nargs=2, metavar=("ENCODER", "DECODER"), help="names of the two stacks of layers")
-    listing.add_argument(
+    words("--source-words", metavar="LIST", help="the source's word list: a word a line, or JSON")
+    words("--target-words", metavar="LIST", help="the target's word list")
+    words("--start", metavar="WORD", help="the decoder's start symbol, such as S; default: <s>, <bos>, …")
+    words("--end", metavar="WORD", help="the end symbol, such as E; default: </s>, <eos>, …")
+    words("--padding", metavar="WORD", help="the padding symbol, such as P; default: <pad>, …")
+    words("--source-start", action="store_true", help="the source begins with the start symbol, too")
+    words("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, such as zh en")
+    listing = parser.add_argument_group("listing").add_argument
+    listing("--norm-order", choices=("pre", "post"), help="default: pre for annotated, else post")
+    listing("--embeddings", nargs=3, metavar=("SOURCE", "TARGET", "OUTPUT"), help="names of these layers")
+    listing("--stacks", nargs=2, metavar=("ENCODER", "DECODER"), help="names of the two stacks of layers")
+    listing(
         "--activation",
         choices=("relu", "gelu", "gelu-tanh"),
         help="of karpathy's feed-forward networks; default: nanoGPT's gelu, minGPT's gelu-tanh, the lecture's relu",
     )
-    listing.add_argument("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
+    listing("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
 
 
-def run_import_tutorial(options: argparse.Namespace) -> int:
-    """Convert a model written after a tutorial, with its word lists, to a model folder; print a report and return 0."""
+def run_import_tutorial(options: argparse.Namespace) -> None:
+    """Convert a model written after a tutorial, with its word lists, to a model folder, and print a report."""
     from transduce.interop.tutorial_files import Listing
     from transduce.model.build import build_model
     from transduce.model.transformer import Decoder, Transformer
@@ -198,7 +189,6 @@ def run_import_tutorial(options: argparse.Namespace) -> int:
             "embeddings.\n"
         )
     sys.stdout.write(localized(report))
-    return 0
 
 
 def _translator(options: argparse.Namespace, listing: "Listing") -> "TutorialModel":
@@ -251,8 +241,8 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     add_languages(parser)
 
 
-def run_quantize(options: argparse.Namespace) -> int:
-    """Store a model's weights in 8 bits, print a report and return 0.
+def run_quantize(options: argparse.Namespace) -> None:
+    """Store a model's weights in 8 bits, and print a report.
 
     With --prove, how often the model then translates as in float32 is also measured, printed and stored.
     """
@@ -266,10 +256,9 @@ def run_quantize(options: argparse.Namespace) -> int:
             "`{option}` describes the lines of `--prove`: name these, too, or leave it out.",
         )
         write_report(quantize_folder(options.folder), options.json)
-        return 0
+        return
     from transduce.inference.evaluate import prove_int8
 
     references = None if options.references is None else list(read_lines(options.references))
     languages = {name: vars(options)[name] for name in LANGUAGE_OPTIONS}
     write_report(prove_int8(options.folder, list(read_lines(options.prove)), references, **languages), options.json)
-    return 0

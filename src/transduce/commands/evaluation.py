@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_evaluate(options: argparse.Namespace) -> int:
-    """Score a model on a test set: print BLEU and chrF of its translations with their signatures, and return 0.
+def run_evaluate(options: argparse.Namespace) -> None:
+    """Score a model on a test set: print BLEU and chrF of its translations with their signatures.
 
     A text classifier is scored by its labels instead.
     """
@@ -91,7 +91,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
     if len(folders) == 1 and _is_classifier(options.model):
-        return _evaluate_classifier(options, sources, references)
+        _evaluate_classifier(options, sources, references)
+        return
     translator = load_translator(folders, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
@@ -122,7 +123,6 @@ def run_evaluate(options: argparse.Namespace) -> int:
             tally.add(number, *pair)
         sys.stderr.write(localized(f"{tally}\n"))
     sys.stderr.write(localized(f"{count_noun(report.sentences, 'sentence')} in {elapsed_seconds:.1f} s\n"))
-    return 0
 
 
 def _is_classifier(model: str) -> bool:
@@ -154,8 +154,8 @@ _TRANSLATION_OPTIONS = (
 )
 
 
-def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
-    """Classify the texts; print accuracy, macro F1, the scores of each label and a confusion table; return 0.
+def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> None:
+    """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table.
 
     Args:
         options: the options of `transduce evaluate`; --output gets the predicted labels.
@@ -183,7 +183,6 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     write_report(report, options.json)
     if options.json != "-":
         sys.stdout.write(localized(f"\n{report.table()}\n"))
-    return 0
 
 
 def _translate(
@@ -222,17 +221,17 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", required=True, metavar="FILE", help="human translations of the source, one per line")
     add("--language", metavar="CODE", help="target language (default: the model's, or the reference's suffix)")
     add_json(add, "the comparison")
-    tests = parser.add_argument_group("significance tests")
-    tests.add_argument("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
-    tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
+    tests = parser.add_argument_group("significance tests").add_argument
+    tests("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
+    tests("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
     add_scoring(parser)
     add_search(parser)
     add_languages(parser)
     add_computing(parser)
 
 
-def run_compare(options: argparse.Namespace) -> int:
-    """Compare two models or files of translations: print scores, and whether they differ significantly; return 0."""
+def run_compare(options: argparse.Namespace) -> None:
+    """Compare two models or files of translations: print scores, and whether they differ significantly."""
     from transduce.evaluation.significance import compare
 
     names = _names_of_systems(options.a, options.b)
@@ -262,7 +261,6 @@ def run_compare(options: argparse.Namespace) -> int:
         msgspec.structs.replace(comparison, decoding_a=a.decoding, decoding_b=b.decoding, warnings=warnings),
         options.json,
     )
-    return 0
 
 
 class _System(msgspec.Struct, frozen=True):
@@ -383,8 +381,8 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_score(options: argparse.Namespace) -> int:
-    """Print the score of each translation in a file, and totals on stderr; return 0.
+def run_score(options: argparse.Namespace) -> None:
+    """Print the score of each translation in a file, and totals on stderr.
 
     A score is the log-probability in nats, divided by the length penalty of --length-penalty, if any. A language model
     scores each line of the source as a text.
@@ -396,7 +394,8 @@ def run_score(options: argparse.Namespace) -> int:
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # checks the range
     if model_kind(Path(options.model[0])) == "decoder":
-        return _score_texts(options)
+        _score_texts(options)
+        return
     if options.target is None:
         raise TransduceError(
             f"{options.model[0]} is no language model, and other models score translations: name their file by "
@@ -415,11 +414,10 @@ def run_score(options: argparse.Namespace) -> int:
         scores=[each.score for each in scores],
     )
     write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
-    return 0
 
 
-def _score_texts(options: argparse.Namespace) -> int:
-    """Print a language model's log-probability of each line of a file, in nats, and totals on stderr; return 0.
+def _score_texts(options: argparse.Namespace) -> None:
+    """Print a language model's log-probability of each line of a file, in nats, and totals on stderr.
 
     Raises:
         TransduceError: there are several models, or an option is for translations only.
@@ -447,7 +445,6 @@ def _score_texts(options: argparse.Namespace) -> int:
         bits_per_character=-math.fsum(log_probabilities) / math.log(2.0) / max(1, characters),
     )
     write_lines((f"{each:.6f}" for each in log_probabilities), summary, options.json)
-    return 0
 
 
 def _totals(log_probabilities: list[float], tokens: int) -> dict[str, Any]:
@@ -548,19 +545,23 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_estimate_quality(options: argparse.Namespace) -> int:
-    """Print the lines whose translations have quality warnings, or the N worst lines for --worst N; return 0.
+def run_estimate_quality(options: argparse.Namespace) -> None:
+    """Print the lines whose translations have quality warnings, or the N worst lines for --worst N.
 
     Each printed line has the line number, the warnings, source and translation, separated by tabs. --output writes a
     table of all lines. --redecode writes all translations to a file, after those with warnings were searched again.
     """
     from transduce.inference.quality_estimation import without_protected
-    from transduce.inference.redecoding import estimate_quality, redecode
+    from transduce.inference.redecoding import redecode
 
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.redecode, options.output, report=options.json, inputs=inputs)
-    write_table = None if options.output is None else _table_writer(options.output)
+    suffix = None if options.output is None else Path(options.output).suffix
+    if suffix not in (None, ".tsv", ".csv", ".jsonl"):
+        raise TransduceError(
+            f"`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `{options.output}`."
+        )
     if options.worst is not None and options.worst < 1:
         raise TransduceError(f"`worst` must be at least 1, but is {options.worst}.")
     sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
@@ -569,7 +570,7 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
         translations = _with_scores(translator, sources, passed[0])
     else:
         translations = translator(sources, search=search, glossary=glossary, document=True)
-    lines = _reviewed(translations, estimate_quality(translator, translations, glossary=glossary), glossary)
+    lines = _reviewed(translator, translations, glossary)
     report = _report(lines, options.worst)
     write_lines(report.flagged if options.worst is None else report.worst, report, options.json)
     # Copied lines of which nothing is to be translated, such as 12345 or a URL, have no tokens to score.
@@ -586,41 +587,27 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
                 "split such lines into sentences.\n"
             )
         )
-    if write_table is not None:
-        write_file(Path(options.output), write_table(lines))
+    if suffix is not None:
+        write_file(Path(options.output), _table(lines, suffix))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
         write_results((f"{each.text}\n" for each in redecoded), options.redecode)
-        remaining = _report(
-            _reviewed(redecoded, estimate_quality(translator, redecoded, glossary=glossary), glossary), None
-        )
+        remaining = _report(_reviewed(translator, redecoded, glossary), None)
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(localized(f"Re-decoding changed {changed:,}; {remaining}\n"))
-    return 0
 
 
-def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
-    """Return a function from reviewed lines to the bytes of a file, in the format of a path's suffix.
+def _table(lines: list[ReviewedLine], suffix: str) -> bytes:
+    """Return reviewed lines as the content of a file with the suffix `.tsv`, `.csv` or `.jsonl`, in UTF-8.
 
-    `.tsv` and `.csv` are tables with a header, `.jsonl` has a JSON object per line.
-
-    Raises:
-        TransduceError: the path has another suffix.
+    A table has a header, and texts with quotes or delimiters are quoted. JSON lines have an object per line.
     """
-    suffix = Path(path).suffix
-    if suffix == ".jsonl":
-        return lambda lines: b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
-    if suffix not in (".tsv", ".csv"):
-        raise TransduceError(f"`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `{path}`.")
-    return lambda lines: _table(lines, "\t" if suffix == ".tsv" else ",")
-
-
-def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
-    """Return reviewed lines as a table in UTF-8 with a header; texts with quotes or delimiters are quoted."""
     import csv
     import io
 
-    text = io.StringIO()
+    if suffix == ".jsonl":
+        return b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+    text, delimiter = io.StringIO(), "\t" if suffix == ".tsv" else ","
     plain = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     quoting = csv.writer(text, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
     plain.writerow(("line", "nats_per_token", "warnings", "source", "translation"))
@@ -684,17 +671,19 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
 
 
 def _reviewed(
-    translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
+    translator: "Translator", translations: "list[Translation]", glossary: Glossary | None
 ) -> list[ReviewedLine]:
     """Return a list of the translations as `ReviewedLine`s: with line number, quality warnings and probability.
 
     Args:
+        translator: the model, by which the quality is estimated.
         translations: the translations, one per line.
-        warnings: the quality warnings about each; empty tuples for those without.
         glossary: the terms whose tokens do not count in the probability; None without a glossary.
     """
     from transduce.inference.quality_estimation import least_likely_nats
+    from transduce.inference.redecoding import estimate_quality
 
+    warnings = estimate_quality(translator, translations, glossary=glossary)
     return [
         ReviewedLine(
             line=number,

@@ -144,15 +144,15 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_paper(options: argparse.Namespace) -> int:
-    """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
+def run_paper(options: argparse.Namespace) -> None:
+    """Compute a table or figure of "Attention Is All You Need", and print it with what the paper says."""
     refuse_options_of_others(options, "paper", options.result, _OPTIONS_OF_RESULT)
     check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):
-        return _figure(options)
+        _figure(options)
+        return
     compute = {"table1": _table1, "table2": _table2, "table3": _table3, "table4": _table4}[options.result]
     write_report(compute(options), options.json)
-    return 0
 
 
 def _table1(options: argparse.Namespace) -> Any:
@@ -212,7 +212,7 @@ def _table4(options: argparse.Namespace) -> Any:
     return parse_treebank(treebank, out, options=_experiment(options), **passed_options(options, ("steps",)))
 
 
-def _figure(options: argparse.Namespace) -> int:
+def _figure(options: argparse.Namespace) -> None:
     from transduce.commands.inspect import load_reader
     from transduce.demonstration.paper import draw_attention_figure
     from transduce.inspection.plots import check_picture
@@ -234,4 +234,3 @@ def _figure(options: argparse.Namespace) -> int:
         if options.output is None:
             print_bytes(b"\n")
     write_report(report, options.json)
-    return 0

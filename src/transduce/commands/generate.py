@@ -40,7 +40,7 @@ _SEARCH_OPTIONS = ("no_repeated_ngrams", "repetition_penalty", "forbid")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt with its continuations by a language model, and the settings that produced these."""
+    """A prompt with its continuations by a language model, and the settings that they were generated with."""
 
     prompt: str
     continuations: "tuple[Continuation, ...]"
@@ -51,11 +51,8 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """True if the prompt is a conversation, written by the model's chat template."""
 
     def __str__(self) -> str:
-        return "\n---\n".join(self._shown_prompt + each.text for each in self.continuations)
-
-    @property
-    def _shown_prompt(self) -> str:
-        return "" if self.is_chat else self.prompt
+        shown_prompt = "" if self.is_chat else self.prompt
+        return "\n---\n".join(shown_prompt + each.text for each in self.continuations)
 
 
 class GenerationReports(msgspec.Struct, frozen=True):
@@ -96,12 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(add, *_SEARCH_OPTIONS, table=SEARCH_OPTIONS)
     add_json(add, "the texts with their probabilities")
     add_sampling(parser.add_argument_group("sampling").add_argument, temperature=_TEMPERATURE)
-    search = parser.add_argument_group("search instead of sampling")
-    search.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    search.add_argument(
-        "--beam-size", type=int, default=0, metavar="N", help="hypotheses of a beam search; 0: no beam search"
-    )
-    search.add_argument(
+    search = parser.add_argument_group("search instead of sampling").add_argument
+    search("--greedy", action="store_true", help="always take the most likely token")
+    search("--beam-size", type=int, default=0, metavar="N", help="hypotheses of a beam search; 0: no beam search")
+    search(
         "--length-penalty",
         type=float,
         metavar="ALPHA",
@@ -110,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Continue prompts by a language model, print the texts, and return 0.
+def run(options: argparse.Namespace) -> None:
+    """Continue prompts by a language model, and print the texts.
 
     A single continuation is printed while it is generated; several, or JSON, are printed when complete.
     """
@@ -128,23 +123,22 @@ def run(options: argparse.Namespace) -> int:
     generator = load_generator(options.model, **loading_options(options))
     if is_conversation:
         _converse(generator, search, options)
-        return 0
+        return
     _warn_of_unknown(generator, prompts or [prompt])
     if options.chat:
         prompts = [generator.chat_prompt(_messages(options, text)) for text in prompts]
-        prompt = prompt and generator.chat_prompt(_messages(options, prompt))
+        prompt = "" if options.prompts else generator.chat_prompt(_messages(options, prompt))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         reports = (_report(each, search, generator, is_chat=options.chat) for each in generations)
         write_report(GenerationReports(tuple(reports)), options.json)
-        return 0
+        return
     if options.n_best == 1 and options.json is None:
         with standard_output() as output:
             _stream(generator, prompt, search, output, one_line=options.one_line)
-        return 0
+        return
     generation = generator(prompt, search=search, one_line=options.one_line)
     write_report(_report(generation, search, generator, is_chat=options.chat), options.json)
-    return 0
 
 
 def _check_chat(options: argparse.Namespace, *, is_conversation: bool) -> None:
@@ -163,7 +157,7 @@ def _check_chat(options: argparse.Namespace, *, is_conversation: bool) -> None:
 
 
 def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
-    """Return a conversation of a user's message, after the system's message if --system is set."""
+    """Return a conversation with `text` as the user's message, preceded by the text of --system, if that is set."""
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return [*system, {"role": "user", "content": text}]
 
@@ -205,7 +199,7 @@ def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
 def _report(
     generation: "Generation", search: "SearchSettings", generator: "Generator", *, is_chat: bool
 ) -> GenerationReport:
-    """Return a report on a prompt's continuations, with the search settings and the precision that produced these."""
+    """Return a report on a prompt's continuations, with the search settings and precision they were generated with."""
     return GenerationReport(
         prompt=generation.prompt,
         continuations=generation.continuations,

@@ -45,6 +45,7 @@ _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Names of options of `inspect` that show something else about a sentence than the usual view; at most one
 may be set.
 """
+# The tools that change activations or read single layers, and the tool that an option belongs to.
 _CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
 _TOOL_OF_OPTION = {
     "antecedent": "pronoun",
@@ -83,51 +84,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show which words made each word of the output, by this method, in place of attention; the page of --html "
         "opens with it",
     )
-    page = parser.add_argument_group("page (with --html)")
-    page.add_argument(
-        "--more", nargs="+", type=text_argument, metavar="TEXT", help="further sentences; two are shown side by side"
-    )
-    page.add_argument("--beside", metavar="MODEL", help="another translator, shown beside the first one")
-    causal = parser.add_argument_group("causal tools (one at a time)")
-    causal.add_argument(
+    page = parser.add_argument_group("page (with --html)").add_argument
+    page("--more", nargs="+", type=text_argument, metavar="TEXT", help="further sentences; two are shown side by side")
+    page("--beside", metavar="MODEL", help="another translator, shown beside the first one")
+    causal = parser.add_argument_group("causal tools (one at a time)").add_argument
+    causal(
         "--ablate",
         choices=ABLATION_FILLS,
         help="show how much the output depends on each head and layer, which are replaced by zeros or by their mean",
     )
-    causal.add_argument("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
-    causal.add_argument(
+    causal("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
+    causal(
         "--patch-from",
         type=text_argument,
         metavar="TEXT",
         help="show which activations of this sentence, put into the other one, bring back its answer",
     )
-    causal.add_argument(
-        "--answers", nargs=2, type=text_argument, metavar="TOKEN", help="the answers to this and the other sentence"
-    )
-    causal.add_argument(
-        "--after", type=text_argument, metavar="TEXT", help="the beginning of the translation before the answers"
-    )
-    causal.add_argument("--logit-lens", action="store_true", help="show what the model would predict after each layer")
-    causal.add_argument(
+    causal("--answers", nargs=2, type=text_argument, metavar="TOKEN", help="the answers to this and the other sentence")
+    causal("--after", type=text_argument, metavar="TEXT", help="the beginning of the translation before the answers")
+    causal("--logit-lens", action="store_true", help="show what the model would predict after each layer")
+    causal(
         "--probe",
         nargs=2,
         metavar=("TEXTS", "LABELS"),
         help="show how well each layer tells labels: a file of texts, and one with a label for each line or word",
     )
-    causal.add_argument(
-        "--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)"
-    )
-    pronoun = parser.add_argument_group("pronoun")
-    pronoun.add_argument(
-        "--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word"
-    )
-    pronoun.add_argument(
+    causal("--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)")
+    pronoun = parser.add_argument_group("pronoun").add_argument
+    pronoun("--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word")
+    pronoun(
         "--antecedent", type=text_argument, metavar="WORD", help="its antecedent: heads that attend to it are marked"
     )
-    pronoun.add_argument(
+    pronoun(
         "--among", nargs="+", type=text_argument, metavar="WORD", help="the earlier words that may be its antecedent"
     )
-    pronoun.add_argument(
+    pronoun(
         "--translation-of",
         type=text_argument,
         metavar="TEXT",
@@ -138,10 +129,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Print how a model reads a sentence, with its attention, or the result of the tool that the options choose.
 
-    With --html, a page for a browser is written, too. Returns 0.
+    With --html, a page for a browser is written, too.
     """
     from transduce.inference.translator import Translator
     from transduce.inspection.sentence import inspect_text
@@ -154,19 +145,20 @@ def run(options: argparse.Namespace) -> int:
         options.precision = "fp32"  # the tools print differences that are smaller than the rounding of bf16
     reader = load_reader(options.model, options)
     if tool == "pronoun":
-        return _show_pronoun(options, reader)
-    if tool is not None:
-        return _show_causal(options, reader, tool)
-    if isinstance(reader, Translator) and reader.model.config.kind == "transformer":
-        return _show_page(options, reader) if options.html is not None else _show_translation(options, reader)
-    if options.html is not None:
-        return _show_text_page(options, reader)
-    found = _with_method(options, reader, inspect_text(reader, sentence_or_table(reader, options.sentence)))
-    return _show_text(options, found)
+        _show_pronoun(options, reader)
+    elif tool is not None:
+        _show_causal(options, reader, tool)
+    elif isinstance(reader, Translator) and reader.model.config.kind == "transformer":
+        (_show_translation if options.html is None else _show_page)(options, reader)
+    elif options.html is not None:
+        _show_text_page(options, reader)
+    else:
+        found = inspect_text(reader, sentence_or_table(reader, options.sentence))
+        _show_inspections(options, _with_method(options, reader, found))
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder of any task (translation, classification, …), by the command's options for loading.
+    """Load the model in a folder, whatever its task (translation, classification, …), as the command's options say.
 
     Raises:
         TransduceError: the model cannot be loaded, or a language option such as --tag is set for a model that does
@@ -247,12 +239,12 @@ def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
         raise TransduceError("`--reference` has the texts whose mean replaces a part: pass --ablate mean.")
 
 
-def _show_translation(options: argparse.Namespace, translator: "Translator") -> int:
+def _show_translation(options: argparse.Namespace, translator: "Translator") -> None:
     from transduce.inspection.sentence import inspect_sentence
 
     _report_input(translator, options.sentence)
     inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
-    return _show_sentence(options, _with_method(options, translator, inspection))
+    _show_inspections(options, _with_method(options, translator, inspection))
 
 
 def _report_input(translator: "Translator", text: str) -> None:
@@ -287,8 +279,8 @@ def _report_input(translator: "Translator", text: str) -> None:
     sys.stderr.write(localized(warning))
 
 
-def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the HTML page with the translations of all sentences by all models, print some, and return 0.
+def _show_page(options: argparse.Namespace, translator: "Translator") -> None:
+    """Write the HTML page with the translations of all sentences by all models, and print some of them.
 
     The models are the command's and that of --beside. All sentences that were passed are printed, but of those that the
     run sampled, only the first.
@@ -307,11 +299,11 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
             inspections.append(msgspec.structs.replace(_with_method(options, each, found), label=label))
     page = InspectionPage(inspections=tuple(inspections))
     write_file(Path(options.html), page.to_html().encode())
-    return _show_sentence(options, *inspections[: len(inspections) if options.more else 1 : len(folders)])
+    _show_inspections(options, *inspections[: len(inspections) if options.more else 1 : len(folders)])
 
 
-def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the HTML page of all texts for a model that is no translating Transformer, print some, and return 0.
+def _show_text_page(options: argparse.Namespace, reader: "Reader") -> None:
+    """Write the HTML page of all texts for a model that is no translating Transformer, and print some of them.
 
     All texts that were passed are printed, but of those that the run sampled, only the first.
 
@@ -326,7 +318,7 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
     texts = [sentence_or_table(reader, each) for each in _sentences(options)]
     found = tuple(_with_method(options, reader, inspect_text(reader, text, attributions=True)) for text in texts)
     write_file(Path(options.html), TextInspectionPage(inspections=found).to_html().encode())
-    return _show_text(options, *(found if options.more else found[:1]))
+    _show_inspections(options, *(found if options.more else found[:1]))
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
@@ -369,50 +361,33 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
     return replaced
 
 
-def _with_table(options: argparse.Namespace, found: _Inspected) -> _Inspected:
-    """Return an inspection whose printed table of words shows its first attribution, if --attribution is set.
+def _show_inspections(options: argparse.Namespace, *inspections: "Inspection | TextInspection") -> None:
+    """Print inspections, and write the first one as JSON to --json if set.
 
-    Without that option, the inspection is returned unchanged, with its table of attention.
+    With --attribution, each printed table of words shows the inspection's first attribution instead of attention. A
+    line below it compares the sum of the contributions with the change of the log-probability, if these are known.
     """
-    if options.attribution is None:
-        return found
-    replaced: _Inspected = msgspec.structs.replace(found, words=found.attributions[0].words)
-    return replaced
+    from transduce.inspection.sentence_view import Inspection, draw_inspection
+
+    shown: list[Inspection | TextInspection] = []
+    drawn = []
+    for inspection in inspections:
+        each, title, note = inspection, None, None
+        if options.attribution is not None:
+            first = inspection.attributions[0]
+            each = msgspec.structs.replace(inspection, words=first.words)
+            title = f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
+            note = first.note()
+        table = (
+            draw_inspection(each, _attention(each), title or "") if isinstance(each, Inspection) else each.draw(title)
+        )
+        shown.append(each)
+        drawn.append(table + (f"\n{localized(note)}" if note else ""))
+    _show(options, shown[0], "\n\n\n".join(drawn))
 
 
-def _show_sentence(options: argparse.Namespace, *inspections: "Inspection") -> int:
-    """Print inspections of sentences, write the first one as JSON to --json if set, and return the exit code 0."""
-    from transduce.inspection.sentence_view import draw_inspection
-
-    shown = [_with_table(options, each) for each in inspections]
-    drawn = [draw_inspection(each, _attention(each), _title(options) or "") + _note(options, each) for each in shown]
-    return _show(options, shown[0], "\n\n\n".join(drawn))
-
-
-def _show_text(options: argparse.Namespace, *inspections: "TextInspection") -> int:
-    """Print inspections of texts, write the first one as JSON to --json if set, and return the exit code 0."""
-    shown = [_with_table(options, each) for each in inspections]
-    return _show(options, shown[0], "\n\n\n".join(each.draw(_title(options)) + _note(options, each) for each in shown))
-
-
-def _title(options: argparse.Namespace) -> str | None:
-    """Return the title of a printed table that shows attribution; None without --attribution (the default title)."""
-    if options.attribution is None:
-        return None
-    return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
-
-
-def _note(options: argparse.Namespace, found: "Inspection | TextInspection") -> str:
-    """Return a line to print below a table of attribution, or "" without --attribution.
-
-    The line compares the sum of the contributions with the change of the log-probability, if these are known.
-    """
-    note = found.attributions[0].note() if options.attribution is not None else None
-    return f"\n{localized(note)}" if note else ""
-
-
-def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> int:
-    """Run a causal tool on the sentence, print its result, write its heat maps to --picture if set, and return 0.
+def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> None:
+    """Run a causal tool on the sentence, print its result, and write its heat maps to --picture if set.
 
     Args:
         options: the options of `transduce inspect`.
@@ -447,7 +422,7 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> in
         result = logit_lens(reader, options.sentence)
     if options.picture is not None:
         save_chart(result.chart(), Path(options.picture))
-    return _show(options, result, result.draw())
+    _show(options, result, result.draw())
 
 
 def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
@@ -466,7 +441,7 @@ def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
     return [line.split() for line in lines] if of_words and max(counts, default=0) > 1 else lines
 
 
-def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
+def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> None:
     from transduce.inference.translator import Translator
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.sentence import inspect_sentence
@@ -485,16 +460,17 @@ def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
         inspection = msgspec.structs.replace(inspection, coreference=result)
         if options.html is not None:
             write_file(Path(options.html), inspection.to_html().encode())
-        return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{result.draw()}")
+        _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{result.draw()}")
+        return
     if options.html is not None:
         raise TransduceError("--html shows how a sentence is translated, but there is no translation: leave it out.")
-    return _show(options, result, result.draw())
+    _show(options, result, result.draw())
 
 
 def _show(
     options: argparse.Namespace, result: "Inspection | TextInspection | PronounAttention | _Drawn", drawn: str
-) -> int:
-    """Print a result, write it as JSON to --json if set, and return the exit code 0.
+) -> None:
+    """Print a result, and write it as JSON to --json if set.
 
     Args:
         options: the options of `transduce inspect`; with `--json -` the JSON is printed instead of the text.
@@ -507,7 +483,6 @@ def _show(
     print_bytes(content if options.json == "-" else f"{drawn}\n".encode())
     if options.html is not None:
         sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
-    return 0
 
 
 def _attention(inspection: "Inspection") -> "WordAttention":

@@ -3,7 +3,7 @@
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -24,10 +24,11 @@ from transduce.ui_language import localized
 
 Languages = tuple[str | None, str | None]
 MAX_SHOWN = 5  # line numbers, and letters
+_KINDS = ("unknown", "in_bytes", "decomposed", "empty", "lost", "broken")  # of problems, in the order of the warnings
 
 
 class UnknownLetters(NamedTuple):
-    """The letters of a text that a vocabulary has no tokens for, which a model has not learned to translate."""
+    """The letters of a text that a vocabulary has no tokens for, so that its model has not learned them."""
 
     lacking: Iterable[str]
     """Characters that become the unknown token; for a vocabulary that is a list of words, whole words."""
@@ -56,16 +57,13 @@ class LineWarnings:
         """
         self._noun = noun
         self._unknown_characters = unknown_characters
-        self._unknown: dict[int, list[str]] = {}
-        self._in_bytes: dict[int, list[str]] = {}
-        self._decomposed: dict[int, list[str]] = {}
         self._languages = (source_language, target_language)
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
-        self._other_language: dict[str, list[int]] = {}
-        self._lost: list[int] = []
-        self._broken: list[int] = []
-        self._empty: list[int] = []
+        self._found: dict[str, dict[int, list[str]]] = {kind: {} for kind in _KINDS}
+        """Dict: kind of problem → number of each line that has it → the letters or words concerned, if any."""
+        self._other_language: dict[str, dict[int, list[str]]] = {}
+        """Dict: reason why lines seem to be in another language → their numbers, as in `_found`."""
 
     def add(self, number: int, source: str, translation: str | None) -> None:
         """Check one line, and record its number (from 1) for each problem that it has.
@@ -75,16 +73,16 @@ class LineWarnings:
         characters. If `translation` is None, only the source is checked.
         """
         if translation is not None and "\ufffd" in translation and "\ufffd" not in source:
-            self._broken.append(number)
+            self._found["broken"][number] = []
         reason = describe_wrong_language(source, self._languages[0])
         if reason is not None:
-            self._other_language.setdefault(reason, []).append(number)
+            self._other_language.setdefault(reason, {})[number] = []
             return
         self._add_letters(number, source)
         if translation is not None and not translation.strip() and any(map(str.isalnum, source)):
-            self._empty.append(number)
+            self._found["empty"][number] = []
         elif translation is not None and self._finds_lost and find_lost_sentences(source, translation, self._languages):
-            self._lost.append(number)
+            self._found["lost"][number] = []
 
     def _add_letters(self, number: int, source: str) -> None:
         """Record the letters of a line that the vocabulary has no tokens for, under the line's number.
@@ -100,10 +98,10 @@ class LineWarnings:
             found = self._letters_of(composed)
             letters = [compose(each) for each in _CLUSTER.findall(source)]
             if letters and sum(map(len, found)) < sum(map(len, apart)):
-                self._decomposed[number] = [each for each in letters if len(each) == 1]
-        for letters, lines in zip(found, (self._unknown, self._in_bytes), strict=True):
+                self._found["decomposed"][number] = [each for each in letters if len(each) == 1]
+        for letters, kind in zip(found, ("unknown", "in_bytes"), strict=True):
             if letters:
-                lines[number] = letters
+                self._found[kind][number] = letters
 
     def _letters_of(self, source: str) -> tuple[list[str], list[str]]:
         assert self._unknown_characters is not None
@@ -115,46 +113,47 @@ class LineWarnings:
 
         There is one line for each wrong language, the most frequent first.
         """
+        unknown, in_bytes, decomposed, empty, lost, broken = (self._found[kind] for kind in _KINDS)
         by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
         warnings = [
             f"warning: {self._lines(numbers)} {reason if len(numbers) == 1 else plural(reason)}: the "
             "translation is then fluent nonsense; use a model that reads this language.\n"
             for reason, numbers in by_count
         ]
-        if self._unknown:
-            verb = "has" if len(self._unknown) == 1 else "have"
-            noun = "letters" if all(len(each) == 1 for each in chain(*self._unknown.values())) else "words"
-            shown = _shown(self._unknown)
+        if unknown:
+            verb = "has" if len(unknown) == 1 else "have"
+            noun = "letters" if all(len(each) == 1 for each in chain(*unknown.values())) else "words"
+            shown = _shown(unknown)
             warnings.append(
-                f"warning: {self._lines(list(self._unknown))} {verb} {noun} that the vocabulary lacks ({shown}): do "
+                f"warning: {self._lines(unknown)} {verb} {noun} that the vocabulary lacks ({shown}): do "
                 "not rely on these translations, which are outside of what the model has learned.\n"
             )
-        if self._in_bytes:
-            shown, where = _shown(self._in_bytes), self._lines(list(self._in_bytes))
+        if in_bytes:
+            shown, where = _shown(in_bytes), self._lines(in_bytes)
             warnings.append(
                 f"warning: the vocabulary spells some letters in bytes ({shown}), as the training text had few or none "
                 f"of them: check the translations of {where}.\n"
             )
-        if self._decomposed:
-            shown, where = _shown(self._decomposed), self._lines(list(self._decomposed))
+        if decomposed:
+            shown, where = _shown(decomposed), self._lines(decomposed)
             warnings.append(
                 f"warning: letters and their accents are separate characters ({shown}), which the model has not "
                 "learned: convert the text to Unicode's composed form (NFC), and translate it again, as "
                 f"the translation of {where} cannot be relied on.\n"
             )
-        if self._empty:
+        if empty:
             warnings.append(
-                f"warning: the translation of {self._lines(self._empty)} is empty: the model has learned too little, "
+                f"warning: the translation of {self._lines(empty)} is empty: the model has learned too little, "
                 "or from pairs with empty translations.\n"
             )
-        if self._lost:
-            verb = "has" if len(self._lost) == 1 else "have"
+        if lost:
+            verb = "has" if len(lost) == 1 else "have"
             warnings.append(
-                f"warning: {self._lines(self._lost)} {verb} fewer sentences in the translation than in the source: use "
+                f"warning: {self._lines(lost)} {verb} fewer sentences in the translation than in the source: use "
                 "--split-sentences always, or put each sentence on a line of its own.\n"
             )
-        if self._broken:
-            where = self._lines(self._broken)
+        if broken:
+            where = self._lines(broken)
             warnings.append(
                 f"warning: the model wrote bytes that are no UTF-8 characters (U+FFFD) in the translation of {where}: "
                 "write the missing characters by hand, or try another beam size.\n"
@@ -164,20 +163,12 @@ class LineWarnings:
     @property
     def shown_numbers(self) -> list[int]:
         """The numbers of the lines that the warnings name, a sorted list: at most five for each kind of problem."""
-        kinds = (
-            *self._other_language.values(),
-            self._unknown,
-            self._in_bytes,
-            self._decomposed,
-            self._empty,
-            self._lost,
-            self._broken,
-        )
-        return sorted({number for kind in kinds for number in islice(kind, MAX_SHOWN)})
+        kinds = (*self._found.values(), *self._other_language.values())
+        return sorted({number for numbers in kinds for number in islice(numbers, MAX_SHOWN)})
 
-    def _lines(self, numbers: list[int]) -> str:
+    def _lines(self, numbers: Collection[int]) -> str:
         """Return a noun phrase for lines by their numbers, such as "line 3" or "7 lines (1, 2, 3, 4, 5, …)"."""
-        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
+        shown = ", ".join(f"{number:,}" for number in islice(numbers, MAX_SHOWN))
         if len(numbers) == 1:
             return f"{self._noun} {shown}"
         more = ", …" if len(numbers) > MAX_SHOWN else ""

@@ -16,12 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import (
-    TransduceError,
-    WrongLanguageWarning,
-    near_name,
-    option_with_other_dashes,
-)
+from transduce.errors import TransduceError, WrongLanguageWarning, near_name, option_with_other_dashes
 from transduce.process_environment import (
     handle_hangup,
     handle_sigterm,
@@ -95,11 +90,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """
 
     def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
         """Add the line of usage to the help text; its first word ("usage:") is in the user's language."""
         super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
@@ -227,10 +218,7 @@ def build_parser(verb: str | None) -> Parser:
         add_ui_language(parser)
         return parser
     parser = Parser(
-        prog=f"transduce {verb}",
-        description=_sentence(VERBS[verb]),
-        allow_abbrev=False,
-        formatter_class=HelpFormatter,
+        prog=f"transduce {verb}", description=_sentence(VERBS[verb]), allow_abbrev=False, formatter_class=HelpFormatter
     )
     add_arguments, _ = _functions_of(verb)
     add_arguments(parser)
@@ -471,7 +459,7 @@ def _run(arguments: list[str], owns_process: bool) -> int:
     ):
         if owns_process and verb not in _WITHOUT_TORCH:
             _import_torch()
-        return run(options)
+        return run(options) or 0
 
 
 def _import_torch() -> None:
@@ -485,8 +473,13 @@ def _import_torch() -> None:
     gc.enable()
 
 
-def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command."""
+def _functions_of(
+    verb: str,
+) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]:
+    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command.
+
+    The latter returns the command's exit code, or None for 0.
+    """
     name = verb.replace("-", "_")
     if verb in _SHARED_MODULES:
         module = import_module(f"transduce.commands.{_SHARED_MODULES[verb]}")
@@ -515,12 +508,10 @@ class _Closed(io.RawIOBase):
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:
-        """Raise a TransduceError that says that the standard input is closed."""
+        """Raise a TransduceError that says that the stream is closed."""
         raise TransduceError(self._sentence)
 
-    def write(self, _: object, /) -> NoReturn:
-        """Raise a TransduceError that says that the standard output is closed."""
-        raise TransduceError(self._sentence)
+    write = readinto
 
 
 def replace_closed_streams() -> None:

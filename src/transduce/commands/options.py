@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -112,7 +113,7 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 
     Args:
         parser: the command's parser.
-        int8: offer 8-bit weights as a precision; false for commands that train.
+        int8: offer 8-bit weights as a precision; False: offer what --precision of `transduce train` offers.
     """
     add = add_device(parser)
     if not int8:
@@ -130,14 +131,10 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 SEARCH_OPTIONS = {
     "beam_size": SettingOption("search.beam_size", "hypotheses kept at each step, usually 4; 1: greedy", COUNT),
     "length_penalty": SettingOption(
-        "search.length_penalty",
-        "greater values favor longer output; usually 0.6",
-        {"type": float, "metavar": "ALPHA"},
+        "search.length_penalty", "greater values favor longer output; usually 0.6", {"type": float, "metavar": "ALPHA"}
     ),
     "max_length": SettingOption(
-        "search.max_length",
-        "maximum number of new tokens, including the end symbol; usually source tokens + 50",
-        COUNT,
+        "search.max_length", "maximum number of new tokens, including the end symbol; usually source tokens + 50", COUNT
     ),
     "min_length": SettingOption("search.min_length", "minimum number of new tokens; usually 0", COUNT),
     "no_repeated_ngrams": SettingOption(
@@ -180,17 +177,17 @@ SEARCH_OPTIONS = {
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
-    group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
-    add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+    group = parser.add_argument_group("search (defaults: the settings in the model's folder)").add_argument
+    add_settings(group, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
 
 
 def passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return a dict of the named options that the user has set: name → value."""
+    """Return a dict of those options in `names` that the user has set: name → value."""
     return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
 
 
 def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return a dict of the named search options that the user has set: name in `SearchSettings` → value."""
+    """Return a dict of those search options in `names` that the user has set: name in `SearchSettings` → value."""
     passed = passed_options(options, names).items()
     values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
@@ -259,23 +256,17 @@ LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
 
 def add_languages(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for multilingual models: --source-language, --target-language and --tag."""
-    group = parser.add_argument_group("languages (defaults: those of the model's folder)")
-    group.add_argument(
-        "--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans"
-    )
-    group.add_argument(
-        "--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra"
-    )
-    group.add_argument("--tag", metavar="NAME", help="tag of the texts, for models that were trained on tagged corpora")
+    group = parser.add_argument_group("languages (defaults: those of the model's folder)").add_argument
+    group("--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans")
+    group("--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra")
+    group("--tag", metavar="NAME", help="tag of the texts, for models that were trained on tagged corpora")
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for computing BLEU: --tokenize and --lowercase."""
-    group = parser.add_argument_group("scoring")
-    group.add_argument(
-        "--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)"
-    )
-    group.add_argument("--lowercase", action="store_true", help="ignore case")
+    group = parser.add_argument_group("scoring").add_argument
+    group("--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)")
+    group("--lowercase", action="store_true", help="ignore case")
 
 
 def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -342,24 +333,23 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    passed = {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
-    computing = loading_options(options) | {"threads": thread_count(options, first)}
-    return open_translator(folders, **computing, **passed)
+    return open_translator(folders, **translator_arguments(options, first))
 
 
-def thread_count(options: argparse.Namespace, folder: str) -> int | None:
-    """Return the number of compute threads that a command's options ask for: --threads, or None for the default.
+def translator_arguments(options: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Return the keyword arguments of `open_translator` that a command's options describe, as `load_translator` says.
 
-    Without --threads, the number is 1 if the search settings ask for batch-invariant results, which need one thread.
+    Without --threads, the number of threads is 1 if the search settings ask for batch-invariant results, which need
+    one thread, and otherwise None.
 
     Args:
         options: the options of the command.
-        folder: the model folder, whose search settings count.
+        folder: the model folder whose search settings count; the first one of an ensemble.
     """
+    arguments = loading_options(options) | {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
     if options.threads is None and "batch_invariant" in options and search_settings(options, folder).batch_invariant:
-        return 1
-    threads: int | None = options.threads
-    return threads
+        arguments["threads"] = 1
+    return arguments
 
 
 def report_overridden(
@@ -440,13 +430,14 @@ def check_writable(
         inputs: files, lists of files and model folders that are read; None: an option that is not set.
 
     Raises:
-        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input, or
-            another output.
+        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input,
+            another output, or a symbolic link that leads back to itself.
     """
     if "-" in paths:
         raise TransduceError("`-` means standard output, but a file is needed here: name one.")
     files = [path for path in (*paths, None if report == "-" else report) if path]
     for path in map(Path, files):
+        _refuse_circular_link(path)
         target = link_target(path)
         if not target.parent.is_dir():
             raise TransduceError(f"{path} cannot be written: there is no folder {target.parent}.")
@@ -466,6 +457,21 @@ def check_writable(
         for location in read:
             if path.exists() and (_is_model_file(path, location) if location.is_dir() else _is_same(path, location)):
                 raise TransduceError(f"{path} is read here, and would be replaced: name another file to write.")
+
+
+def _refuse_circular_link(path: Path) -> None:
+    """Raise an error for a path that cannot be followed, since a symbolic link in it leads back to itself.
+
+    Raises:
+        TransduceError: the path has such a link.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise TransduceError(
+                f"{path} cannot be written: a symbolic link in it leads back to itself, so name another place."
+            ) from None
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -493,9 +499,10 @@ def check_folder(path: str) -> None:
     """Raise an error, before any work is done, if a folder could not be created or written to; it need not exist.
 
     Raises:
-        TransduceError: a part of the path is a file, or not writable.
+        TransduceError: a part of the path is a file, a symbolic link that leads back to itself, or not writable.
     """
     location = as_path(path, "The folder to write")
+    _refuse_circular_link(location)
     while not location.exists() and location != location.parent:
         location = location.parent
     if not location.is_dir():

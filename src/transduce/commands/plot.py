@@ -25,6 +25,7 @@ from transduce.training.schedule import ScheduleName
 if TYPE_CHECKING:
     from transduce.inspection.plots import Chart
 
+# Defaults of options, and those of single kinds that differ.
 _DEFAULTS: dict[str, object] = {
     "length": 100,
     "padding": 3,
@@ -70,52 +71,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"write a picture ({', '.join(PICTURE_SUFFIXES)}) (default: draw in the terminal)",
     )
-    positions = parser.add_argument_group("positions, rotation and masks")
-    positions.add_argument("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
-    positions.add_argument("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
-    positions.add_argument(
+    positions = parser.add_argument_group("positions, rotation and masks").add_argument
+    positions("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
+    positions("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
+    positions(
         "--d-model",
         type=int,
         nargs="+",
         metavar="N",
         help="width (default: 128; schedule: 512; rotation: 64, of a head)",
     )
-    schedules = parser.add_argument_group("schedule")
-    schedules.add_argument(
+    schedules = parser.add_argument_group("schedule").add_argument
+    schedules(
         "--schedule",
         nargs="+",
         choices=get_args(ScheduleName),
         metavar="NAME",
         help=f"one or more of {', '.join(get_args(ScheduleName))} (default: inverse-sqrt)",
     )
-    schedules.add_argument(
-        "--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (default: 4000)"
-    )
-    schedules.add_argument("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
-    attention = parser.add_argument_group("attention")
-    attention.add_argument(
+    schedules("--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (default: 4000)")
+    schedules("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
+    attention = parser.add_argument_group("attention").add_argument
+    attention(
         "--attention",
         choices=("memory", "encoder", "decoder"),
         help="which attention (default: memory if the model has it)",
     )
-    attention.add_argument("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
-    lengths = parser.add_argument_group("lengths")
-    lengths.add_argument("--source", metavar="FILE", help="source sentences of the test set, one per line")
-    lengths.add_argument("--reference", metavar="FILE", help="their human translations, one per line")
+    attention("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
+    lengths = parser.add_argument_group("lengths").add_argument
+    lengths("--source", metavar="FILE", help="source sentences of the test set, one per line")
+    lengths("--reference", metavar="FILE", help="their human translations, one per line")
     add_languages(parser)
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Draw the requested kind of chart into a picture file, or as text on standard output, and return 0."""
+def run(options: argparse.Namespace) -> None:
+    """Draw the requested kind of chart into a picture file, or as text on standard output."""
     from transduce.inspection.plots import check_picture
 
     _check_options(options)
     check_writable(options.output, inputs=[options.items, options.source, options.reference])
     if options.output is not None:
         check_picture(Path(options.output))
-    write_chart(_CHARTS[options.kind](options), options.output)
-    return 0
+    write_chart(_chart(options), options.output)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -125,13 +123,12 @@ def _check_options(options: argparse.Namespace) -> None:
         TransduceError: an option or the number of arguments does not fit the kind.
     """
     items, defaults = _ITEMS.get(options.kind, ""), _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
-    padding_is_set = options.padding is not None
     refuse_options_of_others(options, "plot", options.kind, _OPTIONS_OF_KIND)
+    if options.kind == "masks" and options.padding is None and options.length is not None:
+        options.padding = min(3, max(0, options.length - 1))
     for name, default in defaults.items():
         if vars(options)[name] is None:
             vars(options)[name] = default
-    if options.kind == "masks" and not padding_is_set:
-        options.padding = min(options.padding, max(0, options.length - 1))
     min_items = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
     if len(options.items) < min_items or (len(options.items) > min_items and not items.endswith("...")):
         raise TransduceError(
@@ -146,27 +143,23 @@ def _check_options(options: argparse.Namespace) -> None:
             raise TransduceError(f"`{option_of(name)}` must be at least 1, but is {min(vars(options)[name])}.")
 
 
-def _tutorial(options: argparse.Namespace) -> "Chart":
-    from transduce.inspection import plots_runs as tutorial
+def _chart(options: argparse.Namespace) -> "Chart":
+    """Return the chart that the options of `transduce plot` describe."""
+    from transduce.inspection import plots_runs
 
-    width = options.d_model[0]
-    if options.kind == "positions":
-        return tutorial.plot_positions(length=options.length, d_model=width)
-    if options.kind == "rotation":
-        return tutorial.plot_rotation(length=options.length, d_k=width)
-    if options.kind == "masks":
-        return tutorial.plot_masks(length=options.length, padding=options.padding)
-    if options.kind == "activations":
-        return tutorial.plot_activations()
-    return tutorial.plot_schedules(
-        schedules=options.schedule, warmups=options.warmup, widths=options.d_model, steps=options.steps
-    )
-
-
-def _training(options: argparse.Namespace) -> "Chart":
-    from transduce.inspection.plots_runs import plot_training
-
-    return plot_training([Path(item) for item in options.items])
+    charts: dict[str, Callable[[], Chart]] = {
+        "positions": lambda: plots_runs.plot_positions(length=options.length, d_model=options.d_model[0]),
+        "rotation": lambda: plots_runs.plot_rotation(length=options.length, d_k=options.d_model[0]),
+        "masks": lambda: plots_runs.plot_masks(length=options.length, padding=options.padding),
+        "schedule": lambda: plots_runs.plot_schedules(
+            schedules=options.schedule, warmups=options.warmup, widths=options.d_model, steps=options.steps
+        ),
+        "activations": plots_runs.plot_activations,
+        "attention": lambda: _attention(options),
+        "training": lambda: plots_runs.plot_training([Path(item) for item in options.items]),
+        "lengths": lambda: _lengths(options),
+    }
+    return charts[options.kind]()
 
 
 def _attention(options: argparse.Namespace) -> "Chart":
@@ -201,15 +194,3 @@ def _lengths(options: argparse.Namespace) -> "Chart":
         else:
             systems[name] = list(read_lines(item))
     return plot_lengths(sources, references, systems, target_language=language)
-
-
-_CHARTS: "dict[str, Callable[[argparse.Namespace], Chart]]" = {
-    "positions": _tutorial,
-    "rotation": _tutorial,
-    "masks": _tutorial,
-    "schedule": _tutorial,
-    "activations": _tutorial,
-    "attention": _attention,
-    "training": _training,
-    "lengths": _lengths,
-}

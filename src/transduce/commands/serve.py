@@ -44,6 +44,7 @@ _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 # With more workers each would get too few sentences.
 _MAX_WORKERS = 4
 _MAX_SAMPLES, _MAX_SAMPLE_CHARACTERS = 4, 60
+_ADDRESSES = ("host", "port", "unix_socket", "tls_certificate", "tls_key", "glossary_folder", "suggestions")
 _LIMITS = {
     "requests_per_minute": (int, "N", "limit per client; 0: no limit (default: 0 on a loopback address, else 300)"),
     "max_running": (int, "N", "requests decoded at the same time"),
@@ -93,45 +94,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="batches decoded concurrently, sharing the cores (default: one per core, at most 4; 1 on a GPU)",
     )
-    network = parser.add_argument_group("network and access")
-    network.add_argument("--host", default=defaults["host"], help="address to listen on; 0.0.0.0: all addresses")
-    network.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0: chosen by the system")
-    network.add_argument(
-        "--unix-socket", metavar="PATH", help="listen on this Unix domain socket instead of a port, for a proxy"
-    )
-    network.add_argument("--tls-certificate", metavar="FILE", help="speak HTTPS with this certificate chain (PEM)")
-    network.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
-    network.add_argument("--api-keys", metavar="FILE", help="require a key from this file, which has one per line")
-    network.add_argument(
+    network = parser.add_argument_group("network and access").add_argument
+    network("--host", default=defaults["host"], help="address to listen on; 0.0.0.0: all addresses")
+    network("--port", type=int, default=defaults["port"], metavar="N", help="0: chosen by the system")
+    network("--unix-socket", metavar="PATH", help="listen on this Unix domain socket instead of a port, for a proxy")
+    network("--tls-certificate", metavar="FILE", help="speak HTTPS with this certificate chain (PEM)")
+    network("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
+    network("--api-keys", metavar="FILE", help="require a key from this file, which has one per line")
+    network(
         "--trusted-proxies",
         nargs="+",
         default=[],
         metavar="ADDRESS",
         help="proxies whose X-Forwarded-For header identifies the client",
     )
-    network.add_argument(
+    network(
         "--root-path", default=defaults["root_path"], metavar="PATH", help="path under which a proxy offers the server"
     )
-    storage = parser.add_argument_group("storage")
-    storage.add_argument(
+    storage = parser.add_argument_group("storage").add_argument
+    storage(
         "--glossary-folder", metavar="FOLDER", help="store clients' glossaries here (default: in memory until the end)"
     )
-    storage.add_argument(
-        "--suggestions", metavar="FILE", help="append suggested translations to this file (default: refuse them)"
-    )
+    storage("--suggestions", metavar="FILE", help="append suggested translations to this file (default: refuse them)")
     add_search(parser)
-    limits = parser.add_argument_group("limits")
+    limits = parser.add_argument_group("limits").add_argument
     for name, (kind, metavar, meaning) in _LIMITS.items():
-        limits.add_argument(option_of(name), type=kind, default=defaults[name], metavar=metavar, help=meaning)
+        limits(option_of(name), type=kind, default=defaults[name], metavar=metavar, help=meaning)
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve the models' translations over HTTP until a signal arrives, then return 0."""
+def run(options: argparse.Namespace) -> None:
+    """Serve the models' translations over HTTP until a signal arrives."""
     early_reloads: list[int] = []
     with handle_hangup(lambda number, _: early_reloads.append(number)):  # otherwise the signal ends the process
         _serve(options, early_reloads)
-    return 0
 
 
 def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
@@ -168,13 +164,7 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
             settings = msgspec.structs.replace(settings, workers=default_workers(served))
         # On a GPU, a step of few sentences takes as long as one of many.
         settings = msgspec.structs.replace(settings, overtaking=_are_on_cpu(served))
-        service = Service(
-            catalog.models,
-            settings,
-            generators=catalog.generators,
-            profiles=catalog.profiles,
-            threads=options.threads,
-        )
+        service = Service(catalog, settings, threads=options.threads)
         pairs = [f"{model.source_language} → {model.target_language}" for model in models]
         names = ", ".join([*pairs, *service.generators])
         address = address_of(opened, has_tls=settings.tls_certificate is not None)
@@ -207,18 +197,11 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
     workers = {} if options.workers is None else {"workers": options.workers}
     return ServingSettings(
-        host=options.host,
-        port=options.port,
         api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
         trusted_proxies=tuple(options.trusted_proxies),
-        unix_socket=options.unix_socket,
-        tls_certificate=options.tls_certificate,
-        tls_key=options.tls_key,
         root_path=options.root_path.rstrip("/") if options.root_path.startswith("/") else options.root_path,
-        glossary_folder=options.glossary_folder,
-        suggestions=options.suggestions,
         **workers,
-        **{name: vars(options)[name] for name in _LIMITS},
+        **{name: vars(options)[name] for name in (*_ADDRESSES, *_LIMITS)},
     )
 
 

@@ -4,9 +4,8 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -41,29 +40,32 @@ if TYPE_CHECKING:
     from transduce.evaluation.forecasts import ForecastReport
     from transduce.evaluation.label_scores import BracketReport
     from transduce.inference.classifier import Classification, Classifier
-    from transduce.inference.embedder import Embedder
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.mask_filler import Candidate, Filler, Filling
     from transduce.inference.parser import Parse, Parser
     from transduce.inference.tagger import Tagger, Tagging
 
-    _Block = tuple[list[str], NDArray[np.float32], int]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+_TEXT: dict[str, Any] = {"nargs": "?", "metavar": "FILE", "type": file_or_stream}
+"""The form of the positional argument `text`, a file; without it, or with `-`, standard input is read."""
 _BLOCK_LINES = 1_024
 _BLOCK_LINES_OF_PARSER = 256
 _MAX_TAGS_SHOWN = 8
 _MIN_UNDIVIDED = 5  # characters of a script without spaces that are hardly one word
-_VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
+
+
+def _blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """Yield the items in order, in lists of `size` items; the last list may have fewer."""
+    waiting = iter(items)
+    while block := list(itertools.islice(waiting, size)):
+        yield block
 
 
 def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
-    """Yield the results of `compute`, which takes a list of items, for all items in order, `size` items at a time."""
-    waiting = iter(items)
-    while block := list(itertools.islice(waiting, size)):
-        yield from compute(block)
+    """Return an iterator over the results of `compute`, which takes a list of at most `size` items, for all items."""
+    return itertools.chain.from_iterable(map(compute, _blocks(items, size)))
 
 
 def _input_lines(options: argparse.Namespace) -> Iterator[str]:
@@ -77,7 +79,7 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce classify` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
-    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add("text", **_TEXT, help="texts, one per line (default: standard input)")
     add(
         "--probabilities",
         type=_number_of_labels,
@@ -102,8 +104,8 @@ def _number_of_labels(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of labels (1 or more); put a file before the option")
 
 
-def run_classify(options: argparse.Namespace) -> int:
-    """Print a label for each text or, with --labels (the right labels), a report of scores; return 0."""
+def run_classify(options: argparse.Namespace) -> None:
+    """Print a label for each text or, with --labels (the right labels), a report of scores."""
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
@@ -116,10 +118,9 @@ def run_classify(options: argparse.Namespace) -> int:
     classifier = load_classifier(options.model, **loading_options(options))
     if options.labels:
         _report_labels(options, classifier)
-        return 0
+        return
     found = _in_blocks(classifier, _input_lines(options), _BLOCK_LINES)
     write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
-    return 0
 
 
 def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> None:
@@ -160,9 +161,7 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="the folder of a tagger")
     add(
         "text",
-        nargs="?",
-        metavar="FILE",
-        type=file_or_stream,
+        **_TEXT,
         help="sentences, one per line, words separated by spaces; or columns (.conll, .conllu, …) or JSON lines "
         "(default: standard input)",
     )
@@ -180,8 +179,8 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_tag(options: argparse.Namespace) -> int:
-    """Print a line `word TAB tag` for each word, with an empty line after each sentence; return 0.
+def run_tag(options: argparse.Namespace) -> None:
+    """Print a line `word TAB tag` for each word, with an empty line after each sentence.
 
     With --score, a report that compares the tags with those in the file is printed instead.
     """
@@ -197,10 +196,9 @@ def run_tag(options: argparse.Namespace) -> int:
     tagger = load_tagger(options.model, **loading_options(options))
     if options.score:
         _report_tags(options, tagger)
-        return 0
+        return
     taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
     write_results(map(_tagged_lines, taggings), options.output)
-    return 0
 
 
 def _tagged_lines(tagging: "Tagging") -> str:
@@ -280,7 +278,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
     valid: float
     """Share of the sentences whose parse is a tree over exactly their words, in percent."""
     cut: int
-    """Number of trees that reached their maximum length, and were cut there and closed."""
+    """Number of trees that reached the maximum length, so that they were cut there and their open brackets closed."""
     beam_size: int
 
     def __str__(self) -> str:
@@ -291,13 +289,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce parse` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
-    add(
-        "text",
-        nargs="?",
-        metavar="FILE",
-        type=file_or_stream,
-        help="sentences, one per line, words separated by spaces (default: standard input)",
-    )
+    add("text", **_TEXT, help="sentences, one per line, words separated by spaces (default: standard input)")
     add("--pretty", action="store_true", help="draw each tree on several lines, followed by an empty line")
     add(
         "--beam-size",
@@ -311,8 +303,8 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_parse(options: argparse.Namespace) -> int:
-    """Print a tree for each sentence or, with --reference (a treebank), a report of bracket scores; return 0."""
+def run_parse(options: argparse.Namespace) -> None:
+    """Print a tree for each sentence or, with --reference (a treebank), a report of bracket scores."""
     from transduce.inference.parser import load_parser
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
@@ -328,11 +320,10 @@ def run_parse(options: argparse.Namespace) -> int:
         parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
     if options.reference:
         write_report(_parse_treebank(options, parser), options.json)
-        return 0
+        return
     sentences = ([unescape_word(word) for word in words] for words in _words_of_lines(options))
     parses = _in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER)
     write_results((_format_parse(parse, options) for parse in parses), options.output)
-    return 0
 
 
 def _format_parse(parse: "Parse", options: argparse.Namespace) -> str:
@@ -364,20 +355,20 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts whose masks a model filled, with the candidates for each mask; `str` shows these."""
+    """Texts whose masks a model filled, with the candidates for each mask; `str` returns both as lines."""
 
     fillings: "Sequence[Filling]"
 
     def __str__(self) -> str:
         """Return each text with its masks filled and, below the text, a line of candidates for each mask."""
-        return "\n".join("\n".join([filling.text, *_format_masks(filling)]) for filling in self.fillings)
-
-
-def _format_masks(filling: "Filling") -> list[str]:
-    return [
-        "  " + "  ".join(f"{_format_candidate(candidate)} {candidate.probability:.3f}" for candidate in mask)
-        for mask in filling.masks
-    ]
+        lines = []
+        for filling in self.fillings:
+            lines.append(filling.text)
+            candidates = (
+                [f"{_format_candidate(each)} {each.probability:.3f}" for each in mask] for mask in filling.masks
+            )
+            lines += ("  " + "  ".join(shown) for shown in candidates)
+        return "\n".join(lines)
 
 
 def _format_candidate(candidate: "Candidate") -> str:
@@ -402,8 +393,8 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_fill_mask(options: argparse.Namespace) -> int:
-    """Print each text with its masks filled and, below the text, the candidates for each mask; return 0."""
+def run_fill_mask(options: argparse.Namespace) -> None:
+    """Print each text with its masks filled and, below the text, the candidates for each mask."""
     from transduce.inference.mask_filler import load_filler
 
     check_writable(report=options.json, inputs=[options.model])
@@ -414,7 +405,6 @@ def run_fill_mask(options: argparse.Namespace) -> int:
     else:
         fillings = [filler(options.text, candidates=options.candidates)]
     write_report(FillReport(fillings=fillings), options.json)
-    return 0
 
 
 def _fill_line(filler: "Filler", number: int, line: str, candidates: int) -> "Filling":
@@ -431,7 +421,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce embed` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
-    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add("text", **_TEXT, help="texts, one per line (default: standard input)")
     add("--output", metavar="FILE", required=True, help="vectors.npy: one float32 array; vectors.jsonl: JSON lines")
     add(
         "--pooling", choices=("mean", "max", "first"), help="how token states become one vector (default: the folder's)"
@@ -444,15 +434,16 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run_embed(options: argparse.Namespace) -> int:
-    """Write a vector for each line of text to --output (.npy or .jsonl), and return 0.
+def run_embed(options: argparse.Namespace) -> None:
+    """Write a vector for each line of text to --output (.npy or .jsonl).
 
     The number of vectors, and of lines that are longer than the model reads, are reported on standard error.
     """
     from transduce.inference.embedder import load_embedder
 
-    path, kind = Path(options.output), _VECTOR_FORMATS.get(Path(options.output).suffix)
-    if kind is None:
+    path = Path(options.output)
+    is_npy = path.suffix == ".npy"
+    if not is_npy and path.suffix != ".jsonl":
         raise TransduceError(
             f"`--output` must end in .npy or .jsonl, which sets the format, but is `{options.output}`."
         )
@@ -460,62 +451,31 @@ def run_embed(options: argparse.Namespace) -> int:
     embedder = load_embedder(
         options.model, **loading_options(options), pooling=options.pooling, normalizes=options.normalize
     )
-    write = _write_npy if kind == "npy" else _write_json_lines
+    width, count, cut = embedder.model.config.d_model, 0, 0
     with name_path_in_errors(path), open_atomically(path) as file:
-        count, cut = write(
-            file,
-            _in_blocks(partial(_embed_block, embedder), _input_lines(options), _BLOCK_LINES),
-            embedder.model.config.d_model,
-        )
-    sys.stderr.write(localized(f"{path}: {count_noun(count, 'vector')} of {embedder.model.config.d_model} numbers\n"))
+        if is_npy:
+            _write_header(file, (0, width))
+        for lines in _blocks(_input_lines(options), _BLOCK_LINES):
+            whole = embedder.tokenizer.source.encode_batch(lines)
+            rows = embedder.frame(whole)
+            vectors = embedder.vectors(rows).numpy()
+            file.write(vectors.tobytes() if is_npy else _json_lines(lines, vectors))
+            count += len(lines)
+            cut += sum(len(row) < len(ids) + 2 for row, ids in zip(rows, whole, strict=True))  # with [CLS] and [SEP]
+        if is_npy and file.seekable():
+            file.seek(0)
+            _write_header(file, (count, width))
+        elif is_npy and count:
+            raise TransduceError("An .npy file begins with the number of its rows: name a regular file, or use .jsonl.")
+    sys.stderr.write(localized(f"{path}: {count_noun(count, 'vector')} of {width} numbers\n"))
     if cut:
         sys.stderr.write(
             localized(f"texts of which the model reads only the first {embedder.length:,} tokens: {cut:,}\n")
         )
-    return 0
-
-
-def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
-    """Compute the vectors of some lines, as one block of results for `_in_blocks`.
-
-    Returns:
-        A list with one item: the lines, their vectors, (lines, width), float32, and how many lines were truncated.
-    """
-    whole = embedder.tokenizer.source.encode_batch(lines)
-    rows = embedder.frame(whole)
-    cut = sum(len(row) < len(ids) + 2 for row, ids in zip(rows, whole, strict=True))  # with [CLS] and [SEP]
-    return [(lines, embedder.vectors(rows).numpy(), cut)]
-
-
-def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:
-    """Write the vectors of all lines as one float32 array, (lines, width), in NumPy's format (.npy).
-
-    Args:
-        file: the file, which must be seekable if there are any lines, as the array's size is written at the end.
-        blocks: groups of lines with their vectors, and the number of truncated lines in each.
-        width: numbers in a vector.
-
-    Returns:
-        The number of lines, and how many of them were truncated.
-
-    Raises:
-        TransduceError: the file is not seekable.
-    """
-    count = cut = 0
-    _write_header(file, (0, width))
-    for _, vectors, cut_here in blocks:
-        file.write(vectors.tobytes())
-        count, cut = count + len(vectors), cut + cut_here
-    if file.seekable():
-        file.seek(0)
-        _write_header(file, (count, width))
-    elif count:
-        raise TransduceError("An .npy file begins with the number of its rows: name a regular file, or use .jsonl.")
-    return count, cut
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    """Write the header of an .npy file with a float32 array of this shape.
+    """Write the header of a file in NumPy's format (.npy) with a float32 array of this shape.
 
     NumPy pads the header, so that it can be overwritten when the number of rows is known.
     """
@@ -525,24 +485,20 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
-    """Write a JSON object with `text` and `vector` for each line; numbers have nine digits, which identify a float32.
+def _json_lines(texts: list[str], vectors: "NDArray[np.float32]") -> bytes:
+    """Return a JSON object with `text` and `vector` for each text, as lines; nine digits identify a float32.
 
     Args:
-        file: the file.
-        blocks: groups of lines with their vectors, and the number of truncated lines in each.
-        width: not used, but `_write_npy` has the same arguments.
-
-    Returns:
-        The number of lines, and how many of them were truncated.
+        texts: the texts, one per line of the input.
+        vectors: a vector for each text, (lines, width).
     """
-    count = cut = 0
-    for texts, vectors, cut_here in blocks:
-        for text, vector in zip(texts, vectors.tolist(), strict=True):
-            numbers = ",".join(f"{number:.9g}" for number in vector)
-            file.write(b'{"text":' + msgspec.json.encode(text) + f',"vector":[{numbers}]}}\n'.encode())
-        count, cut = count + len(texts), cut + cut_here
-    return count, cut
+    objects = (
+        b'{"text":'
+        + msgspec.json.encode(text)
+        + f',"vector":[{",".join(f"{number:.9g}" for number in vector)}]}}\n'.encode()
+        for text, vector in zip(texts, vectors.tolist(), strict=True)
+    )
+    return b"".join(objects)
 
 
 # --- forecast ---
@@ -555,8 +511,8 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add("table", metavar="FILE", help="a .csv or .tsv table, plain or gzip, with a header; the newest line comes last")
     add("--steps", type=int, metavar="N", help="points to forecast (default: as many as in training)")
     add("--output", metavar="FILE", type=file_or_stream, help="write the table here (default: standard output)")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
+    sampling = parser.add_argument_group("sampling").add_argument
+    sampling(
         "--samples",
         type=int,
         default=0,
@@ -564,32 +520,32 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw N trajectories, and print the range of the middle 80 %% of them; for models trained with "
         "task.series.likelihood=gaussian",
     )
-    sampling.add_argument("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
-    scoring = parser.add_argument_group("scoring")
-    scoring.add_argument(
+    sampling("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
+    scoring = parser.add_argument_group("scoring").add_argument
+    scoring(
         "--score",
         action="store_true",
         help="forecast the table's own points instead, and report the errors; of the table of training, only the last "
         "tenth is unseen (see --last)",
     )
-    scoring.add_argument(
+    scoring(
         "--last",
         type=int,
         metavar="N",
         help="with --score: use only the last N points, rounded down to a multiple of --steps (default: all)",
     )
-    scoring.add_argument(
+    scoring(
         "--season",
         type=int,
         metavar="N",
         help="with --score: points of a season, which a baseline repeats (default: the model's)",
     )
-    add_json(scoring.add_argument, needs="--score")
+    add_json(scoring, needs="--score")
     add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 
-def run_forecast(options: argparse.Namespace) -> int:
-    """Print a table (CSV) of forecasts or, with `--score`, a report of forecast errors; return 0."""
+def run_forecast(options: argparse.Namespace) -> None:
+    """Print a table (CSV) of forecasts or, with `--score`, a report of forecast errors."""
     from transduce.data.series import read_table
     from transduce.inference.forecaster import load_forecaster
 
@@ -602,10 +558,9 @@ def run_forecast(options: argparse.Namespace) -> int:
         sys.stderr.write(localized(f"warning: {table.time_warning}\n"))
     if options.score:
         write_report(score_table(forecaster, values, options), options.json)
-        return 0
+        return
     forecast = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
     write_results((f"{line}\n" for line in table_lines(forecast)), options.output)
-    return 0
 
 
 def _seed(options: argparse.Namespace) -> int:

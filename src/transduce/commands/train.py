@@ -218,8 +218,8 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser, int8=False)
 
 
-def run_demo(options: argparse.Namespace) -> int:
-    """Train a small translator on the built-in corpus, print samples and its result, and return 0.
+def run_demo(options: argparse.Namespace) -> None:
+    """Train a small translator on the built-in corpus, and print samples and its result.
 
     The result is the share of held-out sentences that the translator translates exactly right.
     """
@@ -230,19 +230,13 @@ def run_demo(options: argparse.Namespace) -> int:
     if options.again:
         _remove_run(Path(options.out))
     with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
-        result = demo(
-            options.out,
-            seed=options.seed,
-            steps=options.steps,
-            **loading_options(options),
-        )
+        result = demo(options.out, seed=options.seed, steps=options.steps, **loading_options(options))
         command = f'transduce inspect {shell_word(options.out)}{common_options()} "{SENTENCES[-1]}"'
         of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
         next_step = f"source .venv/bin/activate; {command}" if of_make else command
         sys.stdout.write(localized(f"\nNext, look into a translation: {next_step}\n"))
         sys.stdout.flush()
     write_report(result, options.json)
-    return 0
 
 
 def _remove_run(folder: Path) -> None:
@@ -290,28 +284,21 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         *("back_translated", "columns", "weight_column", "document_column", "context_before", "strict_format"),
         "languages",
     )
-    tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument(
-        "--tokenizer", metavar="DIR", help="use this tokenizer, or this model's (default: train a new one)"
-    )
-    tokenizer.add_argument(
-        "--tokenizer-only", action="store_true", help="only train the tokenizer, for shards to be prepared later"
-    )
-    shards = parser.add_argument_group("shards and processes")
-    shards.add_argument("--shard", metavar="I/N", help="prepare the I-th of N parts, to be merged with the others")
-    shards.add_argument("--merge", nargs="+", metavar="DIR", help="merge these shards into one corpus")
-    shards.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: by cores and pairs; 1 for a shard)"
-    )
+    tokenizer = parser.add_argument_group("tokenizer").add_argument
+    tokenizer("--tokenizer", metavar="DIR", help="use this tokenizer, or this model's (default: train a new one)")
+    tokenizer("--tokenizer-only", action="store_true", help="only train the tokenizer, for shards to be prepared later")
+    shards = parser.add_argument_group("shards and processes").add_argument
+    shards("--shard", metavar="I/N", help="prepare the I-th of N parts, to be merged with the others")
+    shards("--merge", nargs="+", metavar="DIR", help="merge these shards into one corpus")
+    shards("--workers", type=int, metavar="N", help="processes (default: by cores and pairs; 1 for a shard)")
 
 
-def run_prepare(options: argparse.Namespace) -> int:
-    """Tokenize a corpus or a shard of it, merge shards, or only train a tokenizer; print a report and return 0."""
+def run_prepare(options: argparse.Namespace) -> None:
+    """Tokenize a corpus or a shard of it, merge shards, or only train a tokenizer, and print a report."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
     check_writable(report=options.json, inputs=read)
     check_folder(options.out)
     write_report(_prepare(options), options.json)
-    return 0
 
 
 def _prepare(options: argparse.Namespace) -> msgspec.Struct:

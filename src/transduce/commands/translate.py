@@ -32,7 +32,7 @@ from transduce.commands.options import (
     standard_output,
     stdin_lines,
     text_argument,
-    thread_count,
+    translator_arguments,
     typed_lines,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_text(parser)
     parser.add_argument("--redecode", action="store_true", help="re-decode translations that have quality warnings")
-    terms = parser.add_argument_group("required text")
-    terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
-    terms.add_argument(
+    terms = parser.add_argument_group("required text").add_argument
+    terms("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
+    terms(
         "--must-contain",
         action="append",
         default=[],
@@ -75,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PHRASE",
         help="every translation contains this phrase; can be repeated",
     )
-    terms.add_argument(
-        "--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs"
-    )
+    terms("--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs")
     add_glossary(parser)
     add_datastore(parser)
     add_search(parser)
@@ -92,20 +90,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_text(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for how texts are read: --split-sentences, --join-lines and --protect."""
-    group = parser.add_argument_group("text")
-    group.add_argument(
+    group = parser.add_argument_group("text").add_argument
+    group(
         "--split-sentences",
         choices=get_args(SplitSentences),
         default="auto",
         help="translate each sentence of a line by itself; auto: unless the model was trained on lines with several "
         "sentences",
     )
-    group.add_argument(
+    group(
         "--join-lines",
         action="store_true",
         help="join the lines of each paragraph, for text that is wrapped by width; empty lines separate paragraphs",
     )
-    group.add_argument(
+    group(
         "--protect",
         action="append",
         default=[],
@@ -116,20 +114,15 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for large files: --output, --resume, --shard and --workers."""
-    group = parser.add_argument_group("large files")
-    group.add_argument(
-        "--output",
-        metavar="FILE",
-        type=file_or_stream,
-        help="write here, atomically (default: standard output)",
-    )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
-    group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
-    group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
+    group = parser.add_argument_group("large files").add_argument
+    group("--output", metavar="FILE", type=file_or_stream, help="write here, atomically (default: standard output)")
+    group("--resume", action="store_true", help="continue an interrupted --output")
+    group("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
+    group("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Translate the lines of a file or of standard input, or a document, and return 0.
+def run(options: argparse.Namespace) -> None:
+    """Translate the lines of a file or of standard input, or a document.
 
     Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
     """
@@ -144,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
-        return 0
+        return
     if file and not Path(file).exists():
         raise TransduceError(
             f"{file} does not exist: name a file of sentences, or pipe a sentence in by `echo … | transduce translate`."
@@ -152,7 +145,8 @@ def run(options: argparse.Namespace) -> int:
     format = document_format(file, options)
     if file is not None and format is not None:
         with naming_options(file):
-            return translate_file(options, folders, file, format, job, identity(options, folders, job))
+            translate_file(options, folders, file, format, job, identity(options, folders, job))
+            return
     notes = LineNotes()
     lines = report_long_lines(
         read_lines(file, notes) if file else stdin_lines(notes, is_any_text=options.format == "txt")
@@ -164,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
     line_portions = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
         write_to_file(options, folders, job, line_portions, notes, file)
-        return 0
+        return
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
@@ -172,7 +166,6 @@ def run(options: argparse.Namespace) -> int:
             with name_path_in_errors(options.output or "standard output"):
                 output.write(text.replace("\n", notes.line_end))
                 output.flush()
-    return 0
 
 
 def _check_context(options: argparse.Namespace, folder: str) -> int:
@@ -339,19 +332,9 @@ def _translate_portions(
     if directions := read_directions(Path(folders[0])):
         pair = choose_direction(directions, options.source_language, options.target_language)
         warn_untrained_direction(directions, *pair)
-    threads = detect_machine(options.device, thread_count(options, folders[0])).threads
-    worker_settings = WorkerSettings(
-        folders=folders,
-        job=job,
-        precision=options.precision,
-        device=options.device,
-        threads=max(1, threads // options.workers),
-        source_language=options.source_language,
-        target_language=options.target_language,
-        tag=options.tag,
-        datastore=options.datastore,
-        plugins=tuple(options.plugin),
-    )
+    loading = translator_arguments(options, folders[0])
+    loading["threads"] = max(1, detect_machine(options.device, loading["threads"]).threads // options.workers)
+    worker_settings = WorkerSettings(folders=folders, job=job, loading=loading, plugins=tuple(options.plugin))
     with Workers(worker_settings, options.workers) as workers:
         yield from workers.translate(portions)
 
@@ -379,7 +362,7 @@ def write_to_file(
     Raises:
         TransduceError: the file is complete, but older than the input.
     """
-    from transduce.inference.bulk_files import ResumableFile
+    from transduce.inference.bulk_files import ResumableFile, skip_lines
 
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
@@ -388,12 +371,20 @@ def write_to_file(
             sys.stderr.write(
                 localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
             )
-        else:
-            try:
-                _write(file, options, folders, job, portions, notes)
-            except (KeyboardInterrupt, SystemExit):
-                sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
-                raise
+            return
+        try:
+            if file.progress.lines:
+                done, portions = skip_lines(portions, file.progress.lines)
+                file.line_end = notes.line_end
+                file.skip(done)
+                sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
+            elif options.resume:
+                sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
+            file.open()
+            _write(file, translate_with_warnings(options, folders, job, portions), notes)
+        except (KeyboardInterrupt, SystemExit):
+            sys.stderr.write(localized(f"{_describe_interruption(file)}\n"))
+            raise
 
 
 def _refuse_older_than(source: str | None, output: Path) -> None:
@@ -422,26 +413,18 @@ def _describe_interruption(file: "ResumableFile") -> str:
     )
 
 
-def _write(
-    file: "ResumableFile",
-    options: argparse.Namespace,
-    folders: list[str],
-    job: "LineOptions",
-    portions: "Iterable[Portion]",
-    notes: LineNotes,
-) -> None:
-    from transduce.inference.bulk_files import ReportClock, skip_lines
+def _write(file: "ResumableFile", translated: "Iterable[tuple[Portion, str]]", notes: LineNotes) -> None:
+    """Append translated groups of lines to an open output file, report the progress now and then, and finish the file.
 
-    if file.progress.lines:
-        done, portions = skip_lines(portions, file.progress.lines)
-        file.line_end = notes.line_end
-        file.skip(done)
-        sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
-    elif options.resume:
-        sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
-    file.open()
+    Args:
+        file: the file.
+        translated: the groups of input lines with their translated text.
+        notes: has the end of the input's first line, with which the output's lines end.
+    """
+    from transduce.inference.bulk_files import ReportClock
+
     clock, before = ReportClock(), file.progress.lines
-    for portion, text in translate_with_warnings(options, folders, job, portions):
+    for portion, text in translated:
         file.line_end = notes.line_end
         file.append(portion.lines, text)
         if clock.is_due():
@@ -456,7 +439,7 @@ def _write(
 def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions") -> bytes:
     """Return bytes that represent all models and options that determine the translation of a line.
 
-    A translation is only resumed if its bytes equal those of the interrupted translation.
+    An interrupted translation is resumed only if these bytes are the same as when it started.
 
     Args:
         options: the options of `transduce translate`.

@@ -53,41 +53,37 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce translate` for documents, such as --format, --columns and --keep-source."""
     group = parser.add_argument_group(
         "documents", f"files that end in {known_suffixes()}; only their text is translated"
-    )
-    group.add_argument(
+    ).add_argument
+    group(
         "--format",
         choices=FORMATS,
         help="format of the file (default: by its name and content; txt: translate the lines of any text file)",
     )
-    group.add_argument(
+    group(
         "--columns",
         action="append",
         metavar="NAME",
         help="csv and tsv: translate this column, by its name in the first row or its number; can be repeated",
     )
-    group.add_argument(
+    group(
         "--fields",
         action="append",
         metavar="PATH",
         help="json and jsonl: translate only these values, such as items.*.title; can be repeated",
     )
-    group.add_argument(
+    group(
         "--keep-source",
         action="store_true",
         help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
-    group.add_argument("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
-    group.add_argument(
+    group("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
+    group(
         "--overwrite-fuzzy",
         action="store_true",
         help="po: translate entries that are flagged `fuzzy`, too, and remove the flag",
     )
-    group.add_argument(
-        "--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review"
-    )
-    group.add_argument(
-        "--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)"
-    )
+    group("--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review")
+    group("--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)")
 
 
 def document_format(file: str | None, options: argparse.Namespace) -> Format | None:
@@ -126,8 +122,8 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 def translate_file(
     options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "LineOptions", identity: bytes
-) -> int:
-    """Translate a document, write it to --output, report warnings on standard error, and return 0.
+) -> None:
+    """Translate a document, write it to --output, and report warnings on standard error.
 
     Without --output, text goes to standard output, and an archive such as .docx beside the document, with the target
     language in its name.
@@ -138,7 +134,7 @@ def translate_file(
         file: the document.
         format: the document's format.
         job: search settings, glossary and settings for texts.
-        identity: bytes for everything else that determines the translation, so that it can be resumed.
+        identity: bytes that represent the models and options, by which an interrupted translation is recognized.
 
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
@@ -165,13 +161,8 @@ def translate_file(
         format=format.name,
         columns=tuple(options.columns or ()),
         fields=tuple(options.fields or ()),
-        keep_source=options.keep_source,
-        join_lines=options.join_lines,
-        overwrite=options.overwrite,
-        overwrite_fuzzy=options.overwrite_fuzzy,
-        mark_fuzzy=options.mark_fuzzy,
-        encoding=options.encoding,
         target_language=translator.target_language,
+        **{name: vars(options)[name] for name in ("join_lines", *_SETTINGS) if name not in ("columns", "fields")},
     )
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
@@ -203,7 +194,6 @@ def translate_file(
                 "after a review; --overwrite-fuzzy translates them again.\n"
             )
         )
-    return 0
 
 
 _MAX_SHOWN = 3  # messages or units that are listed
@@ -254,18 +244,12 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 def _unit_notes(document: Document) -> Iterator[str]:
     """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
-    from transduce.documents.translate import describe_kept_units, describe_other_language, describe_text_formulas
+    from transduce.documents.translate import document_notes
 
-    if (note := describe_other_language(document)) is not None:
+    for note, texts in document_notes(document):
         yield note
-    if (note := describe_text_formulas(document)) is not None:
-        yield note
-        for text in document.text_formulas[:_MAX_SHOWN]:
-            yield f"  this formula stays: {_shortened(text)}"
-    if (note := describe_kept_units(document)) is not None:
-        yield note
-        for text in document.kept_units[:_MAX_SHOWN]:
-            yield f"  this unit stays: {_shortened(text)}"
+        for text in map(_shortened, texts[:_MAX_SHOWN]):
+            yield f"  this unit stays: {text}" if texts is document.kept_units else f"  this formula stays: {text}"
 
 
 def _shortened(text: str) -> str:

@@ -118,9 +118,10 @@ def _shown(one: object, other: object) -> str:
 
 
 class _Segment(NamedTuple):
-    """The pairs of one block (a range of lines of a file) that the filters kept, with their range within a part.
+    """The pairs of one block (a range of lines of a file) that the filters kept.
 
-    `first` is the index of the segment's first pair among the kept pairs of all parts.
+    In the part they have the indices from `start` to `stop` (exclusive). `first` is the index of the first one among
+    the kept pairs of all parts.
     """
 
     block: TakenBlock

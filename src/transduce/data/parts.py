@@ -5,9 +5,10 @@ stores what merging needs for the decisions that compare pairs.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -101,37 +102,19 @@ class _WordTable:
         return EncodedSentences(self._tokens[positions], np.append(0, stops[numbers == 0]))
 
     def _clear(self) -> None:
-        self._numbers = _Numbers({_END: 0})
+        self._numbers = defaultdict[str, int](count(1).__next__, {_END: 0})  # a new word gets the next number
         self._tokens = np.array([self._vocabulary.eos_id], self._dtype)
         self._lengths = np.ones(1, np.int64)
         self._starts = np.zeros(1, np.int64)
 
     def _encode_new_words(self) -> None:
-        new = self._numbers.take_new()
+        new = list(islice(reversed(self._numbers), len(self._numbers) - len(self._lengths)))[::-1]
         if not new:
             return
         ids, offsets = EncodedSentences.of(self._vocabulary.encode_batch(new), self._dtype)
         self._starts = np.append(self._starts, len(self._tokens) + offsets[:-1])
         self._lengths = np.append(self._lengths, np.diff(offsets))
         self._tokens = np.append(self._tokens, ids)
-
-
-class _Numbers(dict[str, int]):
-    """A dictionary that assigns a number to each word at its first occurrence."""
-
-    def __init__(self, initial: dict[str, int]) -> None:
-        super().__init__(initial)
-        self._new: list[str] = []
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        self._new.append(word)
-        return number
-
-    def take_new(self) -> list[str]:
-        """Return a list of the words numbered since the last call, in the order of their numbers."""
-        new, self._new = self._new, []
-        return new
 
 
 # --- description of a prepared corpus ---
@@ -264,7 +247,7 @@ class PairsWriter(AbstractContextManager["PairsWriter"]):
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, columns: Iterable[Column]) -> None:
-        """Create the files in an existing folder."""
+        """Create the files in an existing folder, for ids of the tokenizer's vocabularies and for these columns."""
         self._source, self._target = (
             SideWriter(folder, side, vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id)
             for side, vocabulary in (("source", tokenizer.source), ("target", tokenizer.target))
@@ -569,7 +552,7 @@ class _Preparation:
         """Count those of a block's kept pairs (`rows`) that look wrong, by two numbers of this object.
 
         `exchanged` counts pairs whose sides seem exchanged, if both languages are known. `identical` counts pairs with
-        equal sides, if no filter drops those. In text alone, nothing is counted.
+        equal sides, if no filter drops those. If both sides are the same files, nothing is counted.
         """
         files = self._request.files
         if files.is_text_alone:

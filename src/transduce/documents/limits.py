@@ -46,7 +46,7 @@ def check_size(content: bytes, limits: Limits) -> None:
 # --- archives ---
 
 
-_ZIP_ERRORS = (EOFError, NotImplementedError, OverflowError, RuntimeError, ValueError, KeyError, IndexError)
+_ZIP_ERRORS = (EOFError, OverflowError, RuntimeError, ValueError, LookupError, struct.error, zlib.error)
 
 
 class Archive:
@@ -57,10 +57,11 @@ class Archive:
 
         Raises:
             TransduceError: the archive is damaged, encrypted or too large, uses a compression other than Deflate, or
-                has two files of one name or a file whose name points outside of it.
+                has two files of one name, or has a file whose name points outside of the archive.
         """
         self._content = content
-        self._entries: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
+        """The content of each file by its name in the archive, without folders, in the archive's order."""
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 self.infos = archive.infolist()
@@ -68,22 +69,11 @@ class Archive:
                 self._check(limits)
                 for info in self.infos:
                     if not info.is_dir():
-                        self._entries[info.filename] = archive.read(info)
+                        self.files[info.filename] = archive.read(info)
         except TransduceError:
             raise
-        except (zipfile.BadZipFile, zlib.error, struct.error, *_ZIP_ERRORS) as error:
+        except (zipfile.BadZipFile, *_ZIP_ERRORS) as error:
             raise TransduceError(f"The document is a damaged archive ({error}): save it again.") from None
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def __getitem__(self, name: str) -> bytes:
-        return self._entries[name]
-
-    @property
-    def names(self) -> list[str]:
-        """A list of the names of all files in the archive, without folders, in the archive's order."""
-        return list(self._entries)
 
     def _check(self, limits: Limits) -> None:
         infos = self.infos
@@ -118,7 +108,7 @@ class Archive:
             changes: new contents by file name; each name must be in the archive. If all contents are equal to the old
                 ones, the original bytes are returned.
         """
-        changes = {name: content for name, content in changes.items() if self._entries[name] != content}
+        changes = {name: content for name, content in changes.items() if self.files[name] != content}
         if not changes:
             return self._content
         buffer = io.BytesIO()
@@ -128,7 +118,7 @@ class Archive:
                 new = zipfile.ZipInfo(info.filename, info.date_time)
                 new.compress_type, new.external_attr = info.compress_type, info.external_attr
                 new.create_system, new.comment = info.create_system, info.comment
-                content = b"" if info.is_dir() else changes.get(info.filename, self._entries.get(info.filename, b""))
+                content = b"" if info.is_dir() else changes.get(info.filename, self.files.get(info.filename, b""))
                 archive.writestr(new, content)
         return buffer.getvalue()
 
@@ -224,8 +214,7 @@ def add_text(element: Any, text: str) -> None:
 def clear(element: Any) -> None:
     """Remove the text and the children of an XML element; its attributes stay."""
     element.text = None
-    for child in list(element):
-        element.remove(child)
+    del element[:]
 
 
 _EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")

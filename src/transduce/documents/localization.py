@@ -152,8 +152,8 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
 def _fit_forms(entry: _Entry, plurals: int, newline: str) -> None:
     """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one.
 
-    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`: gettext's
-    programs refuse a catalog with them.
+    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`, because
+    gettext's programs refuse a catalog with such forms.
     """
     if len(entry.ids) < 2:
         return
@@ -390,7 +390,7 @@ class _Element:
     one.
     """
     source_end: int = 0
-    """The offset after the `source` child, or after the `seg-source` element that follows."""
+    """The offset after the `source` child, or after the `seg-source` element that follows; 0: neither was read."""
     target: tuple[int, int, str] | None = None
     """Start and end of the element's `target` child, and its start tag as text; None if no such child was read."""
     translation: tuple[int, int] | None = None

@@ -26,6 +26,7 @@ from transduce.documents.units import (
     is_after_word,
     is_mark_a_word,
     is_note_mark,
+    text_of,
 )
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced_or_punctuation
@@ -175,7 +176,8 @@ class _Reader:
         Nothing is yielded if neither the text nor a description of an image in it has a letter.
 
         Args:
-            lines: the lines of the text. A translation of several lines is wrapped at the width of these, at least 40.
+            lines: the lines of the text. The translation of a wrapped text is wrapped at the width of its longest line,
+                at least 40 columns.
             is_paragraph: the text is a paragraph, whose lines must not look like the start of another block.
             is_cell: the text is a cell of a table, in which vertical bars are escaped.
         """
@@ -304,12 +306,7 @@ class _Inline:
     def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
         self.markdown = markdown
         self.env = env
-        rules = import_extra("markdown_it.rules_inline", "documents")
-        self.rules = {
-            name: getattr(rules, name)
-            for name in ("escape", "backtick", "autolink", "html_inline", "entity", "link", "image")
-        }
-        self.state_class = rules.StateInline
+        self.rules = import_extra("markdown_it.rules_inline", "documents")
 
     def parse(self, lines: Sequence[str]) -> _Parsed:
         """Divide the lines of a Markdown block into strings and inline tags, and return them as `_Parsed`.
@@ -317,7 +314,7 @@ class _Inline:
         Links and emphasis become start and end tags; code, formulas and images become single tags.
         """
         content = "\n".join(lines)
-        state = self.state_class(content, self.markdown, self.env, [])
+        state = self.rules.StateInline(content, self.markdown, self.env, [])
         parsed = _Parsed()
         self._range(state, 0, len(content), parsed)
         _pair_html(parsed)
@@ -333,9 +330,9 @@ class _Inline:
         opaque = _OPAQUE.match(state.src, position, state.posMax)
         if opaque is not None:
             return "opaque", opaque.end()
-        for name, rule in self.rules.items():
+        for name in ("escape", "backtick", "autolink", "html_inline", "entity", "link", "image"):
             state.pos = position
-            if rule(state, True) and state.pos > position:  # noqa: FBT003
+            if getattr(self.rules, name)(state, True) and state.pos > position:  # noqa: FBT003
                 return name, state.pos
         return "", position
 
@@ -367,11 +364,10 @@ class _Inline:
                 parsed.parts.append(unescape(source))
             elif character in "*_" or state.src.startswith("~~", position):
                 scanned = state.scanDelims(position, character == "*")
-                stop = position + scanned.length
-                at = len(parsed.parts)
-                length = scanned.length
+                length, at = scanned.length, len(parsed.parts)
                 delimiters.append(_Delimiters(at, character, length, scanned.can_open, scanned.can_close, length))
                 parsed.parts.append("")
+                stop = position + length
             elif character == "\n":
                 stop = _line_break(state.src, position, parsed)
             else:
@@ -385,7 +381,7 @@ class _Inline:
     def _link(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
         label_end = self.markdown.helpers.parseLinkLabel(state, start, False)  # noqa: FBT003
         closing = state.src[label_end:end]
-        if mark := _mark_kind(state.src[start + 1 : label_end], closing, _text_of(parsed)):
+        if mark := _mark_kind(state.src[start + 1 : label_end], closing, text_of(parsed.parts)):
             parsed.add(mark, state.src[start:end])
             return
         if closing in ("]", "][]"):  # the reference is the label, which changes
@@ -414,9 +410,9 @@ class _Inline:
             A word with the tags in it; the space before a word is its first character.
         """
         word = ""
-        for index, part in enumerate(parts):
+        for part in parts:
             if isinstance(part, Tag):
-                word += self._tag_source(parts, index, sources)
+                word += _tag_source(part, parts, sources[part])
                 continue
             escaped = self.escape(part).replace("|", "\\|") if is_cell else self.escape(part)
             first, *others = re.split(r"(?=[ \n])", escaped)
@@ -425,25 +421,6 @@ class _Inline:
                 yield word
                 word = other
         yield word
-
-    @staticmethod
-    def _tag_source(parts: Sequence[InlinePart], index: int, sources: dict[Tag, str]) -> str:
-        """Return the Markdown of a tag; emphasis by `_` that would start or end inside a word is written with `*`.
-
-        Args:
-            parts: the strings and tags of the text.
-            index: index of the tag among them.
-            sources: the Markdown of each tag in the source.
-        """
-        tag = parts[index]
-        assert isinstance(tag, Tag)
-        source = sources[tag]
-        if source.strip("_") or not source:
-            return source
-        ends = (Tag("open", tag.id), Tag("close", tag.id))
-        if any(_outer_letter(parts, end) for end in ends):
-            return "*" * len(source)
-        return source
 
     def escape(self, text: str) -> str:
         """Return a text with backslashes before characters that would be Markdown, so that it is shown as it is."""
@@ -461,6 +438,19 @@ class _Inline:
         return re.sub(r"\[([^\[\]]*)\](?=(.?))|[\[\]]", bracket, text)
 
 
+def _tag_source(tag: Tag, parts: Sequence[InlinePart], source: str) -> str:
+    """Return the Markdown of a tag; emphasis by `_` that would start or end inside a word is written with `*`.
+
+    Args:
+        tag: the tag.
+        parts: the strings and tags of the text that contains it.
+        source: the Markdown of the tag in the source.
+    """
+    ends = (Tag("open", tag.id), Tag("close", tag.id))
+    is_inside = source != "" and not source.strip("_") and any(_outer_letter(parts, end) for end in ends)
+    return "*" * len(source) if is_inside else source
+
+
 def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
     """Return whether a letter or digit stands directly before a start tag, or directly after an end tag, of a text.
 
@@ -469,8 +459,7 @@ def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
     if tag not in parts:
         return False
     index = parts.index(tag)
-    outside = parts[:index] if tag.kind == "open" else parts[index + 1 :]
-    text = "".join(part for part in outside if isinstance(part, str))
+    text = text_of(parts[:index] if tag.kind == "open" else parts[index + 1 :])
     return (text[-1:] if tag.kind == "open" else text[:1]).isalnum()
 
 
@@ -559,11 +548,6 @@ _RAISED = re.compile("su[bp]", re.IGNORECASE)
 _FORMULA = re.compile(r"[A-Za-z0-9]+<su[bp][\s>].*[A-Za-z0-9]", re.IGNORECASE | re.DOTALL)  # such as C<sub>6</sub>H
 
 
-def _text_of(parsed: _Parsed) -> str:
-    """Return one text of the strings of a Markdown block that were parsed so far, without tags."""
-    return "".join(part for part in parsed.parts if isinstance(part, str))
-
-
 def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "object"] | None:
     """Return the kind of tag for a link in Markdown that is only a number or a sign, such as `[1](#n1)`.
 
@@ -599,7 +583,7 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     inner = parsed.parts[start : end + 1]
     name = _INLINE_TAG.match(parsed.sources[inner[0]]) if isinstance(inner[0], Tag) else None
     tags = [part for part in inner if isinstance(part, Tag)]
-    text = "".join(part for part in inner if isinstance(part, str))
+    text = text_of(inner)
     is_raised = name is not None and any(_RAISED.match(parsed.sources[tag], 1) for tag in tags)
     has_mark = any(parsed.sources[tag].startswith("[") for tag in tags[1:-1])
     if not is_raised or not (text.strip() or has_mark) or has_letters(text):
@@ -670,8 +654,7 @@ def _settled(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[Inlin
         if not any(isinstance(part, Tag) or part.strip() for part in inner):
             settled[start : end + 1] = inner
             continue
-        after = "".join(part for part in settled[end + 1 :] if isinstance(part, str))[:1]
-        before = "".join(part for part in settled[:start] if isinstance(part, str))[-1:]
+        before, after = text_of(settled[:start])[-1:], text_of(settled[end + 1 :])[:1]
         if isinstance(inner[-1], str):
             kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"(?<![\W_])[\W_]++\Z", "", inner[-1])
             if kept or not inner[-1].strip():
@@ -703,18 +686,14 @@ def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bo
     text = _escaped_start(words[0], is_alone=len(words) == 1) if is_paragraph and words else "".join(words[:1])
     column = columns_of(text)
     for word in words[1:]:
-        fits = column + columns_of(word) <= width or not width
-        if (
-            fits
-            or _LINE_START.match(word.lstrip())
-            or is_unspaced_or_punctuation(word.lstrip()[:1])
-            or not word.strip()
-        ):
+        start = word.lstrip()
+        may_start = start and not _LINE_START.match(start) and not is_unspaced_or_punctuation(start[:1])
+        if not may_start or not width or column + columns_of(word) <= width:
             text += word
             column += columns_of(word)
         else:
-            text += between + word.lstrip()
-            column = columns_of(word.lstrip())
+            text += between + start
+            column = columns_of(start)
         if "\n" in word:
             column = columns_of(word.rpartition("\n")[2])
     first, *others = text.split(between) if between else [text]

@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     sentences: list[str]
     """A list of the document's texts to translate, each of one or more sentences."""
     write: Callable[[Sequence[str], _Marks, _Copies], str]
-    """A function that returns the translated document, from the arguments of `assemble`."""
+    """A function that returns the translated document; its arguments are those of `assemble`, none of them None."""
     marks: Mapping[int, Sequence[Span]] = {}
     """A mapping from the index of each text with inline tags to the spans of the tagged words, nested or disjoint,
     which are to be aligned with the translation.
@@ -230,7 +230,7 @@ class _Planner:
 
         Args:
             tokens: the strings and tags of the text.
-            depth: how many rows the text is nested in; it is not divided further in the eighth.
+            depth: how many rows the text is nested in; a text in eight rows is not divided further.
 
         Returns:
             The tags that stay and the index of each text; without words, the tokens as they are.
@@ -267,7 +267,7 @@ class _Planner:
 def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
     """Yield lists of a document's tokens (strings and tags), one for each text that is translated as a whole.
 
-    Every tag that ends a text, such as `<p>`, and every such line break is a list by itself.
+    Every tag or line break that ends a text, such as `<p>`, is a list by itself.
     """
     block: list[Token] = []
     for token in tokens:
@@ -501,8 +501,8 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
     """Return the text to insert between two translated texts: " " if they need a space there, otherwise "".
 
-    They need one if a source has a wide (East Asian) character where the texts meet, the first translation ends with a
-    letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
+    A space is needed if a source has a wide (East Asian) character where the texts meet, the first translation ends
+    with a letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
 
     Args:
         source_before: source of the first text, or its end.

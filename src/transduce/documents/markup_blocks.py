@@ -332,7 +332,8 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
         parent: the element whose nodes, at any depth, are changed.
         text: the plain text.
     """
-    bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
+    elements = [child for child in parent.children if child.kind == "element"]
+    bounds = [child for child in elements if _has_content(text[child.start : child.end])]
     anchors: dict[tuple[int, int], list[InlineNode]] = {}
     for child in parent.children:
         if child.kind == "element":
@@ -368,10 +369,6 @@ def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
             for node in nodes:
                 if node.neighbor is not None and node.neighbor.span in (one, other):
                     node.neighbor = node.neighbor._replace(span=Span(one.start, max(one.end, other.end)))
-
-
-def _has_content(node: InlineNode, text: str) -> bool:
-    return node.has_words or STAND_IN in text[node.start : node.end]
 
 
 def _nearest(text: str, gap: Span, element: InlineNode | None, *, from_end: bool = False) -> Neighbor | None:
@@ -421,13 +418,14 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
     A row has several elements with words, no words between them, and not only elements for formatting. In XLIFF there
     are no rows.
     """
-    elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
+    elements = [node for node in block.root.children if node.kind == "element"]
+    elements = [node for node in elements if _has_content(block.text[node.start : node.end])]
     names = {node.opening.name for node in elements if not node.opening.name.startswith(NUMBERED)}
     if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
         return False
     edges = [0, *(edge for node in elements for edge in (node.start, node.end)), len(block.text)]
     outside = "".join(block.text[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
-    return not has_words(outside) and STAND_IN not in outside
+    return not _has_content(outside)
 
 
 # --- rendering ---
@@ -597,9 +595,9 @@ class _Renderer:
             if not any(span.start < start + len(signs) and start < span.end for span in occupied):
                 return Span(start, start + len(signs))
         before = self.block.text[parent.start : element.start]
-        if not _has_any_content(before):
+        if not _has_content(before):
             return Span(part.start, part.start)
-        if not _has_any_content(self.block.text[element.end : parent.end]):
+        if not _has_content(self.block.text[element.end : parent.end]):
             return Span(part.end, part.end)
         share = (element.start - parent.start) / max(1, parent.end - parent.start)
         position = self._free(part.start + round(share * (part.end - part.start)), part, occupied)
@@ -760,7 +758,8 @@ def _outside(position: int, occupied: Sequence[Span]) -> int:
     return position
 
 
-def _has_any_content(text: str) -> bool:
+def _has_content(text: str) -> bool:
+    """Return whether a plain text has a word or stands for a protected element."""
     return has_words(text) or STAND_IN in text
 
 

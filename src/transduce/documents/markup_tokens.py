@@ -132,6 +132,7 @@ _MAX_DETECTED = 500  # items and characters of an element by which its language 
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
 Side = Literal["", "next", "previous"]
+"""The word beside which a tag without words stays in the translation: the next, the previous, or neither ("")."""
 Kind = Literal["text", "start", "end", "empty", "break", "protected", "block"]
 
 
@@ -641,7 +642,7 @@ class _Reader:
     def _is_in_word(self, start: int, stop: int) -> bool:
         """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O.
 
-        A number in `<sub>` is also one at the end of a word, as in CO<sub>2</sub>.
+        A number in `<sub>` also counts at the end of a word, as in CO<sub>2</sub>.
         """
         if not self._is_raised_number(start, stop):
             return False

@@ -568,9 +568,9 @@ def _is_copied(container: Any) -> bool:
 
 
 def _is_text_field(instruction: str, result: str) -> bool:
-    """Return whether a Word field shows text to translate: a link, a table of contents, or some other words.
+    """Return whether a Word field shows text to translate: a link, a table of contents, a form's text, or a copy.
 
-    Such words are those of a form, and copies of a caption, heading or entry of the index.
+    A copy repeats a caption, a heading or an entry of the index. The text of a form and a copy must have a letter.
 
     Args:
         instruction: what the field does, such as `REF _Ref1`.
@@ -638,7 +638,7 @@ _CELL_FILES = ("xl/sharedStrings.", "xl/worksheets/", "content.xml")
 
 
 def _formulas_with_texts(formulas: Iterable[str], files: Iterable[PartFile]) -> tuple[str, ...]:
-    """Return the formulas that contain a text of a cell, unless it is a sign or address, which translation keeps."""
+    """Return the formulas that contain a text of a cell; texts that translation keeps, as signs, do not count."""
     quoted = [(each, {text.replace('""', '"').casefold() for text in _QUOTED.findall(each)}) for each in formulas]
     sought = {text for _, texts in quoted for text in texts}
     paragraphs = (each for file in files if file.name.startswith(_CELL_FILES) for each in file.paragraphs)
@@ -657,10 +657,10 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
     The paragraphs of the `PartFile` are those with a letter that are to be translated. Sheets of Excel without inline
     strings are left out.
     """
-    for name in archive.names:
+    for name, content in archive.files.items():
         is_sheet = name.startswith("xl/worksheets/")
-        if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
-            tree = parse_xml(archive[name], name)
+        if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in content):
+            tree = parse_xml(content, name)
             by_tag = {dialect.paragraph: dialect for dialect in dialects}
             paragraphs = [_OpenXmlParagraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
             yield PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_kept])
@@ -682,7 +682,7 @@ def read_docx(source: Source) -> Document:
 
 def _code_styles(archive: Archive) -> frozenset[str]:
     """Return a set of the identifiers of a Word file's styles for code, which depend on the language of Word."""
-    styles = parse_xml(archive[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive else ()
+    styles = parse_xml(archive.files[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive.files else ()
     found = ([each.get(f"{_W}styleId", ""), *map(each.find, (f"{_W}name", f"{_W}basedOn"))] for each in styles)
     return find_code_styles((style, *(e if e is None else e.get(f"{_W}val") for e in rest)) for style, *rest in found)
 
@@ -702,9 +702,9 @@ def read_xlsx(source: Source) -> Document:
     archive = source.archive()
     column_names = {
         unescaped(column.get("name", ""))
-        for name in archive.names
+        for name, content in archive.files.items()
         if re.fullmatch(r"xl/tables/[^/]*\.xml", name)
-        for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
+        for column in parse_xml(content, name).getroot().iter(f"{_S}tableColumn")
     }
     tags = (f"{_S}si", f"{_S}is", f"{_S}text")
     dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, *_CHART_LABELS)
@@ -720,17 +720,18 @@ def read_xlsx(source: Source) -> Document:
             and each.element.find(f"{_THREADS}mentions") is None  # which contain positions in the text
         ]
         files.append(file._replace(paragraphs=kept))
-    has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
-    recalculated = _recalculated_workbook if has_formulas and _WORKBOOK in archive else None
-    sheets = (archive[name].decode("utf-8", "ignore") for name in archive.names if name.startswith("xl/worksheets/"))
-    cells = (match.groups() for sheet in sheets for match in _CELL_FORMULA.finditer(sheet.replace("&quot;", '"')))
+    sheets = [content for name, content in archive.files.items() if name.startswith("xl/worksheets/")]
+    has_formulas = any(b"</f>" in sheet for sheet in sheets)
+    recalculated = _recalculated_workbook if has_formulas and _WORKBOOK in archive.files else None
+    texts = (sheet.decode("utf-8", "ignore").replace("&quot;", '"') for sheet in sheets)
+    cells = (match.groups() for text in texts for match in _CELL_FORMULA.finditer(text))
     formulas = (f"{name}: {unescape(formula)}" for name, formula in cells)
     return document_of_archive(archive, files, recalculated, formulas)
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
     """Return a dict with an Excel file's workbook (bytes by name), changed so that opening it recomputes formulas."""
-    tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
+    tree = parse_xml(archive.files[_WORKBOOK], _WORKBOOK)
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")
     return {_WORKBOOK: write_xml(tree)}

@@ -39,13 +39,13 @@ def read_opendocument(source: Source) -> Document:
         TransduceError: the document is damaged or protected by a password.
     """
     archive = source.archive()
-    if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
+    if "META-INF/manifest.xml" in archive.files and b"encryption-data" in archive.files["META-INF/manifest.xml"]:
         raise TransduceError("The document is protected by a password: remove the password first.")
     files = []
-    for name in sorted(archive.names, key=lambda name: name != "content.xml"):
-        is_chart = re.fullmatch(r"(?:Object[^/]*/)+content\.xml", name) and b"xmlns:text" in archive[name]  # no formula
+    for name, content in sorted(archive.files.items(), key=lambda file: file[0] != "content.xml"):
+        is_chart = re.fullmatch(r"(?:Object[^/]*/)+content\.xml", name) and b"xmlns:text" in content  # no formula
         if is_chart or name in ("content.xml", "styles.xml"):
-            tree = parse_xml(archive[name], name)
+            tree = parse_xml(content, name)
             files.append(PartFile(name, tree, list(_paragraphs(tree.getroot()))))
     roots = [file.tree.getroot() for file in files if file.name == "content.xml"]
     formulas = (cell.get(f"{_TABLE}formula") or "" for root in roots for cell in root.iter(f"{_TABLE}table-cell"))

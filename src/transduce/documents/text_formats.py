@@ -52,7 +52,7 @@ def line_joint(before: str, after: str) -> str:
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the lines of a wrapped text joined to one, without white space at their ends and soft hyphens there."""
+    """Return the lines of a wrapped text joined to one, without white space and soft hyphens where they are joined."""
     joined = ""
     for line in map(str.strip, lines):
         joint = line_joint(joined, line) if joined and line else ""
@@ -156,9 +156,9 @@ class Message(NamedTuple):
         return Unit(self.source)
 
     def written(self, translation: str) -> str:
-        """Return a translation of the text's unit as the program writes it, with signs such as `&` as signs.
+        """Return a translation of `unit` as the program writes it, with the signs `<`, `>` and `&` unescaped.
 
-        Translation writes them as entities such as `&amp;`, which stay only if the source has them.
+        Translation escapes these signs as entities such as `&amp;`; an entity stays only if the source has it.
         """
         if not self.has_tags:
             return translation
@@ -186,8 +186,8 @@ Path = tuple[str, ...]
 def read_json(source: Source) -> Document:
     """Read a JSON file as a `Document`, whose units are the string values that are text for people.
 
-    With the setting `fields`, the units are the values at these paths. Without it, values are chosen by key and form:
-    identifiers, addresses and the like are left out. Keys and values without a letter are never translated.
+    With the setting `fields`, the units are the values at the paths that it names. Without it, values are chosen by key
+    and form: identifiers, addresses and the like are left out. Keys and values without a letter are never translated.
 
     Raises:
         TransduceError: the file is not JSON, or `fields` matches no text.
@@ -583,18 +583,19 @@ def read_epub(source: Source) -> Document:
         TransduceError: the book has copy protection, or its list of files is missing or damaged.
     """
     archive = source.archive()
-    if _CONTAINER not in archive:
+    if _CONTAINER not in archive.files:
         raise TransduceError(f"The document should be an e-book, but lacks {_CONTAINER}: save it again.")
     documents: dict[str, Document] = {}
     for name, media_type in _manifest(archive):
-        if name not in archive:
+        content = archive.files.get(name)
+        if content is None:
             continue
         if media_type == "application/xhtml+xml":
-            if _ENCRYPTION in archive and name.encode() in archive[_ENCRYPTION]:
+            if _ENCRYPTION in archive.files and name.encode() in archive.files[_ENCRYPTION]:
                 raise TransduceError("The e-book has copy protection, so its text cannot be read.")
-            documents[name] = _html_document(TextFile(archive[name], _html_encoding(archive[name]), is_markup=True))
+            documents[name] = _html_document(TextFile(content, _html_encoding(content), is_markup=True))
         elif media_type == "application/x-dtbncx+xml":
-            documents[name] = _labels(TextFile(archive[name], xml_encoding(archive[name]), is_markup=True))
+            documents[name] = _labels(TextFile(content, xml_encoding(content), is_markup=True))
     units = [unit for document in documents.values() for unit in document.units]
 
     def write(translations: Sequence[str]) -> bytes:
@@ -615,7 +616,7 @@ def _manifest(archive: Archive) -> list[tuple[str, str]]:
     files: list[tuple[str, str]] = []
     for rootfile in _elements(archive, _CONTAINER, "rootfile"):
         package = rootfile.get("full-path", "")
-        if package not in archive:
+        if package not in archive.files:
             raise TransduceError(f"The document should be an e-book, but lacks {package!r}: save it again.")
         for item in _elements(archive, package, "item"):
             path = posixpath.join(posixpath.dirname(package), unquote(item.get("href", "")))
@@ -624,7 +625,7 @@ def _manifest(archive: Archive) -> list[tuple[str, str]]:
 
 
 def _elements(archive: Archive, name: str, element: str) -> list[Any]:
-    return list(parse_xml(archive[name], name).getroot().iter(f"{{*}}{element}"))
+    return list(parse_xml(archive.files[name], name).getroot().iter(f"{{*}}{element}"))
 
 
 def _labels(file: TextFile) -> Document:

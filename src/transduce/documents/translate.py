@@ -109,30 +109,30 @@ def translate_content(
     return document.write(translations)
 
 
-def describe_kept_units(document: Document) -> str | None:
-    """Return a sentence with the number of a document's XLIFF units that stay partly untranslated; None without any."""
-    if not document.kept_units:
-        return None
-    count = count_noun(len(document.kept_units), "XLIFF unit")
-    return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
+def document_notes(document: Document) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (sentence, texts) for each thing that the user should check in a translated document.
 
-
-def describe_other_language(document: Document) -> str | None:
-    """Return a sentence about a PO or XLIFF file that names another target language than the model's; None if not."""
-    if document.other_language is None:
-        return None
-    return (
-        f"The file names `{document.other_language}` as the language of its translations, which is not the language "
-        "that the model writes: check that the file and the model are the right ones."
-    )
-
-
-def describe_text_formulas(document: Document) -> str | None:
-    """Return a sentence with the number of a spreadsheet's formulas that name translated texts; None without any."""
-    if not document.text_formulas:
-        return None
-    count = count_noun(len(document.text_formulas), "formula")
-    return f"Formulas stay as they are, but some name texts that were translated, so check their results: {count}."
+    A sentence is about a file that names another target language than the model's, a spreadsheet's formulas that name
+    translated texts, or XLIFF units that stay partly untranslated. The texts are these formulas or units.
+    """
+    if document.other_language is not None:
+        note = (
+            f"The file names `{document.other_language}` as the language of its translations, which is not the "
+            "language that the model writes: check that the file and the model are the right ones."
+        )
+        yield note, ()
+    if document.text_formulas:
+        count = count_noun(len(document.text_formulas), "formula")
+        yield (
+            f"Formulas stay as they are, but some name texts that were translated, so check their results: {count}.",
+            document.text_formulas,
+        )
+    if document.kept_units:
+        count = count_noun(len(document.kept_units), "XLIFF unit")
+        yield (
+            f"Kept, because segments without a translation cannot be put between the tags around segments: {count}.",
+            document.kept_units,
+        )
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -262,7 +262,7 @@ class ModelTexts(ContextTexts):
 
 
 def text_without_markup(text: str, kind: UnitKind) -> str:
-    """Return a document's text, or its translation, without XML or HTML tags, its sentences joined by spaces.
+    """Return a document's text, or its translation, without XML or HTML tags; spaces replace tags that divide it.
 
     Plain text stays as it is.
     """
@@ -270,7 +270,7 @@ def text_without_markup(text: str, kind: UnitKind) -> str:
 
 
 def count_texts(document: Document) -> int:
-    """Return the number of texts of a document that are translated; a page of HTML counts with its sentences."""
+    """Return the number of texts of a document that are translated; each paragraph of a page of HTML is one text."""
     pages = (markup_plan(unit.text, UNIT_MARKUP["html"], spaced=True) for unit in document.units if unit.kind == "html")
     return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
@@ -399,8 +399,8 @@ def write_translated(
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 
-    Finished translations are stored in `PATH.partial` beside it, which is deleted at the end, and after an error before
-    the first of them.
+    Finished translations are stored in the file `PATH.partial` beside it. That file is deleted at the end, and after an
+    error if it has no translation yet.
 
     Args:
         document: the document that was read.

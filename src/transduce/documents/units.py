@@ -78,8 +78,8 @@ class MessageRecord:
     kept: list[str] = field(default_factory=list)
     """The texts with messages that cannot be divided exactly and stay untranslated."""
     lost: list[str] = field(default_factory=list)
-    """The texts whose translation, when the document was last written, lacked an argument, so that they stay
-    untranslated, too.
+    """The texts that stay untranslated because their translation lacked an argument when the document was last
+    written.
     """
     plural_forms: list[frozenset[str]] = field(default_factory=list)
     """A list with a set of forms, such as `one` and `other`, for each plural in the messages that are translated."""
@@ -110,7 +110,7 @@ class Document(NamedTuple):
     text_formulas: tuple[str, ...] = ()
     """The formulas of a spreadsheet that contain a text of its cells, such as `D2: IF(A2="yes",1,0)`; they stay."""
     messages: MessageRecord | None = None
-    """The record of what becomes of the document's ICU messages with branches; None: it has none."""
+    """The record of what becomes of the document's ICU messages with branches; None: there are no such messages."""
 
 
 # --- inline tags ---
@@ -373,7 +373,7 @@ _EXTENSIONS = {
     **dict.fromkeys(("shift_jis", "shift_jisx0213", "shift_jis_2004"), ("cp932",)),
     "euc_kr": ("cp949",),
 }
-"""The encodings that browsers and programs mean by the names of older, smaller ones: a dict from the smaller one."""
+"""A dict from the name of an older encoding to the larger ones that browsers mean by it, which are tried in order."""
 
 
 class Edit(NamedTuple):
@@ -468,10 +468,10 @@ class TextFile:
 
 
 def _decoded(content: bytes, encoding: str) -> tuple[str, str]:
-    """Return bytes as text, and their encoding: the specified one, or an extension that the bytes need.
+    """Return bytes as text, and their encoding: the specified one, or if the bytes are none, a larger one of that name.
 
     Raises:
-        UnicodeDecodeError: the bytes are text in neither.
+        UnicodeDecodeError: the bytes are text in none of these encodings.
         LookupError: the encoding is unknown.
     """
     try:

@@ -14,12 +14,15 @@ from transduce.errors import count_noun
 
 Numbers = NDArray[np.float64]
 
-# A season occurs at least three times. It is a peak of the autocorrelation by so many standard errors of noise.
+# How often a season occurs at least, and its greatest length in points. At its lag, the autocorrelation has a peak of
+# at least so many standard errors of noise, and at least this value.
 _MIN_SEASONS, _MAX_SEASON, _MIN_ERRORS, _MIN_CORRELATION = 3, 20_000, 3.3, 0.1
-# In a short series a clear wave itself makes the noise seem smooth: this autocorrelation, twice, is always enough.
+# In a short series, a clear wave itself makes the noise seem smooth: this autocorrelation at a lag and at twice the lag
+# is always enough.
 _CLEAR_CORRELATION = 0.6
-# Before and after a season's peak, the autocorrelation drops at least to this share. Of the peaks that are nearly the
-# highest (by this share of it, or by so many standard errors), the first is the season.
+# Before and after a season's peak, the autocorrelation drops at least to the first of these shares of the peak's. Peaks
+# of at least the second share of the highest one, or within so many standard errors of it, count as equally high: the
+# first of them is the season.
 _DROP, _NEARLY, _NEARLY_ERRORS = 0.5, 0.9, 4.0
 
 

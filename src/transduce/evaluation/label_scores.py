@@ -232,19 +232,18 @@ def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]
     )
     if not describe_spans(tag for tags in right for tag in tags):
         return report
-    kinds: dict[str, list[int]] = {}
-    for ours, theirs in pairs:
-        found, wanted = set(spans_of(ours)), set(spans_of(theirs))
-        for span in found | wanted:
-            tally = kinds.setdefault(span.kind, [0, 0, 0])
-            for index, has in enumerate((span in found and span in wanted, span in found, span in wanted)):
-                tally[index] += has
+    spans = [(set(spans_of(ours)), set(spans_of(theirs))) for ours, theirs in pairs]
+    common = Counter(span.kind for ours, theirs in spans for span in ours & theirs)
+    found = Counter(span.kind for ours, _ in spans for span in ours)
+    wanted = Counter(span.kind for _, theirs in spans for span in theirs)
     return msgspec.structs.replace(
         report,
         precision=100.0 * total.common / max(1, total.predicted),
         recall=100.0 * total.common / max(1, total.wanted),
         f1=100.0 * f1_of_counts(total.common, total.predicted, total.wanted),
-        f1_of_kinds={kind: 100.0 * f1_of_counts(*tally) for kind, tally in sorted(kinds.items())},
+        f1_of_kinds={
+            kind: 100.0 * f1_of_counts(common[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)
+        },
     )
 
 

@@ -34,29 +34,35 @@ NGRAM_ORDERS = 4
 CHRF_BETA_SQUARED = 4
 
 
-def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int) -> Floats:
-    """Return the score differences B - A on random test sets of N sentences that are drawn with replacement.
+def bootstrap_differences(
+    systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
+) -> Floats:
+    """Return the differences B - A of two groups' mean scores on random test sets that are drawn with replacement.
 
-    This is paired bootstrap resampling (Koehn 2004): both systems get the same sentences.
+    This is paired bootstrap resampling (Koehn 2004): all systems get the same sentences. A group has one system or
+    several, such as runs with different seeds, whose scores are averaged.
 
     Args:
-        counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
-        counts_b: the same counts of system B, (N, K).
+        systems_a: K counts of each sentence by each system of group A, (N, K), whose sums over sentences determine the
+            system's score.
+        systems_b: the same counts of group B.
         formula: computes scores (R,) from sums of counts (R, K).
-        resamples: the number R of test sets.
+        resamples: the number R of test sets, each of N sentences.
         seed: the random seed.
 
     Returns:
         The differences, (R,).
     """
     generator = np.random.default_rng(seed)
-    sentences, width = counts_a.shape
-    both = np.hstack([counts_a, counts_b])  # (N, 2K)
+    sentences, width = systems_a[0].shape
+    every = np.hstack([*systems_a, *systems_b])  # (N, systems · K)
     differences = []
     for rows in _rows_at_once(resamples, sentences):
-        drawn = generator.integers(sentences, size=(rows, sentences))
-        sums = _times_drawn(drawn) @ both  # (rows, 2K)
-        differences.append(formula(sums[:, width:]) - formula(sums[:, :width]))
+        sums = _times_drawn(generator.integers(sentences, size=(rows, sentences))) @ every
+        scores = np.stack(
+            [formula(part) for part in np.split(sums, every.shape[1] // width, axis=1)]
+        )  # (systems, rows)
+        differences.append(scores[len(systems_a) :].mean(axis=0) - scores[: len(systems_a)].mean(axis=0))
     return np.concatenate(differences)
 
 
@@ -95,37 +101,6 @@ def p_value(difference: float, chance_differences: Floats) -> float:
     """
     as_large = np.count_nonzero(np.abs(chance_differences) >= abs(difference) - ROUNDING)
     return (int(as_large) + 1) / (len(chance_differences) + 1)
-
-
-def bootstrap_mean_differences(
-    systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
-) -> Floats:
-    """Return the differences B - A of two groups' mean scores on random test sets that are drawn with replacement.
-
-    Each group has several systems, such as runs with different seeds, whose scores are averaged; all get the same
-    sentences.
-
-    Args:
-        systems_a: the counts of each system of group A, (N, K), whose sums over sentences determine its score.
-        systems_b: the same counts of group B.
-        formula: computes scores (R,) from sums of counts (R, K).
-        resamples: the number R of test sets.
-        seed: the random seed.
-
-    Returns:
-        The differences, (R,).
-    """
-    generator = np.random.default_rng(seed)
-    sentences, width = systems_a[0].shape
-    every = np.hstack([*systems_a, *systems_b])  # (N, systems · K)
-    differences = []
-    for rows in _rows_at_once(resamples, sentences):
-        sums = _times_drawn(generator.integers(sentences, size=(rows, sentences))) @ every
-        scores = np.stack(
-            [formula(part) for part in np.split(sums, every.shape[1] // width, axis=1)]
-        )  # (systems, rows)
-        differences.append(scores[len(systems_a) :].mean(axis=0) - scores[: len(systems_a)].mean(axis=0))
-    return np.concatenate(differences)
 
 
 # Maximum number of divisions of runs into two groups that are all tried; of more, as many are drawn at random.
@@ -413,10 +388,9 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
     counts_a, counts_b = count_sentences(metric, trial.lines_a), count_sentences(metric, trial.lines_b)
     value_a, value_b = (float(formula(counts.sum(axis=0)[None])[0]) for counts in (counts_a, counts_b))
     difference = value_b - value_a
-    resampled, exchanged = (
-        differences(counts_a, counts_b, formula, resamples=trial.resamples, seed=trial.seed)
-        for differences in (bootstrap_differences, randomization_differences)
-    )
+    draws = {"resamples": trial.resamples, "seed": trial.seed}
+    resampled = bootstrap_differences([counts_a], [counts_b], formula, **draws)
+    exchanged = randomization_differences(counts_a, counts_b, formula, **draws)
     low, high = np.quantile(resampled, [0.025, 0.975])
     p_randomization = p_value(difference, exchanged)
     return MetricComparison(

@@ -9,18 +9,18 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain, zip_longest
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, file_sha256, name_path_in_errors, replace_file, write_file
+from transduce.atomic_io import exclusive_lock, file_sha256, link_target, name_path_in_errors, replace_file, write_file
 from transduce.errors import IdleSettingWarning, TransduceError, UntrainedDirectionWarning, count_noun
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
@@ -185,42 +185,28 @@ def translate_portion(translator: Translator, job: LineOptions, portion: Portion
 def _translate_lines(translator: Translator, job: LineOptions, portion: Portion) -> list[Translation]:
     """Translate the lines of a portion with the job's settings, and return a list of a translation for each line."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
-    phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
+    constraints: dict[str, Any] = {
+        "prefix": job.prefix,
+        "phrases": [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None,
+        "glossary": job.glossary,
+        "text_settings": job.text_settings,
+    }
+    documents = Documents.of_lines(portion.lines, portion.before)
     translations = translator.translate(
-        portion.lines,
-        job.search,
-        prefix=job.prefix,
-        phrases=phrases,
-        glossary=job.glossary,
-        indices=portion.indices,
-        text_settings=job.text_settings,
-        documents=Documents.of_lines(portion.lines, portion.before),
+        portion.lines, job.search, indices=portion.indices, documents=documents, **constraints
     )
-    if job.redecode:
-        translations = redecode(
-            translator,
-            translations,
-            job.search,
-            prefix=job.prefix,
-            phrases=phrases,
-            glossary=job.glossary,
-            text_settings=job.text_settings,
-        )
-    return translations
+    return redecode(translator, translations, job.search, **constraints) if job.redecode else translations
 
 
 def _output_text(job: LineOptions, portion: Portion, translations: Sequence[Translation]) -> str:
     """Return the text that is written for the translations of a portion (group of lines)."""
-    write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
-    return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
-
-
-def _write_best(index: int, translation: Translation) -> str:  # noqa: ARG001
-    return f"{translation.text}\n"
-
-
-def _write_alternatives(index: int, translation: Translation) -> str:
-    return "".join(f"{index} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
+    if job.search.n_best == 1:
+        return "".join(f"{each.text}\n" for each in translations)
+    return "".join(
+        f"{index} ||| {each.text} ||| {each.score:.4f}\n"
+        for index, translation in zip(portion.indices, translations, strict=True)
+        for each in translation.alternatives
+    )
 
 
 def translate_portions(
@@ -303,7 +289,7 @@ class ResumableFile:
             TransduceError: there is an unfinished file and `resume` is False, or the file was started with other
                 options, is shorter than recorded or has an unreadable record.
         """
-        self.path = path = path.resolve() if path.is_symlink() else path  # keeps a symbolic link and writes its target
+        self.path = path = link_target(path)  # keeps a symbolic link and writes its target
         self.partial = path.with_name(f"{path.name}.partial")
         self.side = path.with_name(f"{path.name}.progress")
         self.options_sha256 = hashlib.sha256(options).hexdigest()
@@ -458,18 +444,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Model folders; several form an ensemble."""
     job: LineOptions
     """The search settings and constraints that apply to every line."""
-    precision: str = "auto"
-    device: str = "auto"
-    threads: int = 1
-    """Number of compute threads of each worker process."""
-    source_language: str | None = None
-    """Source language code, for models with language tags; None: the model's default."""
-    target_language: str | None = None
-    """Target language code, for models with language tags; None: the model's default."""
-    tag: str | None = None
-    """Tag of the texts, for models that were trained on tagged corpora; None: texts without a tag."""
-    datastore: str | None = None
-    """Path of a datastore file for kNN retrieval; None: no retrieval."""
+    loading: dict[str, Any] = {}
+    """Keyword arguments of `open_translator` in each worker process, such as `device`, `threads` and `datastore`."""
     plugins: tuple[str, ...] = ()
     """Python files that register components of the models."""
     opened: tuple[str, ...] = ()
@@ -592,16 +568,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
         for path in settings.plugins:
             load_plugin(path)
         _check_states(settings)
-        translator = open_translator(
-            settings.folders,
-            precision=settings.precision,
-            device=settings.device,
-            threads=settings.threads,
-            source_language=settings.source_language,
-            target_language=settings.target_language,
-            datastore=settings.datastore,
-            tag=settings.tag,
-        )
+        translator = open_translator(settings.folders, **settings.loading)
         _check_states(settings)  # it may have been replaced while it was read
         for message in messages:
             text = translate_portion(translator, settings.job, msgspec.json.decode(message, type=Portion))
@@ -613,7 +580,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
 
 
 def _opened_paths(settings: WorkerSettings) -> list[Path]:
-    return [Path(path) for path in (*settings.folders, *([settings.datastore] if settings.datastore else []))]
+    return [Path(path) for path in (*settings.folders, settings.loading.get("datastore")) if path]
 
 
 def _states(settings: WorkerSettings) -> tuple[str, ...]:

@@ -109,7 +109,13 @@ class Forecaster:
                 is out of range; or the model predicts no deviations to sample from.
         """
         past = self._checked_windows(past, past)
-        steps, samples, seed = self._checked_options(steps, samples, seed)
+        steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
+        seed = as_integer(seed, "seed", minimum=0, maximum=2**63 - 1)
+        if samples and not self.model.config.predicts_deviations:
+            raise TransduceError(
+                f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
+                "`task.series.likelihood` = gaussian, or leave it out."
+            )
         past = past[:, past.shape[1] - self.card.past :]
         if not samples:
             return Forecast(self.card.columns, self._roll(past, steps, None))
@@ -138,16 +144,6 @@ class Forecaster:
         check_evaluation_mode(self.model)
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
-
-    def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
-        steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
-        seed = as_integer(seed, "seed", minimum=0, maximum=2**63 - 1)
-        if samples and not self.model.config.predicts_deviations:
-            raise TransduceError(
-                f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
-                "`task.series.likelihood` = gaussian, or leave it out."
-            )
-        return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
         """Return a history, (S, C) or (S,) for one series, as a float64 array of one window, (1, S, C).

@@ -22,7 +22,7 @@ from transduce.model_folder.load import LoadOptions, check_parts, load_task_mode
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken
-from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
@@ -146,9 +146,7 @@ class Parser:
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
-        return run_search(self._begin(batch))
-
-    def _begin(self, batch: Sequence[_Sentence]) -> Search:
+        """Return a list with the beam's hypotheses, best first, for each tokenized sentence."""
         check_evaluation_mode(self.model)
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
@@ -161,7 +159,7 @@ class Parser:
         limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(max_lengths, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)
-        return make_search(scorer, limits, beam, rules=rules)
+        return run_search(make_search(scorer, limits, beam, rules=rules))
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
         tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])

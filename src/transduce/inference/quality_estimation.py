@@ -54,11 +54,8 @@ def missing_placeholders(source: str, target: str) -> list[str]:
     spans = [span for span in find_protected(source) if _ORDINARY.fullmatch(source, *span) is None]
     texts = [source[slice(*span)] for span in spans]
     literals = [each for each in texts if each.startswith(_STARTS_OF_PLACEHOLDERS) and _BRANCHES.match(each) is None]
-    literals += [
-        match[0]
-        for match in _PLACEHOLDER_LIKE.finditer(source)
-        if not any(span.start <= match.start() < span.end for span in spans)
-    ]
+    matches = _PLACEHOLDER_LIKE.finditer(source)
+    literals += [each[0] for each in matches if not any(span.start <= each.start() < span.end for span in spans)]
     return [literal for literal, count in Counter(literals).items() if target.count(literal) < count]
 
 

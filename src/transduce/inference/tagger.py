@@ -9,7 +9,6 @@ from typing import overload
 
 import msgspec
 import torch
-from torch import Tensor
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
@@ -109,7 +108,9 @@ class Tagger:
         probabilities = [[0.0] * len(words) for words in sentences]
         rows = encode_words(self.tokenizer.source, sentences, self.length)
         for batch, _, states in encode_by_length(self.model, [row.ids for row in rows]):
-            best, labels = self._probabilities(states).max(dim=-1)  # (B, S) each
+            with torch.inference_mode():
+                logits = self.model.label_tokens(states).float()  # (B, S, C)
+            best, labels = logits.softmax(dim=-1).cpu().max(dim=-1)  # (B, S) each
             for number, row in enumerate(rows[index] for index in batch):
                 for word, position in enumerate(row.positions, row.first_word):
                     tags[row.sentence][word] = self.tags[int(labels[number, position])]
@@ -118,11 +119,6 @@ class Tagger:
             Tagging(tuple(words), tuple(found), tuple(sure))
             for words, found, sure in zip(sentences, tags, probabilities, strict=True)
         ]
-
-    @torch.inference_mode()
-    def _probabilities(self, states: Tensor) -> Tensor:
-        """Return the probability of each tag at each token, from states (B, S, D): (B, S, C), float32 on the CPU."""
-        return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
 
 
 def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:

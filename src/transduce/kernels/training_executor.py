@@ -417,7 +417,7 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
         known = None if mask.base is None else kernel_lengths(x, memory, mask.base)
         is_shared = mask.term.dim() == 4 and mask.term.shape[0] == 1 and mask.term.shape[2:] == (x.shape[1], x.shape[1])
         return known._replace(bias=mask.term[0]) if known is not None and memory is None and is_shared else None
-    if memory is None and type(mask) is LookAheadMask:
+    if memory is None and type(mask) is LookAheadMask and mask.allowed.shape[-1] == x.shape[1]:
         return KeyLengths(None)
     num_keys = (x if memory is None else memory).shape[1]
     if type(mask) is not AttentionMask or mask.allowed.shape[-1] != num_keys or mask.lengths is None:

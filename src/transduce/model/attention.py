@@ -45,7 +45,7 @@ def attend(
         value: (B, H, L, V).
         mask: an `AttentionMask` or a boolean tensor, broadcastable to (B, H, Q, L), True = may attend; None: all may.
         dropout: applied to the weights.
-        weights_out: a list that receives the weights, (B, H, Q, L).
+        weights_out: a list to which the weights, (B, H, Q, L), are appended, before dropout and without a gradient.
 
     Returns:
         (B, H, Q, V).
@@ -54,7 +54,8 @@ def attend(
         mask = as_attention_mask(mask)
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_out is None and _library_kernel_is_better(query, key, dropout):
-        is_causal = isinstance(mask, LookAheadMask)
+        # A mask of another size is refused as by separate operations; the kernel's own causal mask would fit any size.
+        is_causal = isinstance(mask, LookAheadMask) and mask.allowed.shape[2:] == (query.shape[2], key.shape[2])
         bias = None if mask is None or is_causal else mask.bias(query.dtype)
         rate = dropout.p if dropout is not None and dropout.training else 0.0
         return F.scaled_dot_product_attention(
@@ -538,7 +539,7 @@ class AttentionFunction(Protocol):
             value: (B, H, L, V).
             mask: the keys that each query may attend to, broadcastable to (B, H, Q, L); None: all.
             dropout: applied to the weights.
-            weights_out: a list that receives the weights, (B, H, Q, L).
+            weights_out: a list to which the weights, (B, H, Q, L), are appended, before dropout and without a gradient.
         """
 
 

@@ -260,9 +260,10 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
-    """Return whether two attributes of modules are equal; values that are not plain, such as tensors, need equal types.
+    """Return whether two attributes of modules are equal.
 
-    Functions are equal if `is_same_function` says so.
+    Functions are equal if `is_same_function` says so. Of values that are not plain, such as tensors, only the types are
+    compared.
     """
     if isinstance(expected, partial | _FUNCTIONS):
         return is_same_function(value, expected, _is_equal)
@@ -297,10 +298,12 @@ def register(setting: str, name: str) -> Callable[[C], C]:
             `MultiHeadAttention`), "attention_score" (a subclass of `ScoredAttention`) or "positions". The last is a
             bias on the scores, not positions that are added to embeddings. It is called with the model's configuration
             and True if the stack is causal.
-        name: the value of `model.SETTING` that chooses the component.
+        name: the value of `model.SETTING` that chooses the component. If you have registered the name before, the new
+            component replaces the old one.
 
     Raises:
-        TransduceError: there is no such setting, the name is taken, or the component is of another kind.
+        TransduceError: there is no such setting, the name is empty or that of a built-in component, or the component is
+            of another kind.
     """
     if setting not in _REGISTRIES:
         raise TransduceError(f"Components can be registered for {', '.join(_REGISTRIES)}, but not for `{setting}`.")
@@ -348,8 +351,9 @@ def check_registered(config: ModelConfig) -> None:
     A small model of the configuration reads random input. A configuration without registered components is not checked.
 
     Raises:
-        TransduceError: decoding with a cache, or padding, changes the model's output; stored weights are not all that
-            it needs; or an attention or score ignores another setting, such as the positions.
+        TransduceError: the model cannot be built or fails in decoding; decoding with a cache, or padding, changes its
+            output; stored weights are not all that it needs; or an attention or score ignores another setting, such as
+            the positions.
     """
     registered = [name for name, names in REGISTERED_NAMES.items() if getattr(config, name) in names]
     if not registered:
@@ -512,6 +516,8 @@ def _change(expected: Tensor, found: Tensor) -> float:
 
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers components; only a file that the user names is ever run.
+
+    The file becomes the module `transduce_plugin_NAME`; a module of this name that was loaded before is replaced.
 
     Raises:
         TransduceError: the file is missing or no Python file, or running it fails.

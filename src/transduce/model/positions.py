@@ -148,7 +148,7 @@ class LearnedPositions(nn.Module):
         `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
 
         Raises:
-            TransduceError: the sequence is longer than the table.
+            TransduceError: a position, or `end` - 1, has no row in the table.
         """
         needed = _end(x, positions, end)
         self.check(needed)

@@ -100,10 +100,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         last = first_position + target_input.shape[1]
         positions = torch.arange(first_position, last, device=target_input.device)
         x = self.target_embedding.embed(target_input, positions)
-        return self._predict(self.decode_embedded(x, memory, None, positions=positions, cache=cache))
-
-    def _predict(self, hidden: Tensor) -> SeriesPrediction:
-        outputs = self.head(hidden)
+        outputs = self.head(self.decode_embedded(x, memory, None, positions=positions, cache=cache))
         if not self.config.predicts_deviations:
             return SeriesPrediction(outputs, None)
         means, log_deviations = outputs.chunk(2, dim=-1)

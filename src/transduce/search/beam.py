@@ -145,9 +145,13 @@ class BeamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a beam: hypotheses kept, groups that search separately, results returned, and length penalty."""
 
     beam_size: int
+    """W, the number of hypotheses of each sentence that are kept at each step, over all groups."""
     n_best: int = 1
+    """The number of hypotheses of each sentence that are returned."""
     alpha: float = 0.6
+    """The exponent of the length penalty; 0: no penalty."""
     groups: int = 1
+    """G, the number of groups of equal size into which the beam is divided, a divisor of `beam_size`."""
 
     @property
     def group_size(self) -> int:

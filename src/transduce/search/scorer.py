@@ -116,8 +116,8 @@ class Hypothesis(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     """The token ids, without start and end symbols."""
     token_log_probabilities: tuple[float, ...]
-    """Natural logarithms of the model's probabilities before the rules, one per token plus one for the end symbol if
-    `ended`.
+    """The log-probability of each token and, if `ended`, of the end symbol, in nats. It is the token's logit after the
+    rules, minus the log-sum-exp of all logits before them, so rules that only forbid other tokens do not change it.
     """
     score: float
     """The ranking score, in nats: log-probability divided by the length penalty, plus the coverage penalty."""

@@ -60,14 +60,10 @@ class Application:
         self._spec = msgspec.json.encode(document(operations, service.settings))
         starlette = Starlette(
             routes=[Route("/", self.page, methods=["GET"]), *_routes(self.operations)],
-            exception_handlers={
-                RequestError: _answer_error,
-                HTTPException: _answer_error,
-                TransduceError: _answer_error,
-                ClientGoneError: _answer_error,
-                ClientDisconnect: _answer_error,
-                Exception: _answer_error,
-            },
+            exception_handlers=dict.fromkeys(
+                (RequestError, HTTPException, TransduceError, ClientGoneError, ClientDisconnect, Exception),
+                _answer_error,
+            ),
         )
         starlette.router.redirect_slashes = False
         self._app = ResponseMiddleware(

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -63,28 +63,22 @@ class Batcher:
 
     def __init__(
         self,
-        *,
-        max_running: int,
-        max_waiting: int,
-        batch_tokens: int,
-        gather_seconds: float,
+        settings: ServingSettings,
         report_wait: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
     ) -> None:
         """Create an empty queue.
 
         Args:
-            max_running: the maximum number of requests that are decoded at once.
-            max_waiting: the maximum number of requests that wait in the queue.
-            batch_tokens: the maximum number of source tokens × hypotheses in a batch, padding included.
-            gather_seconds: how long an idle worker waits for further requests before it decodes the first one.
+            settings: the limits on running and waiting requests and on a batch, and how long an idle worker waits for
+                further requests before it decodes the first one.
             report_wait: receives the seconds that each job waited before its first batch.
         """
-        self.max_running = max_running
-        self.max_waiting = max_waiting
-        self.batch_tokens = batch_tokens
-        self.gather_seconds = gather_seconds
+        self.max_running = settings.max_running
+        self.max_waiting = settings.max_waiting
+        self.batch_tokens = settings.batch_tokens
+        self.gather_seconds = settings.gather_milliseconds / 1000.0
         self._report_wait = report_wait
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock is reentrant
         self._queue: list[Job] = []  # jobs with sentences that are in no batch yet, in the order of service
         self._running: set[Job] = set()
         self._decoding: list[JobBatch] = []  # batches that workers have taken and not released
@@ -101,18 +95,12 @@ class Batcher:
     def waiting(self) -> int:
         """The number of requests of which no sentence has gone into a batch yet, so that they can still be refused."""
         with self._changed:
-            return self._count_waiting()
-
-    def _count_waiting(self) -> int:
-        return sum(job.started_at is None for job in self._queue)
+            return sum(job.started_at is None for job in self._queue)
 
     def free_slots(self) -> int:
         """Return the number of further jobs (clients' requests) that the queue would accept now."""
         with self._changed:
-            return self._count_free_slots()
-
-    def _count_free_slots(self) -> int:
-        return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
+            return self.max_running + self.max_waiting - self.running - self.waiting
 
     def submit(self, *jobs: Job) -> None:
         """Add jobs (the sentences of a client's request) to the queue, all of them or none.
@@ -123,7 +111,7 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise shutdown_error()
-            if self._count_free_slots() < len(jobs):
+            if self.free_slots() < len(jobs):
                 raise busy_error()
             self._queue += jobs
             self._changed.notify_all()
@@ -224,15 +212,15 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether waiting for more jobs is useless.
+        """Return whether a batch need not wait for more jobs.
 
-        It is if these `jobs` fill a batch, or if as many requests as may be decoded at once are decoded or wait.
+        It need not if `jobs` fill it, or if at least `max_running` jobs are running or waiting already.
         """
         tokens = sum(job.total_tokens * job.search.num_hypotheses for job in jobs)
-        return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
+        return tokens >= self.batch_tokens or self.running + self.waiting >= self.max_running
 
     def _drop_late(self) -> None:
-        """Remove jobs (clients' requests) from the queue for which no client waits or whose deadline has passed."""
+        """Remove jobs (clients' requests) whose deadline has passed, or for which no client waits, from the queue."""
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
@@ -262,9 +250,9 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return the number of queued sentences, out of `sentences`, for one batch, so that idle workers get some, too.
+        """Return how many of `sentences` queued sentences one batch may take, so that idle workers get some, too.
 
-        If there are fewer than 16 sentences for each worker, fewer workers get some.
+        If there are fewer than 16 sentences for each idle worker, they are divided among fewer workers.
         """
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
@@ -374,7 +362,7 @@ class Batcher:
             self._dequeue(job)
 
     def finish(self, batch: JobBatch, results: list[Any] | Exception) -> None:
-        """Deliver the results of a decoded batch to its jobs (clients' requests); complete those that have all.
+        """Deliver the results of a decoded batch to its jobs (clients' requests), and complete jobs that lack none.
 
         Args:
             batch: the batch.
@@ -474,11 +462,7 @@ class BatchObserver:
     """An observer of the search of a batch: reports progress, and drops sentences that no client waits for."""
 
     def __init__(
-        self,
-        batch: JobBatch,
-        batcher: Batcher,
-        metrics: Metrics,
-        adapt_threads: Callable[[], None] = lambda: None,
+        self, batch: JobBatch, batcher: Batcher, metrics: Metrics, adapt_threads: Callable[[], None] = lambda: None
     ) -> None:
         """Create an observer of one batch.
 
@@ -545,13 +529,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        batcher: Batcher,
-        metrics: Metrics,
-        *,
-        workers: int,
-        overtaking: bool = True,
-        threads: int | None = None,
+        self, batcher: Batcher, metrics: Metrics, *, workers: int, overtaking: bool = True, threads: int | None = None
     ) -> None:
         """Create the worker threads, which `start` starts.
 
@@ -638,7 +616,9 @@ class Workers:
         decoder = batch.head.continuous_decoder()
         try:
             if decoder is None:
-                results = self._results(batch)
+                self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
+                observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
+                results = batch.head.decode(batch.sentences, observer)
             else:
                 self._decode_continuously(batch, decoder, may_grow=may_grow)
         except TransduceError as error:
@@ -676,16 +656,18 @@ class Workers:
                 self.batcher.drop_job(batch, job)
             joining = self.batcher.join(batch, decoder.free_texts) if may_grow else []
 
-    def _results(self, batch: JobBatch) -> list[Any]:
-        self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
-        observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
-        results = batch.sentences[0].job.decode(batch.sentences, observer)
-        assert len(results) == len(batch.sentences), "a batch must have a result for each sentence"
-        return results
-
 
 # --- engine ---
 # Submit the jobs of requests and await their results within the time limits.
+
+
+_QUEUE_TIMEOUT = "The server is busy: the request waited too long in the queue, try again later."
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
+    """Let an event loop call a function soon, from another thread; nothing happens if the loop has been closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 class ClientGoneError(Exception):
@@ -705,29 +687,10 @@ class Engine:
         """
         self.settings = settings
         self.metrics = metrics
-        self.batcher = Batcher(
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            batch_tokens=settings.batch_tokens,
-            gather_seconds=settings.gather_milliseconds / 1000.0,
-            report_wait=metrics.queue_seconds.observe,
-        )
+        self.batcher = Batcher(settings, metrics.queue_seconds.observe)
         self.workers = Workers(
             self.batcher, metrics, workers=settings.workers, overtaking=settings.overtaking, threads=threads
         )
-
-    def start(self) -> None:
-        """Start the decoding threads, so that requests are answered."""
-        self.workers.start()
-
-    def check_queue(self) -> None:
-        """Raise an error, before the body of a request is read, if the queue is full.
-
-        Raises:
-            RequestError: status 503, the queue is full.
-        """
-        if not self.batcher.free_slots():
-            raise busy_error()
 
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
         """Decode the jobs of a request together, and return for each job a list with the result of each sentence.
@@ -737,7 +700,8 @@ class Engine:
             disconnected: done once the client has disconnected.
 
         Raises:
-            RequestError: the queue is full, the jobs waited too long, or the deadline has passed.
+            RequestError: the queue is full, the jobs waited too long, the deadline has passed, the model failed, or the
+                server is shutting down.
             ClientGoneError: the client disconnected before the answer.
         """
         self.batcher.submit(*jobs)
@@ -763,7 +727,7 @@ class Engine:
         if not answer.done() and not disconnected.done():
             if job.started_at is None:
                 own = job.timeout is not None and job.timeout < self.settings.queue_seconds
-                raise deadline_error(job.timeout) if own else queue_timeout_error()
+                raise deadline_error(job.timeout) if own else RequestError(503, _QUEUE_TIMEOUT, retry_after_seconds=5)
             await _wait(answer, disconnected, job.deadline)
         if answer.done():
             return answer.result()
@@ -772,23 +736,8 @@ class Engine:
             raise ClientGoneError
         raise deadline_error(job.timeout)
 
-    def stop(self) -> None:
-        """Accept no more jobs (clients' requests); accepted ones are still decoded."""
-        self.batcher.close()
-
-    def fail_remaining(self) -> None:
-        """Fail all unfinished jobs (clients' requests) with the error that the server is shutting down."""
-        self.batcher.fail_remaining()
-
 
 async def _wait(answer: asyncio.Future[list[Any]], disconnected: asyncio.Future[None], until: float) -> None:
     waited_for: set[asyncio.Future[Any]] = {answer, disconnected}
     seconds = max(0.0, until - asyncio.get_running_loop().time())
     await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-def queue_timeout_error() -> RequestError:
-    """Return the `RequestError` (status 503) for a request that did not start decoding in time."""
-    return RequestError(
-        503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5
-    )

@@ -4,7 +4,6 @@ A translation model is named by its language pair, such as `zh-en`; a language m
 """
 
 import asyncio
-import contextlib
 import secrets
 import unicodedata
 from abc import abstractmethod
@@ -17,15 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from transduce.errors import TransduceError
 from transduce.inference.generator import Continuation, ContinuousGeneration, batch_settings
 from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.serving.batching import call_in_loop
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, Model
-from transduce.serving.messages import LineProgress, RequestError, invalid_request
+from transduce.serving.messages import LineProgress, RequestError, invalid_request, refusing_errors
 from transduce.serving.models import ServedGenerator
 from transduce.serving.responses import EventFormatter, json_response, stream_response, watching_disconnect
 from transduce.serving.service import (
     Answer,
+    Report,
     Service,
     TokenProbability,
     TranslationRequest,
@@ -99,9 +99,6 @@ class Completion(NamedTuple):
         return sum(choice.num_tokens for choice in self.choices)
 
 
-Report = Callable[[LineProgress], None]
-
-
 class Completions:
     """The part of the server that completes prompts with its models, for the APIs of OpenAI and Ollama.
 
@@ -114,8 +111,7 @@ class Completions:
     @property
     def names(self) -> list[str]:
         """A list of the names of all models: language pairs such as "zh-en", then folder names of language models."""
-        pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
-        return [*pairs, *self.service.generators]
+        return [*self.service.routes.by_name, *self.service.generators]
 
     def find(self, name: str) -> str:
         """Return the name of the served model that a client means; case and the tag `:latest` do not matter.
@@ -128,22 +124,6 @@ class Completions:
         if found is None:
             raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
         return found
-
-    def context_before(self, name: str) -> int:
-        """Return how many earlier texts of a conversation the translation model called `name` reads."""
-        return self._model(self._pair(name)).context_before
-
-    def _pair(self, name: str) -> tuple[str, str]:
-        """Return a pair: the source and target language code of the translation model with a name such as "zh-en"."""
-        pairs = self.service.routes.named_pairs
-        return next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
-
-    def _model(self, pair: tuple[str, str]) -> Model:
-        """Return the translation model that is served for a language pair."""
-        routes = self.service.routes
-        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
-        assert model is not None
-        return model
 
     async def complete(
         self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
@@ -164,11 +144,14 @@ class Completions:
             raise invalid_request(
                 f"`stop` must have at most {MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
             )
+        max_choices = self.service.settings.max_alternatives + 1
+        if request.choices > max_choices:
+            raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         name = self.find(request.model)
         generator = self.service.generators.get(name)
         if generator is not None:
             return await self._generate(generator, request, disconnected, report)
-        return await self._translate(self._pair(name), request, disconnected, report)
+        return await self._translate(self.service.routes.by_name[name], request, disconnected, report)
 
     async def respond(
         self,
@@ -202,36 +185,34 @@ class Completions:
 
         The dict is empty if there are no such prompts, or for a language model.
         """
-        name = self.find(request.model)
-        return {} if name in self.service.generators else language_headers(request.prompts, self._pair(name)[0])
+        model = self.service.routes.by_name.get(self.find(request.model))
+        return {} if model is None else language_headers(request.prompts, model.source_language)
 
     # --- translation ---
 
     async def _translate(
-        self,
-        pair: tuple[str, str],
-        request: CompletionRequest,
-        disconnected: asyncio.Future[None],
-        report: Report | None,
+        self, model: Model, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None
     ) -> Completion:
-        max_choices = self.service.settings.max_alternatives + 1
-        if request.choices > max_choices:
-            raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
-        model = self._model(pair)
         translation = TranslationRequest(
             request.prompts,
-            source=pair[0],
-            target=pair[1],
+            source=model.source_language,
+            target=model.target_language,
             alternatives=request.choices - 1,
             with_tokens=True,
             before=request.before,
         )
-        shown = (
-            None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
-        )
-        answers = await self.service.translate(translation, disconnected, shown)
+
+        def report_final(progress: LineProgress) -> None:
+            """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut."""
+            assert report is not None
+            text = progress.text[: _safe_length(progress.text, request.stop)]
+            # A part may have slightly other tokens than the whole text has, so the second half comes at the end.
+            if request.max_tokens is None or len(model.encode_target(text)) <= request.max_tokens // 2:
+                report(LineProgress(index=progress.index, line=progress.line, text=text, draft=text))
+
+        answers = await self.service.translate(translation, disconnected, None if report is None else report_final)
         choices_by_prompt = [_choices_of(answer, request, model) for answer in answers]
         if len(choices_by_prompt) > 1:  # clients find a prompt's choices by their number, but equal ones are left out
             choices_by_prompt = [[*each, *each[-1:] * (request.choices - len(each))] for each in choices_by_prompt]
@@ -254,21 +235,14 @@ class Completions:
             raise invalid_request(
                 f"a request may have {settings.max_texts} prompts with {settings.max_characters} characters"
             )
-        if request.choices > settings.max_alternatives + 1:
-            raise invalid_request(f"`n` must be at most {settings.max_alternatives + 1}, but is {request.choices}")
         job = GenerationJob(model, request, settings)
         loop = asyncio.get_running_loop()
         if report is not None:
-            job.report = lambda text: _report_from_thread(loop, report, text)
+            job.report = lambda text: call_in_loop(loop, report, LineProgress(index=0, line=0, text=text, draft=text))
         self.service.metrics.characters.inc(characters)
         (generations,) = await self.service.engine.decode([job], disconnected)
         choices = [_choice_of(each, request) for generation in generations for each in generation.continuations]
         return Completion(choices, sum(job.tokens))
-
-
-def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: str) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop has been closed
-        loop.call_soon_threadsafe(report, LineProgress(index=0, line=0, text=text, draft=text))
 
 
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
@@ -294,7 +268,7 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
     is_greedy = changes.get("temperature") == 0
     if is_greedy and request.choices > 1:
         raise invalid_request("`n` must be 1 if `temperature` is 0, since all texts would be the same")
-    try:
+    with refusing_errors():
         sampling = (
             None if is_greedy else msgspec.structs.replace(model.search.sampling or SamplingSettings(), **changes)
         )
@@ -306,8 +280,6 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
             max_length=min(request.max_tokens or most_tokens, most_tokens),
             **{name: value for name, value in request.penalties.items() if value is not None},
         )
-    except TransduceError as error:
-        raise invalid_request(str(error)) from None
 
 
 class GenerationJob(Job):
@@ -316,6 +288,7 @@ class GenerationJob(Job):
     Prompts of several such jobs may be decoded in one batch.
     """
 
+    model: ServedGenerator
     may_overtake = False
 
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
@@ -331,33 +304,32 @@ class GenerationJob(Job):
         """
         search = _generator_search(model, request, settings.max_new_tokens)
         super().__init__(model, request.prompts, search, seconds=settings.deadline_seconds)
-        self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
         """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether prompts of both jobs may be in one batch: their model and settings are the same.
+        """Return whether prompts of both jobs may be in one batch.
 
-        The settings that may differ are maximum length and seed.
+        They need the same model and the same search settings, except for the maximum length and the seed.
         """
         return (
             isinstance(other, GenerationJob)
-            and self.served is other.served
+            and self.model is other.model
             and batch_settings(self.search) == batch_settings(other.search)
         )
 
+    @override
     def continuous_decoder(self) -> ContinuousDecoder:
-        """Return a decoder of a batch, which the prompts of other requests to the same model may join later."""
-        return _PromptDecoder(self.served)
+        return _PromptDecoder(self.model)
 
     @override
     def expected_steps(self, number: int) -> int:
         return self.search.max_length or self.tokens[number]
 
+    @override
     def can_join(self, other: Job) -> bool:
-        """Return whether this job's prompts may join another job's decoder: both must be for one language model."""
-        return isinstance(other, GenerationJob) and self.served is other.served
+        return isinstance(other, GenerationJob) and self.model is other.model
 
     @property
     def is_followed(self) -> bool:
@@ -375,7 +347,7 @@ class GenerationJob(Job):
         """
         if not self.is_followed:
             return False
-        texts = [self.served.generator.continuation_text(prompt, ids) for ids in tokens]
+        texts = [self.model.generator.continuation_text(prompt, ids) for ids in tokens]
         if self.report is not None:
             self.report(texts[0][: _safe_length(texts[0], self.stop)])
         return all(_find_stop(text, self.stop) is not None for text in texts)
@@ -485,25 +457,6 @@ class TextFormatter(EventFormatter):
         return self.text(text[len(before) :], is_first=is_first)
 
 
-class _StoppingReport:
-    """A progress callback that passes on a growing translation, never beyond a stop sequence or the maximum length.
-
-    With a maximum length, only text of up to half as many tokens is reported before the end.
-    """
-
-    def __init__(self, report: Report, request: CompletionRequest, count_tokens: Callable[[str], int]) -> None:
-        self._report = report
-        self._request = request
-        self._count_tokens = count_tokens
-
-    def __call__(self, progress: LineProgress) -> None:
-        """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut off."""
-        text = progress.text[: _safe_length(progress.text, self._request.stop)]
-        # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
-        if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:
-            self._report(LineProgress(index=progress.index, line=progress.line, text=text, draft=text))
-
-
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
     """Return the translations of a prompt as a list of completions, the best first.
 
@@ -594,22 +547,6 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
     if position is None:
         reason: FinishReason = "stop" if continuation.ended else "length"
         return Choice(continuation.text, reason, tokens if request.with_tokens else (), len(continuation.tokens))
-    text = continuation.text[:position]
-    kept = _tokens_within(tokens, text)
-    return Choice(text, "stop", kept if request.with_tokens else (), len(kept))
-
-
-def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return a tuple of the tokens of a generated text that begin within the first part of the text.
-
-    Args:
-        tokens: the tokens of the whole text.
-        text: the first part of the text, which was cut at a stop sequence.
-    """
-    kept, length = [], 0
-    for token in tokens:
-        if length >= len(text):
-            break
-        kept.append(token)
-        length += len(token.text)
-    return tuple(kept)
+    offsets = token_offsets([token.text for token in tokens], continuation.text)
+    kept = tokens[: sum(offset < position for offset in offsets)]
+    return Choice(continuation.text[:position], "stop", kept if request.with_tokens else (), len(kept))

@@ -6,7 +6,7 @@ A request field that would change the result and is not implemented is refused; 
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -14,26 +14,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.documents.markup_tokens import MarkupSettings
-from transduce.errors import TransduceError
-from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
+from transduce.serving.glossaries import StoredGlossary, as_glossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, language_name
 from transduce.serving.messages import (
     LIMITED_TEXT,
     Operation,
     RequestError,
     UploadedFile,
+    UploadRequest,
+    decoding_operation,
     invalid_request,
     refuse_fields,
+    refusing_errors,
 )
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response, watching_disconnect
-from transduce.serving.service import (
-    RequestChecks,
-    TranslationRequest,
-    warning_header,
-    warning_headers,
-)
-from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore, document_settings
+from transduce.serving.service import RequestChecks, TranslationRequest, warning_header, warning_headers
+from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
 from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
@@ -164,10 +161,9 @@ class DeepLGlossaries(msgspec.Struct, kw_only=True, frozen=True):
     glossaries: list[DeepLGlossary]
 
 
-class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class DeepLDocumentRequest(UploadRequest, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The multipart form of `POST /v2/document`: a document to translate, its languages, and options."""
 
-    file: UploadedFile
     target_lang: str
     source_lang: str | None = None
     filename: Annotated[str | None, Meta(description="Replaces the name of the uploaded file.")] = None
@@ -180,10 +176,6 @@ class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
     translation_memory_threshold: Annotated[float | None, Meta(description="Accepted without effect.")] = None
     enable_beta_languages: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
     enable_document_minification: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
-    format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
-    columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
-    fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
-    encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
     auth_key: str | None = None
 
 
@@ -238,15 +230,7 @@ class DeepLHandlers:
 
     # --- texts ---
 
-    @Operation(
-        "post",
-        "/v2/translate",
-        "Translate texts, for DeepL's clients.",
-        DeepLResponse,
-        DeepLRequest,
-        needs_key=True,
-        decodes=True,
-    )
+    @decoding_operation("/v2/translate", "Translate texts, for DeepL's clients.", DeepLResponse, DeepLRequest)
     async def translate(self, request: Request) -> Response:
         """Answer `POST /v2/translate` with the translation of each text.
 
@@ -329,14 +313,15 @@ class DeepLHandlers:
         """
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
-        if message.type == "source":
-            codes = sorted(routes.regionless_code(code).upper() for code in routes.sources)
-            return json_response([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
-        targets = {code for target in routes.targets_of_any for code in _target_codes(target)}
+        formality: bool | UnsetType = UNSET
+        codes = {routes.regionless_code(code).upper() for code in routes.sources}
+        if message.type == "target":
+            formality = False
+            codes = {code for target in routes.targets_of_any for code in _target_codes(target)}
         return json_response(
             [
-                DeepLLanguage(language=code, name=language_name(code.lower()), supports_formality=False)
-                for code in sorted(targets)
+                DeepLLanguage(language=code, name=language_name(code.lower()), supports_formality=formality)
+                for code in sorted(codes)
             ]
         )
 
@@ -387,12 +372,9 @@ class DeepLHandlers:
         model = routes.model(source, target)
         if model is None:
             raise invalid_request("`source_lang` and `target_lang` must differ")
+        with refusing_errors():
+            model.check(as_glossary(terms), model.search)
         stored = self.service.glossaries.add(message.name, short_code(source), short_code(target), terms, owner)
-        try:
-            model.check(self.service.glossaries.glossary(stored), model.search)
-        except TransduceError as error:
-            self.service.glossaries.delete(stored.id, owner)
-            raise invalid_request(str(error)) from None
         return json_response(_describe(stored), 201)
 
     @Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True)
@@ -440,7 +422,7 @@ class DeepLHandlers:
             self._source(message),
             message.target_lang,
             self._glossary(message, owner),
-            document_settings(message.format, message.columns, message.fields, message.encoding),
+            message.document_settings,
         )
         translation = self.documents.start(order)
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
@@ -526,7 +508,7 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
     """
     kind = message.tag_handling
     fields = ("ignore_tags", "non_splitting_tags", "splitting_tags")
-    names = {field: _tags(field, getattr(message, field)) for field in fields}
+    names: dict[str, Any] = {field: _tags(field, getattr(message, field)) for field in fields}
     if kind is None:
         given = next((field for field in fields if names[field]), None)
         if given is not None:
@@ -534,11 +516,12 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
         return None
     if kind == "html":
         names = {field: tuple(name.lower() for name in each) for field, each in names.items()}
-    splits_lines = message.split_sentences == "1"
-    settings = MarkupSettings(
-        kind=kind, outline_detection=message.outline_detection is not False, split_lines=splits_lines
+    return MarkupSettings(
+        kind=kind,
+        outline_detection=message.outline_detection is not False,
+        split_lines=message.split_sentences == "1",
+        **names,
     )
-    return msgspec.structs.replace(settings, **names)
 
 
 def _describe(stored: StoredGlossary) -> DeepLGlossary:

@@ -94,7 +94,7 @@ class GlossaryStore:
     def glossary(self, stored: StoredGlossary) -> Glossary:
         """Return a stored glossary as a `Glossary`, which search uses; further calls return the same object."""
         if stored.id not in self._for_search:
-            self._for_search[stored.id] = _as_glossary(stored.terms)
+            self._for_search[stored.id] = as_glossary(stored.terms)
         return self._for_search[stored.id]
 
     def add(
@@ -171,7 +171,8 @@ def _read_folder(folder: Path) -> Iterator[StoredGlossary]:
         yield stored
 
 
-def _as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
+def as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
+    """Return terms, pairs of a source text and its translation, as a `Glossary`, which search uses."""
     return Glossary(Term(source, (target,)) for source, target in terms)
 
 
@@ -186,7 +187,8 @@ def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
         RequestError: a line lacks a source or a translation, a line of `tsv` has a third column, a source occurs twice,
             a text is too long, or there are no terms or too many.
     """
-    rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in _lines(text))
+    lines = text.replace("\r\n", "\n").split("\n")
+    rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in lines)
     terms: dict[str, str] = {}
     try:
         for number, row in enumerate(rows, 1):
@@ -207,10 +209,6 @@ def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
     if len(terms) > MAX_TERMS:
         raise invalid_request(f"`entries` must have at most {MAX_TERMS} terms, but has {len(terms)}")
     return tuple(terms.items())
-
-
-def _lines(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").split("\n")
 
 
 def entries_as_tsv(stored: StoredGlossary) -> str:

@@ -24,6 +24,7 @@ from transduce.serving.messages import (
     RequestError,
     SentenceRequest,
     check_characters,
+    decoding_operation,
     invalid_request,
     operations_of,
 )
@@ -79,15 +80,7 @@ class InspectionHandlers:
             for each, handler in operations_of(self)
         ]
 
-    @Operation(
-        "post",
-        "/inspect",
-        "Show how a sentence is translated.",
-        msgspec.Struct,
-        InspectRequest,
-        needs_key=True,
-        decodes=True,
-    )
+    @decoding_operation("/inspect", "Show how a sentence is translated.", msgspec.Struct, InspectRequest)
     async def inspect(self, request: Request) -> Response:
         """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it.
 
@@ -95,24 +88,20 @@ class InspectionHandlers:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
         """
         message = await self.checks.read(request, InspectRequest)
-        self.checks.check_key(request, message.api_key)
         model, search = self._select_model(message)
 
         def work(observer: Observer) -> bytes:
             with model.access.hold_shared():
                 return _encoded(self.views.inspect(model.translator, message, search, observer))
 
-        return await self._answer(request, message, self._make_job(message, model, search, work))
+        return await self._answer(request, message, model, search, work)
 
-    @Operation(
-        "post",
+    @decoding_operation(
         "/intervene",
         "Compare a sentence's translation with that under heads switched off, a token forced or forbidden, or another "
         "source.",
         msgspec.Struct,
         InterveneRequest,
-        needs_key=True,
-        decodes=True,
     )
     async def intervene(self, request: Request) -> Response:
         """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads.
@@ -123,7 +112,6 @@ class InspectionHandlers:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
         """
         message = await self.checks.read(request, InterveneRequest)
-        self.checks.check_key(request, message.api_key)
         self._check_text("changed", message.changed or "")
         model, search = self._select_model(message)
         self._check_tokens("changed", message.changed or "", model)
@@ -132,10 +120,10 @@ class InspectionHandlers:
             with model.access.hold_exclusively():
                 return _encoded(self.views.intervene(model.translator, message, search, observer))
 
-        return await self._answer(request, message, self._make_job(message, model, search, work))
+        return await self._answer(request, message, model, search, work)
 
     def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
-        """Return a pair for a request to inspect a sentence: the model, and the search settings for its alternatives.
+        """Return a pair for a request to inspect a sentence: the model, and search settings that find its alternatives.
 
         Raises:
             RequestError: no served model translates between the languages or can be inspected, both languages are the
@@ -162,26 +150,29 @@ class InspectionHandlers:
             raise invalid_request(f"`{name}` must be one line: only one line is inspected at a time")
 
     def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:
-        limit, tokens = (
-            self.service.settings.max_inspection_tokens,
-            model.count_tokens([text])[0] - 1,
-        )  # without the end symbol
+        limit = self.service.settings.max_inspection_tokens
+        tokens = model.count_tokens([text])[0] - 1  # without the end symbol
         if tokens > limit:
             raise invalid_request(
                 f"`{name}` must have at most {limit} tokens to be inspected, but has {tokens}: shorten it"
             )
 
-    def _make_job(
+    async def _answer(
         self,
+        request: Request,
         message: SentenceRequest,
         model: ServedModel,
         search: SearchSettings,
         work: Callable[[Observer], bytes],
-    ) -> FunctionJob:
-        seconds = self.service.settings.deadline_seconds
-        return FunctionJob(model, message.q, search, seconds=seconds, work=work).limit(message.timeout)
+    ) -> Response:
+        """Return the response whose body `work` returns, a function that a decoding thread calls.
 
-    async def _answer(self, request: Request, message: SentenceRequest, job: FunctionJob) -> Response:
+        Raises:
+            RequestError: the queue is full, or the request was not decoded in time.
+            ClientGoneError: the client disconnected before.
+        """
+        seconds = self.service.settings.deadline_seconds
+        job = FunctionJob(model, message.q, search, seconds=seconds, work=work).limit(message.timeout)
         self.service.metrics.characters.inc(len(message.q))
         with watching_disconnect(request) as disconnected:
             ((content,),) = await self.service.engine.decode([job], disconnected)
@@ -189,7 +180,7 @@ class InspectionHandlers:
 
 
 def _encoded(answer: msgspec.Struct) -> bytes:
-    """Return an answer as JSON that has renamed keys under both names."""
+    """Return an answer as JSON in which each renamed key occurs under its old name, too."""
     return msgspec.json.encode(_with_old_keys(msgspec.to_builtins(answer)))
 
 

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast, runtime_checkable
 
 import msgspec
-from typing_extensions import override
 
 from transduce.documents.markup import protected_spans
 from transduce.inference.batching import Documents
@@ -30,6 +29,24 @@ class QueuedModel(Protocol):
     @property
     def max_source_tokens(self) -> int:
         """The maximum number of tokens of a sentence, without the end symbol; longer ones are translated in parts."""
+
+
+class TranslateOptions(TypedDict):
+    """The keyword arguments of `Model.translate`, on which a translation depends besides the search settings."""
+
+    indices: Sequence[int]
+    """Index of each sentence in the client's request, on which the sentence's random draws depend."""
+    observer: Observer
+    """Called after every decoding step, with indices in the batch; it reports progress and drops sentences."""
+    glossary: Glossary | None
+    """Terms to use; None: none."""
+    text_settings: TextSettings
+    """How lines and texts are divided into sentences."""
+    protected: Sequence[Sequence[Span]] | None
+    """The spans of each sentence that translation must not change; None: placeholders, URLs and others that are found
+    in the sentences."""
+    documents: Documents | None
+    """The documents that the sentences belong to, for a model that reads context; None: each is one."""
 
 
 class Model(QueuedModel, Protocol):
@@ -56,31 +73,9 @@ class Model(QueuedModel, Protocol):
         """
 
     def translate(
-        self,
-        sentences: list[str],
-        search: SearchSettings,
-        indices: Sequence[int],
-        observer: Observer,
-        glossary: Glossary | None,
-        text_settings: TextSettings,
-        *,
-        protected: Sequence[Sequence[Span]] | None = None,
-        documents: Documents | None = None,
+        self, sentences: list[str], search: SearchSettings, **options: Unpack[TranslateOptions]
     ) -> list[Translation]:
-        """Return a list with the translation of each sentence of a batch; a sentence is a line or a text.
-
-        Args:
-            sentences: the batch.
-            search: search settings.
-            indices: index of each sentence in the client's request, on which the sentence's random draws depend.
-            observer: called after every decoding step, with indices in `sentences`; it reports progress and drops
-                sentences.
-            glossary: terms to use; None: none.
-            text_settings: how lines and texts are divided into sentences.
-            protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
-                that are found in the sentences.
-            documents: the documents that the sentences belong to, for a model that reads context; None: each is one.
-        """
+        """Return a list with the translation of each sentence of a batch; a sentence is a line or a text."""
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
         """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
@@ -95,7 +90,7 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Locate spans of source sentences in their best translations, such as the words of inline HTML elements.
+        """Locate spans of sentences, such as the words of inline HTML elements, in the best translations of these.
 
         Args:
             translations: the translations.
@@ -117,7 +112,7 @@ class Model(QueuedModel, Protocol):
 
 
 HypothesisCallback = Callable[[int, Sequence[int], int], None]
-"""The type of a callback for a sentence's progress. It takes the sentence's index in the job, the token ids of the best
+"""The type of a callback for a line's progress. It takes the line's index in the job, the token ids of the best
 hypothesis so far, and the number of these ids that are final."""
 
 
@@ -131,7 +126,7 @@ class TextProgress(Protocol):
         Args:
             number: the line's index in its job.
             ids: the token ids of the line's best hypothesis so far.
-            certain: how many of these ids do not change any more.
+            certain: how many of these ids are final, counted from the first.
         """
 
     def report_text(self, number: int, final: str, draft: str) -> None:
@@ -178,16 +173,10 @@ class Job:
 
     may_overtake = True
     """True if a further thread may decode the job while all workers decode much longer batches."""
+    is_sequential = False
+    """True if the sentences are decoded in one batch, in order, without those of other jobs."""
 
-    def __init__(
-        self,
-        model: QueuedModel,
-        sentences: Sequence[str],
-        search: SearchSettings,
-        *,
-        seconds: float,
-        progress: HypothesisCallback | None = None,
-    ) -> None:
+    def __init__(self, model: QueuedModel, sentences: Sequence[str], search: SearchSettings, *, seconds: float) -> None:
         """Count the sentences' tokens and start the clock of the deadline.
 
         Args:
@@ -195,12 +184,12 @@ class Job:
             sentences: the sentences to decode.
             search: search settings.
             seconds: the server's time limit, counted from now.
-            progress: called by the decoding thread after each step; None: no progress is reported.
         """
         self.model = model
         self.sentences = sentences
         self.search = search
-        self.progress = progress
+        self.progress: HypothesisCallback | None = None
+        """Called by the decoding thread after each step; None: no progress is reported."""
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.timeout: float | None = None
@@ -247,11 +236,6 @@ class Job:
         It is the sentence's number of tokens, unless a subclass overrides it.
         """
         return self.tokens[number]
-
-    @property
-    def is_sequential(self) -> bool:
-        """True if the sentences are decoded in one batch, in order, without those of other jobs."""
-        return False
 
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch.
@@ -336,9 +320,8 @@ class TranslationJob(Job):
         search: SearchSettings,
         *,
         seconds: float,
-        progress: HypothesisCallback | None = None,
         glossary: Glossary | None = None,
-        text_settings: TextSettings | None = None,
+        text_settings: TextSettings = TextSettings(),  # noqa: B008 - immutable
         marks: Mapping[int, Sequence[Span]] | None = None,
         elements: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
@@ -349,30 +332,25 @@ class TranslationJob(Job):
             sentences: the sentences to translate.
             search: search settings.
             seconds: the server's time limit, counted from now.
-            progress: called by the decoding thread after each step; None: no progress is reported.
             glossary: terms to use in the translation; None: none.
-            text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
+            text_settings: how each item of `sentences`, which is a line or a text, is divided into sentences.
             marks: character spans of inline HTML elements, which are located in the translation, by the index of their
                 sentence.
             elements: character spans of protected HTML elements, which the translation must not change, by the index of
                 their sentence.
         """
-        super().__init__(model, sentences, search, seconds=seconds, progress=progress)
+        super().__init__(model, sentences, search, seconds=seconds)
         self.glossary = glossary
-        self.text_settings = text_settings or TextSettings()
+        self.text_settings = text_settings
         self.marks = marks or {}
         self.elements = elements or {}
         self.documents: Documents | None = None
-        """The documents that the sentences belong to, for a model that reads context; None: each sentence is
-        translated by itself.
+        """The documents that the sentences belong to, for a model that reads context, set by `keep_together`; None:
+        each sentence is translated by itself."""
 
-        If set, the sentences are decoded in one batch, in order, without those of other jobs.
-        """
-
-    @property
-    @override
-    def is_sequential(self) -> bool:
-        return self.documents is not None
+    def keep_together(self, documents: Documents) -> None:
+        """Translate the sentences as the text of these documents: in one batch, in order, without other jobs."""
+        self.documents, self.is_sequential = documents, True
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether sentences of this job and of another may be translated in one batch.
@@ -395,10 +373,11 @@ class TranslationJob(Job):
             observer: called after every decoding step; it reports progress and drops sentences.
         """
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
-        marks = [entry.job.marks.get(entry.number, ()) for entry in batch if isinstance(entry.job, TranslationJob)]
-        elements = [
-            entry.job.elements.get(entry.number, ()) for entry in batch if isinstance(entry.job, TranslationJob)
-        ]
+        jobs = [cast(TranslationJob, entry.job) for entry in batch]
+        marks, elements = (
+            [spans.get(number, ()) for spans, number in zip(each, indices, strict=True)]
+            for each in ([job.marks for job in jobs], [job.elements for job in jobs])
+        )
         protected = None
         if any(elements):
             protected = [
@@ -408,19 +387,19 @@ class TranslationJob(Job):
         translations = self.model.translate(
             sentences,
             self.search,
-            indices,
-            observer,
-            self.glossary,
-            self.text_settings,
+            indices=indices,
+            observer=observer,
+            glossary=self.glossary,
+            text_settings=self.text_settings,
             protected=protected,
             documents=self.documents,
         )
-        located: dict[int, list[list[Span]]] = {}
-        for number, entry in enumerate(batch):
-            if marks[number] and not entry.job.is_expired:  # locating is slow: skip it if no client waits
-                located[number] = self._align_marks(translations[number], marks[number])
         return [
-            AlignedTranslation(translation, located.get(number, ())) for number, translation in enumerate(translations)
+            # Locating marks is slow, so it is left out if no client waits.
+            AlignedTranslation(
+                translation, self._align_marks(translation, spans) if spans and not job.is_expired else ()
+            )
+            for job, translation, spans in zip(jobs, translations, marks, strict=True)
         ]
 
     def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
@@ -444,6 +423,7 @@ class FunctionJob(Job):
     """A job of the queue that runs a function on a decoding thread, such as an inspection, alone in its batch."""
 
     may_overtake = False
+    is_sequential = True
 
     def __init__(
         self,
@@ -465,10 +445,6 @@ class FunctionJob(Job):
         """
         super().__init__(model, [sentence], search, seconds=seconds)
         self._work = work
-
-    def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this very job, since a function runs alone in its batch."""
-        return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
         """Run the job's function with the observer, and return a list with its result, the only one of the batch."""

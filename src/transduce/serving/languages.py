@@ -96,9 +96,9 @@ class Routes:
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
-    def named_pairs(self) -> list[tuple[str, str]]:
-        """A list of the language pairs with the codes that the models themselves use, in the order of the models."""
-        return [(model.source_language, model.target_language) for model in self._models.values()]
+    def by_name(self) -> dict[str, Model]:
+        """Dict: name → model, in order; a model's name is its language pair in its own spelling, such as `zh-en`."""
+        return {f"{model.source_language}-{model.target_language}": model for model in self._models.values()}
 
     def own_code(self, code: str) -> str:
         """Return the code that the models use for a language by its canonical code, such as `zh` for `zh-Hans`.
@@ -167,15 +167,15 @@ class Routes:
     def model(self, source: str, target: str) -> Model | None:
         """Return the model for a pair of canonical language codes, or None if a text stays as it is.
 
-        None is returned if source and target are the same language, unless a model such as one of dialogue or of
-        summaries has this pair.
+        None is returned if source and target are the same language, unless a model has this pair, such as one that
+        answers or summarizes texts.
 
         Raises:
             RequestError: there is no model for the pair.
         """
         model = self._models.get((source, target))
         if model is None and source != target:
-            served = ", ".join(f"{own_source} → {own_target}" for own_source, own_target in self.named_pairs)
+            served = ", ".join(f"{each.source_language} → {each.target_language}" for each in self._models.values())
             raise invalid_request(
                 f"there is no model from {self.own_code(source)} to {self.own_code(target)}, only {served}"
             )
@@ -301,11 +301,11 @@ class Detector:
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
     """Return a dict from each language code to a probability, by the scripts of a text's letters alone.
 
-    A language's weight is the fraction of the letters that are of its script; a text without kana is hardly Japanese.
-    The weights are normalized to sum to 1. For a text without letters of these scripts all are equal.
+    A language's weight is the fraction of the text's letters that are of its script; without kana, Japanese gets a
+    tenth of that. The weights are normalized to sum to 1. A text without letters of these scripts gives equal ones.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
-    weights = {code: _share(names, _letters_of(code)) for code in codes}
+    weights = {code: sum(map(bool, map(_letters_of(code).match, names))) / max(1, len(names)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
         weights = {code: weight * (0.1 if short_code(code) == "ja" else 1.0) for code, weight in weights.items()}
@@ -320,7 +320,3 @@ def has_letters_of(text: str, code: str) -> bool:
     """
     letters = _letters_of(code)
     return any(letters.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
-
-
-def _share(names: Sequence[str], letters: re.Pattern[str]) -> float:
-    return sum(letters.match(name) is not None for name in names) / len(names) if names else 0.0

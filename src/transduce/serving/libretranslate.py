@@ -8,17 +8,17 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.documents.formats import known_suffixes
 from transduce.errors import TransduceError
 from transduce.inference.glossary_search import as_glossary
-from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.glossaries import storage_error
 from transduce.serving.languages import Routes, language_name
 from transduce.serving.messages import (
@@ -37,20 +37,14 @@ from transduce.serving.messages import (
     TranslateRequest,
     TranslateResponse,
     check_characters,
+    decoding_operation,
     invalid_request,
+    refusing_errors,
 )
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response, stream_response, watching_disconnect
-from transduce.serving.service import (
-    Answer,
-    Report,
-    RequestChecks,
-    TranslationRequest,
-    language_warnings,
-    warning_header,
-)
-from transduce.serving.uploads import DocumentOrder, DocumentStore, document_settings
-from transduce.text.glossary import Glossary
+from transduce.serving.service import Report, RequestChecks, TranslationRequest, language_warnings, warning_header
+from transduce.serving.uploads import DocumentOrder, DocumentStore
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
 _TABLES = (".csv", ".tsv", ".tab")  # the web page has no field for the columns to translate
@@ -65,16 +59,7 @@ class LibreTranslateHandlers:
         self.service = checks.service
         self.documents = documents
 
-    @Operation(
-        "post",
-        "/translate",
-        "Translate texts.",
-        TranslateResponse,
-        TranslateRequest,
-        needs_key=True,
-        decodes=True,
-        streams=True,
-    )
+    @decoding_operation("/translate", "Translate texts.", TranslateResponse, TranslateRequest, streams=True)
     async def translate(self, request: Request) -> Response:
         """Answer `POST /translate` with translations, or with a stream of events if the client asks for one.
 
@@ -83,8 +68,9 @@ class LibreTranslateHandlers:
             ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, TranslateRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("q", "source", "target"))
+        with refusing_errors():
+            glossary = as_glossary(message.glossary)
         translation_request = TranslationRequest(
             texts=as_list(message.q),
             source=message.source,
@@ -93,7 +79,7 @@ class LibreTranslateHandlers:
             alternatives=max(0, message.alternatives or 0),
             timeout_seconds=message.timeout,
             quality_warnings=message.quality_warnings or message.doubts,
-            glossary=_glossary(message),
+            glossary=glossary,
         )
         if message.stream:
             return await stream_response(request, partial(self._answer, message, translation_request))
@@ -110,11 +96,19 @@ class LibreTranslateHandlers:
         routes = self.service.routes  # those of the answers, also if the models are loaded again meanwhile
         answers = await self.service.translate(translation_request, disconnected, report)
         is_list = not isinstance(message.q, str)
-        found = _quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET
+
+        def shaped(values: list[Any]) -> Any:
+            """Return the values of a list of texts or, if the request has a single text, the only value."""
+            return values if is_list else values[0]
+
+        detected = [_with_own_code(answer.detected, routes) for answer in answers if answer.detected is not None]
+        found = shaped([list(answer.quality_warnings) for answer in answers])
         return TranslateResponse(
-            translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
-            detected_language=_detected_languages(answers, routes, is_list=is_list),
-            alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
+            translated_text=shaped([answer.text for answer in answers]),
+            detected_language=shaped(detected) if detected else UNSET,
+            alternatives=shaped([answer.alternatives for answer in answers])
+            if translation_request.alternatives
+            else UNSET,
             quality_warnings=found if message.quality_warnings else UNSET,
             doubts=found if message.doubts else UNSET,
             warnings=language_warnings(answers) or UNSET,
@@ -130,7 +124,6 @@ class LibreTranslateHandlers:
             RequestError: the request is invalid, or the text is too long.
         """
         message = await self.checks.read(request, DetectRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))
         check_characters(len(message.q), self.service.settings.max_characters)
         detected = self.service.detector.detect(message.q)
@@ -183,12 +176,11 @@ class LibreTranslateHandlers:
             ClientGoneError: the client disconnected before; the document is deleted.
         """
         message = await self.checks.read_upload(request, TranslateFileRequest)
-        self.checks.check_key(request, message.api_key)
         _check_set(message, ("source", "target"))
         if not message.file.name:
             raise invalid_request("empty file")
-        settings = document_settings(message.format, message.columns, message.fields, message.encoding)
-        translation = self.documents.start(DocumentOrder(message.file, message.source, message.target, None, settings))
+        order = DocumentOrder(message.file, message.source, message.target, None, message.document_settings)
+        translation = self.documents.start(order)
         with watching_disconnect(request) as disconnected:
             await self.documents.wait(translation, disconnected)
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"
@@ -282,7 +274,7 @@ def _write_whole(file: io.FileIO, content: bytes, size: int) -> None:
 
 
 def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Raise an error if one of the named fields of a request is empty or missing, as LibreTranslate does.
+    """Refuse a request in which one of the named fields is empty or null, with LibreTranslate's own message.
 
     Raises:
         RequestError: one of these fields is empty.
@@ -292,29 +284,5 @@ def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
             raise invalid_request(f"missing {name} parameter")
 
 
-def _glossary(message: TranslateRequest) -> Glossary | None:
-    try:
-        return as_glossary(message.glossary)
-    except TransduceError as error:
-        raise invalid_request(str(error)) from None
-
-
 def _with_own_code(language: DetectedLanguage, routes: Routes) -> DetectedLanguage:
     return msgspec.structs.replace(language, language=routes.own_code(language.language))
-
-
-def _detected_languages(
-    answers: Sequence[Answer], routes: Routes, *, is_list: bool
-) -> DetectedLanguage | list[DetectedLanguage] | UnsetType:
-    detected = [_with_own_code(answer.detected, routes) for answer in answers if answer.detected is not None]
-    if not detected:
-        return UNSET
-    return detected if is_list else detected[0]
-
-
-def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | list[str]]:
-    return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]
-
-
-def _quality_warnings(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
-    return [list(answer.quality_warnings) for answer in answers] if is_list else [*answers[0].quality_warnings]

@@ -82,7 +82,7 @@ class AdmissionCounter:
 
 
 class ReadersWriterLock:
-    """A readers-writer lock, which several threads share or one thread holds exclusively, as to modify a model.
+    """A readers-writer lock, which several threads share or one holds exclusively, for example to modify a model.
 
     Threads that want to share the lock wait while another thread waits to hold it exclusively.
     """

@@ -6,7 +6,8 @@ extensions that its clients do not send.
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from importlib.metadata import version
 from types import FunctionType
@@ -17,6 +18,8 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.documents.units import DocumentSettings
+from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.settings import ServingSettings
 
@@ -61,17 +64,14 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
     doubts: Annotated[
         bool, Meta(description="The old name of `quality_warnings`, until version 0.3; they return as `doubts`.")
     ] = False
-    glossary: (
-        Annotated[
-            dict[str, str | list[str]],
-            Meta(
-                description="Source terms with the required translation of each: a text, or several alternatives. "
-                "It replaces the server's own glossary, even if it is empty. Only in JSON requests.",
-                examples=[{"Hund": ["dog", "dogs"]}],
-            ),
-        ]
-        | None
-    ) = None
+    glossary: Annotated[
+        dict[str, str | list[str]] | None,
+        Meta(
+            description="Source terms with the required translation of each: a text, or several alternatives. "
+            "It replaces the server's own glossary, even if it is empty. Only in JSON requests.",
+            examples=[{"Hund": ["dog", "dogs"]}],
+        ),
+    ] = None
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
@@ -127,16 +127,31 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
     """Codes of the languages that this language can be translated to; its own code is among them."""
 
 
-class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The multipart form of `POST /translate_file`: a document to translate, and its languages."""
+class UploadRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """The fields that the multipart forms with an uploaded document have in common."""
 
     file: Annotated[UploadedFile, Meta(description="The document; its suffix names the format.")]
-    source: Annotated[str, Meta(description="A language code, or `auto`.")]
-    target: str
     format: Annotated[str | None, Meta(description="The format, such as `srt`; by default the suffix names it.")] = None
     columns: Annotated[list[str] | None, Meta(description="Tables: names or numbers of columns to translate.")] = None
     fields: Annotated[list[str] | None, Meta(description="JSON: paths of the values to translate.")] = None
     encoding: Annotated[str | None, Meta(description="The encoding of a text file, such as `gb18030`.")] = None
+
+    @property
+    def document_settings(self) -> DocumentSettings:
+        """The settings of the document; a field that is None or "" is not set."""
+        return DocumentSettings(
+            format=self.format or None,
+            columns=tuple(self.columns or ()),
+            fields=tuple(self.fields or ()),
+            encoding=self.encoding or None,
+        )
+
+
+class TranslateFileRequest(UploadRequest, kw_only=True, frozen=True):
+    """The multipart form of `POST /translate_file`: a document to translate, and its languages."""
+
+    source: Annotated[str, Meta(description="A language code, or `auto`.")]
+    target: str
     api_key: str | None = None
 
 
@@ -211,9 +226,9 @@ class SentenceRequest(msgspec.Struct, kw_only=True, frozen=True):
 class InspectRequest(SentenceRequest, kw_only=True, frozen=True):
     """The body of `POST /inspect`: a sentence whose translation is to be inspected."""
 
-    attribution: Annotated[bool, Meta(description="Add the contributions of the source words, if the model fits.")] = (
-        False
-    )
+    attribution: Annotated[
+        bool, Meta(description="Add the contributions of the source words, if the model supports that.")
+    ] = False
 
 
 class DisabledHead(msgspec.Struct, kw_only=True, frozen=True):
@@ -231,15 +246,15 @@ class InterveneRequest(SentenceRequest, kw_only=True, frozen=True):
         list[DisabledHead], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
     ] = []
     step: Annotated[
-        Number, Meta(description="A position in the translation, from 0; the tokens before it are kept.")
-    ] | (None) = None
-    force: Annotated[Token, Meta(description="The token to force at this position, as the vocabulary spells it.")] | (
-        None
-    ) = None
+        Number | None, Meta(description="A position in the translation, from 0; the tokens before it are kept.")
+    ] = None
+    force: Annotated[
+        Token | None, Meta(description="The token to force at this position, as the vocabulary spells it.")
+    ] = None
     forbid: Annotated[list[Token], Meta(max_length=100, description="Tokens to forbid at this position.")] = []
-    changed: (
-        Annotated[str, LIMITED_TEXT, Meta(description="Another source sentence to translate instead of `q`.")] | None
-    ) = None
+    changed: Annotated[
+        str | None, LIMITED_TEXT, Meta(description="Another source sentence to translate instead of `q`.")
+    ] = None
 
 
 class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
@@ -328,17 +343,26 @@ def invalid_request(reason: str) -> RequestError:
 
 
 def unsupported_field(name: str) -> RequestError:
-    """Return the `RequestError` (status 400) for a field that would change the answer, but is not known."""
+    """Return the `RequestError` (status 400) for a field that would change the answer, but is not supported."""
     return invalid_request(f"`{name}` is not supported by this server: leave it out")
 
 
-def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Refuse a request that sets one of these unsupported fields to a value that is not empty.
+@contextmanager
+def refusing_errors() -> Iterator[None]:
+    """In a `with` block, turn a `TransduceError` into the `RequestError` (status 400) of an invalid request."""
+    try:
+        yield
+    except TransduceError as error:
+        raise invalid_request(str(error)) from None
 
-    Fields that the message does not have are skipped.
+
+def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
+    """Refuse a request that sets one of the unsupported fields in `names` to a value that is not empty.
+
+    Names of fields that the message does not have are skipped.
 
     Raises:
-        RequestError: a field is set, which would change the answer, but which the server does not know.
+        RequestError: a field is set that would change the answer, but that the server does not support.
     """
     for name in names:
         if getattr(message, name, None):
@@ -371,8 +395,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Awaitable[Response]])
 class Operation(msgspec.Struct, frozen=True):
     """A path and method of the server, with the types of its request and its response.
 
-    An instance is a decorator of the method that answers the requests. Routes and the OpenAPI document are made of all
-    operations.
+    An instance is a decorator of the method that answers the requests. The server's routes and its OpenAPI document
+    are made from all operations.
     """
 
     method: Literal["delete", "get", "post"]
@@ -395,15 +419,23 @@ class Operation(msgspec.Struct, frozen=True):
     old_keys: Mapping[str, str] = {}
     """Former names of fields of the response, by present name, which the response has as well."""
 
-    @property
-    def error(self) -> type:
-        """The type of an error response."""
-        return error_type(self.path)
-
     def __call__(self, handler: _Method) -> _Method:
         """Let a method of an API's class of handlers answer the requests of this operation."""
         vars(handler).setdefault("operations", []).insert(0, self)
         return handler
+
+
+def decoding_operation(path: str, summary: str, answer: type, message: type, **more: Any) -> Operation:
+    """Return the operation of POST requests that need an API key and a decoding thread.
+
+    Args:
+        path: the path of the requests.
+        summary: what they do, in one sentence.
+        answer: the type of a successful response.
+        message: the type of the requests.
+        **more: further fields of the operation by name.
+    """
+    return Operation("post", path, summary, answer, message, needs_key=True, decodes=True, **more)
 
 
 def operations_of(api: object) -> list[tuple[Operation, Handler]]:
@@ -426,14 +458,14 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
         operations: the paths and methods with their types of requests and responses.
         settings: the server's settings, whose limits and root path the document states.
     """
-    types = [type_of_operation for o in operations for type_of_operation in (o.error, o.message or o.error, o.answer)]
-    message_types = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
+    types = [each for o in operations for each in (error_type(o.path), o.message, o.answer)]
+    message_types = list(dict.fromkeys(each for each in types if each and not isinstance(each, str)))
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
     by_type = dict(zip(message_types, schemas, strict=True))
     _apply_limits(components, settings)
     for operation in operations:
         if operation.old_keys and not isinstance(operation.answer, str):
-            _document_old_keys(by_type[operation.answer], components, operation.old_keys)
+            _document_old_keys(operation.answer, components, operation.old_keys)
     components[UploadedFile.__name__] = {"type": "string", "format": "binary"}
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -453,28 +485,16 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
     }
 
 
-def _document_old_keys(schema: Any, components: dict[str, Any], old_keys: Mapping[str, str]) -> None:
-    """Add the former names of fields, as deprecated ones, to all schemas that a response's schema refers to.
+def _document_old_keys(answer: type, components: dict[str, Any], old_keys: Mapping[str, str]) -> None:
+    """Add the former names of a response's fields to the schemas of its type and of all types in it, as deprecated.
 
     Args:
-        schema: the schema of a response.
+        answer: the type of the response.
         components: the schema of each message by its name; changed in place.
         old_keys: the former names by present name.
     """
-    reached: dict[str, Any] = {}
-    parts = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            name = str(part.get("$ref")).rpartition("/")[2]
-            if name in components and name not in reached:
-                reached[name] = components[name]
-                parts.append(components[name])
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
-    for component in reached.values():
-        properties = component.get("properties", {})
+    for name in msgspec.json.schema_components([answer])[1]:
+        properties = components[name].get("properties", {})
         former = {old_keys[name]: properties[name] for name in properties if name in old_keys}
         properties |= {old: {**present, "deprecated": True} for old, present in former.items()}
 
@@ -504,7 +524,8 @@ def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None
 def _operation(
     operation: Operation, schemas: dict[type, Any], components: dict[str, Any], settings: ServingSettings
 ) -> dict[str, Any]:
-    result: dict[str, Any] = {"summary": operation.summary, "operationId": _identifier(operation)}
+    operation_id = re.sub(r"\W+", "_", operation.method + operation.path).strip("_")
+    result: dict[str, Any] = {"summary": operation.summary, "operationId": operation_id}
     if operation.message is not None and operation.method == "post":
         hints = get_type_hints(operation.message).values()
         kinds = _FORMS[1:] if UploadedFile in hints else (_JSON, *_FORMS)
@@ -522,7 +543,7 @@ def _operation(
         ]
     if operation.needs_key and settings.api_keys:
         result["security"] = [{"key": []}]
-    error = {_JSON: {"schema": schemas[operation.error]}}
+    error = {_JSON: {"schema": schemas[error_type(operation.path)]}}
     result["responses"] = {
         str(operation.status): {"description": "Success."} | _success(operation, schemas),
         "4XX": {"description": "The request is invalid; the error says why.", "content": error},
@@ -541,8 +562,3 @@ def _success(operation: Operation, schemas: dict[type, Any]) -> dict[str, Any]:
         return {"content": {operation.answer: {"schema": {"type": "string"}}}}
     content = {_JSON: {"schema": schemas[operation.answer]}}
     return {"content": content | ({operation.stream_type: {"schema": {"type": "string"}}} if operation.streams else {})}
-
-
-def _identifier(operation: Operation) -> str:
-    words = re.sub(r"\W+", "_", operation.path).strip("_") or "page"
-    return f"{operation.method}_{words}"

@@ -3,19 +3,18 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from typing_extensions import override
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import Documents
 from transduce.inference.generator import DEFAULT_SEARCH, Generator
 from transduce.inference.glossary_search import check_glossary
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
-from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.jobs import Model
+from transduce.serving.jobs import Model, TranslateOptions
 from transduce.serving.limits import ReadersWriterLock
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
@@ -94,28 +93,10 @@ class ServedModel(Model):
 
     @override
     def translate(
-        self,
-        sentences: list[str],
-        search: SearchSettings,
-        indices: Sequence[int],
-        observer: Observer,
-        glossary: Glossary | None,
-        text_settings: TextSettings,
-        *,
-        protected: Sequence[Sequence[Span]] | None = None,
-        documents: Documents | None = None,
+        self, sentences: list[str], search: SearchSettings, **options: Unpack[TranslateOptions]
     ) -> list[Translation]:
         with self.access.hold_shared():
-            return self.translator.translate(
-                sentences,
-                search,
-                indices=indices,
-                observer=observer,
-                glossary=glossary,
-                text_settings=text_settings,
-                protected=protected,
-                documents=documents,
-            )
+            return self.translator.translate(sentences, search, **options)
 
     @override
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:

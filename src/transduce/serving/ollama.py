@@ -13,15 +13,15 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason, TextFormatter
-from transduce.serving.messages import LIMITED_TEXT, Operation, RequestError, invalid_request, refuse_fields
-from transduce.serving.openai import (
-    ChatMessage,
-    Ignored,
-    Refused,
-    Stop,
-    has_chat_template,
-    read_conversation,
+from transduce.serving.messages import (
+    LIMITED_TEXT,
+    Operation,
+    RequestError,
+    decoding_operation,
+    invalid_request,
+    refuse_fields,
 )
+from transduce.serving.openai import ChatMessage, Ignored, Refused, Stop, has_chat_template, read_conversation
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import json_response
 from transduce.serving.service import RequestChecks
@@ -67,9 +67,9 @@ class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /api/chat`: the model, the messages of a conversation, and options."""
 
     messages: list[OllamaMessage]
-    continue_final_message: Annotated[bool, Meta(description="Continue the last message (chat templates only).")] | (
-        None
-    ) = False
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Continue the last message (chat templates only).")
+    ] = False
     tools: Refused = None
 
 
@@ -183,14 +183,11 @@ class OllamaHandlers:
         self.completions = completions
         self._started_at = _now()
 
-    @Operation(
-        "post",
+    @decoding_operation(
         "/api/chat",
         "Translate the user's last message, for Ollama's clients.",
         OllamaResponse,
         OllamaChatRequest,
-        needs_key=True,
-        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )
@@ -200,7 +197,6 @@ class OllamaHandlers:
         A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, OllamaChatRequest)
-        self.checks.check_key(request)
         for each in message.messages:
             refuse_fields(each, ["images"])
         if not has_chat_template(self.completions, message.model):
@@ -214,14 +210,11 @@ class OllamaHandlers:
         )
         return await self._answer(request, message, prompt, before, is_chat=True)
 
-    @Operation(
-        "post",
+    @decoding_operation(
         "/api/generate",
         "Translate or continue a text, for Ollama's clients.",
         OllamaResponse,
         OllamaGenerateRequest,
-        needs_key=True,
-        decodes=True,
         streams=True,
         stream_type=_NDJSON,
     )
@@ -231,7 +224,6 @@ class OllamaHandlers:
         A model with a chat template answers the text as a user's message.
         """
         message = await self.checks.read(request, OllamaGenerateRequest)
-        self.checks.check_key(request)
         prompt = message.prompt
         if has_chat_template(self.completions, message.model) and not message.raw:
             texts = {"system": message.system, "user": message.prompt}
@@ -241,30 +233,17 @@ class OllamaHandlers:
         return await self._answer(request, message, prompt, [], is_chat=False)
 
     async def _answer(
-        self,
-        request: Request,
-        message: _SharedFields,
-        prompt: str,
-        before: Sequence[tuple[str, str]],
-        *,
-        is_chat: bool,
+        self, request: Request, message: _SharedFields, prompt: str, before: Sequence[tuple[str, str]], *, is_chat: bool
     ) -> Response:
         name = self.completions.find(message.model)
         refuse_fields(message, _REFUSED)
         options = message.options or OllamaOptions()
-        has_limit = options.num_predict is not None and options.num_predict > 0
         order = CompletionRequest(
             name,
             [prompt],
-            max_tokens=options.num_predict if has_limit else None,
+            max_tokens=max(0, options.num_predict or 0) or None,
             stop=tuple(as_list(options.stop or [])),
-            sampling={
-                "temperature": options.temperature,
-                "top_k": options.top_k,
-                "top_p": options.top_p,
-                "min_p": options.min_p,
-                "seed": options.seed,
-            },
+            sampling={name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
             before=before,
         )
         formatter = _LineFormatter(message.model, is_chat=is_chat)
@@ -335,8 +314,8 @@ class _LineFormatter(TextFormatter):
     def end(self, answer: Completion) -> bytes:
         return _line(self.last_line(answer, ""))
 
+    @override
     def error(self, error: RequestError) -> bytes:
-        """Return the bytes of the line of the stream with the error that ends it."""
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:

@@ -7,9 +7,8 @@ language model with a chat template answers the conversation; one without contin
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from transduce.errors import TransduceError
+from transduce.inference.translation import token_bytes
 from transduce.serving.completions import (
     MAX_STOPS,
     Choice,
@@ -33,12 +32,14 @@ from transduce.serving.messages import (
     Operation,
     RequestError,
     check_characters,
+    decoding_operation,
     invalid_request,
+    refusing_errors,
     unsupported_field,
 )
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import json_response, openai_error
-from transduce.serving.service import RequestChecks, TokenProbability
+from transduce.serving.service import RequestChecks
 
 # --- messages ---
 
@@ -89,9 +90,9 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
     """The fields that OpenAI's requests for chat completions and for text completions have in common."""
 
     model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
-    stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
-        None
-    ) = False
+    stream: Annotated[
+        bool | None, Meta(description="Answer with server-sent events that add text once it is final.")
+    ] = False
     stream_options: StreamOptions | None = None
     n: Choices | None = 1
     stop: Annotated[Stop, Meta(description="Texts before which a completion ends.")] | None = None
@@ -112,9 +113,9 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
     """
 
     messages: list[ChatMessage]
-    continue_final_message: Annotated[bool, Meta(description="Continue the last message (chat templates only).")] | (
-        None
-    ) = False
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Continue the last message (chat templates only).")
+    ] = False
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, Meta(description="Return the log-probability of each token.")] | None = False
@@ -145,9 +146,9 @@ class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
     """The body of `POST /v1/completions`: the model, one or several texts to translate or continue, and options."""
 
     prompt: Annotated[str | list[str], LIMITED_TEXT, Meta(description="A text, or several.")]
-    logprobs: Annotated[int, Meta(ge=0, description="0: return each token's log-probability; refused above.")] | (
-        None
-    ) = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="0: return each token's log-probability; refused above.")
+    ] = None
     echo: Annotated[bool, Meta(description="Refused unless false.")] | None = False
     best_of: Annotated[int, Meta(description="Refused unless it equals `n`.")] | None = None
     suffix: Annotated[str, Meta(description="Refused unless empty.")] | None = None
@@ -169,7 +170,7 @@ class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
     logprob: float
     """The log-probability, in nats."""
     bytes: list[int]
-    """The token's text as a list of the bytes of its UTF-8."""
+    """A list of the UTF-8 bytes that the token adds; a byte token such as <0xE6> is one byte of a character."""
     top_logprobs: list[Any] = []
     """Empty, as other tokens are not known."""
 
@@ -289,14 +290,11 @@ class OpenAIHandlers:
         self.completions = completions
         self._started_at = int(time.time())
 
-    @Operation(
-        "post",
+    @decoding_operation(
         "/v1/chat/completions",
         "Translate the user's last message, or continue a text, for OpenAI's clients.",
         ChatCompletion,
         ChatRequest,
-        needs_key=True,
-        decodes=True,
         streams=True,
     )
     async def chat(self, request: Request) -> Response:
@@ -305,7 +303,6 @@ class OpenAIHandlers:
         A translation model translates the user's last message; a language model answers or continues the conversation.
         """
         message = await self.checks.read(request, ChatRequest)
-        self.checks.check_key(request)
         for field in ("continue_final_message", "chat_template_kwargs"):
             if getattr(message, field) and not has_chat_template(self.completions, message.model):
                 raise unsupported_field(field)
@@ -316,42 +313,30 @@ class OpenAIHandlers:
             continue_final_message=bool(message.continue_final_message),
             template_variables=message.chat_template_kwargs or {},
         )
-        order = self._completion_request(
-            message,
-            [prompt],
-            max_tokens=message.max_completion_tokens or message.max_tokens,
-            with_tokens=bool(message.logprobs),
-        )
-        return await self._answer(request, order._replace(before=before), message, "chatcmpl", _chat_completion)
+        max_tokens = message.max_completion_tokens or message.max_tokens
+        order = self._completion_request(message, [prompt], max_tokens, with_tokens=bool(message.logprobs))
+        return await self._answer(request, order._replace(before=before), message, is_chat=True)
 
-    @Operation(
-        "post",
+    @decoding_operation(
         "/v1/completions",
         "Translate or continue texts, for OpenAI's clients.",
         TextCompletion,
         CompletionsRequest,
-        needs_key=True,
-        decodes=True,
         streams=True,
     )
     async def text(self, request: Request) -> Response:
         """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
-        self.checks.check_key(request)
         if message.logprobs:
             raise invalid_request(f"`logprobs` must be 0, as other tokens are not known, but is {message.logprobs}")
         if message.best_of is not None and message.best_of != (message.n or 1):
             raise invalid_request(f"`best_of` must equal `n`, {message.n or 1}, but is {message.best_of}")
-        order = self._completion_request(
-            message,
-            as_list(message.prompt),
-            max_tokens=message.max_tokens,
-            with_tokens=message.logprobs is not None,
-        )
-        return await self._answer(request, order, message, "cmpl", _text_completion)
+        with_tokens = message.logprobs is not None
+        order = self._completion_request(message, as_list(message.prompt), message.max_tokens, with_tokens=with_tokens)
+        return await self._answer(request, order, message, is_chat=False)
 
     def _completion_request(
-        self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
+        self, message: _SharedFields, prompts: list[str], max_tokens: int | None, *, with_tokens: bool
     ) -> CompletionRequest:
         """Convert a request of OpenAI's API to a `CompletionRequest`, the form that OpenAI's and Ollama's APIs share.
 
@@ -381,24 +366,37 @@ class OpenAIHandlers:
             max_tokens=max_tokens,
             stop=tuple(as_list(message.stop or [])),
             sampling={"temperature": message.temperature, "top_p": message.top_p, "seed": message.seed},
-            penalties={
-                "frequency_penalty": message.frequency_penalty,
-                "presence_penalty": message.presence_penalty,
-            },
+            penalties={"frequency_penalty": message.frequency_penalty, "presence_penalty": message.presence_penalty},
             with_tokens=with_tokens,
         )
 
     async def _answer(
-        self, request: Request, order: CompletionRequest, message: _SharedFields, prefix: str, render: "_Render"
+        self, request: Request, order: CompletionRequest, message: _SharedFields, *, is_chat: bool
     ) -> Response:
-        name, created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
+        """Return the response to a request, streamed if the client wants that.
+
+        Args:
+            request: the client's request.
+            order: what the client asks for, in the form that all APIs share.
+            message: the client's request, with the options of streams.
+            is_chat: the response is a chat completion, not a text completion.
+        """
+        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        head: dict[str, Any] = {"id": name, "created": int(time.time()), "model": message.model}
         formatter = None
         if message.stream:
             with_usage = message.stream_options is not None and bool(message.stream_options.include_usage)
-            head = {"id": name, "created": created, "model": message.model}
-            formatter = OpenAIEventFormatter(head, is_chat=prefix == "chatcmpl", with_usage=with_usage)
-        rendered = partial(render, name, created, message.model, with_tokens=order.with_tokens)
-        return await self.completions.respond(request, order, rendered, formatter)
+            formatter = OpenAIEventFormatter(head, is_chat=is_chat, with_usage=with_usage)
+
+        def render(completion: Completion) -> msgspec.Struct:
+            make_choice: Callable[..., Any] = _chat_choice if is_chat else _text_choice
+            choices = [
+                make_choice(index, choice, with_tokens=order.with_tokens)
+                for index, choice in enumerate(completion.choices)
+            ]
+            return (ChatCompletion if is_chat else TextCompletion)(**head, choices=choices, usage=_usage(completion))
+
+        return await self.completions.respond(request, order, render, formatter)
 
     @Operation("get", "/v1/models", "List the models.", OpenAIModels)
     async def models(self, request: Request) -> Response:  # noqa: ARG002
@@ -412,14 +410,6 @@ class OpenAIHandlers:
 
     def _describe(self, name: str) -> OpenAIModel:
         return OpenAIModel(id=name, created=self._started_at)
-
-
-class _Render(Protocol):
-    """A function that makes the body of a response from the completions of a request's prompts."""
-
-    def __call__(
-        self, id: str, created: int, model: str, completion: Completion, *, with_tokens: bool
-    ) -> msgspec.Struct: ...
 
 
 def has_chat_template(completions: Completions, model: str) -> bool:
@@ -462,19 +452,17 @@ def read_conversation(
         chat = [_template_message(message) for message in messages]
         max_characters = completions.service.settings.max_characters
         check_characters(sum(len(message["content"]) for message in chat), max_characters)
-        try:
+        with refusing_errors():
             prompt = generator.chat_prompt(
                 chat,
                 continue_final_message=continue_final_message,
                 template_variables=template_variables,
                 max_characters=max_characters,
             )
-        except TransduceError as error:
-            raise invalid_request(str(error)) from None
         return prompt, []
     if name in completions.service.generators:
         return conversation_text(messages), []
-    return last_user_message(messages), earlier_turns(messages, completions.context_before(name))
+    return last_user_message(messages), earlier_turns(messages, completions.service.routes.by_name[name].context_before)
 
 
 _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -538,49 +526,31 @@ def _usage(completion: Completion) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
 
-def _chat_completion(id: str, created: int, model: str, completion: Completion, *, with_tokens: bool) -> ChatCompletion:
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatAnswer(content=choice.text),
-            finish_reason=choice.finish_reason,
-            logprobs=_chat_log_probabilities(choice.tokens) if with_tokens else None,
-        )
-        for index, choice in enumerate(completion.choices)
+def _chat_choice(index: int, choice: Choice, *, with_tokens: bool) -> ChatChoice:
+    log_probabilities = [
+        TokenLogProbability(token=token.text, logprob=token.log_probability, bytes=list(token_bytes(token.text)))
+        for token in choice.tokens
     ]
-    return ChatCompletion(id=id, created=created, model=model, choices=choices, usage=_usage(completion))
-
-
-def _chat_log_probabilities(tokens: Sequence[TokenProbability]) -> ChatLogProbabilities:
-    return ChatLogProbabilities(
-        content=[
-            TokenLogProbability(
-                token=token.text, logprob=token.log_probability, bytes=list(token.text.encode("utf-8", "surrogatepass"))
-            )
-            for token in tokens
-        ]
+    return ChatChoice(
+        index=index,
+        message=ChatAnswer(content=choice.text),
+        finish_reason=choice.finish_reason,
+        logprobs=ChatLogProbabilities(content=log_probabilities) if with_tokens else None,
     )
 
 
-def _text_completion(id: str, created: int, model: str, completion: Completion, *, with_tokens: bool) -> TextCompletion:
-    choices = [
-        TextChoice(
-            index=index,
-            text=choice.text,
-            finish_reason=choice.finish_reason,
-            logprobs=_text_log_probabilities(choice) if with_tokens else None,
-        )
-        for index, choice in enumerate(completion.choices)
-    ]
-    return TextCompletion(id=id, created=created, model=model, choices=choices, usage=_usage(completion))
-
-
-def _text_log_probabilities(choice: Choice) -> TextLogProbabilities:
+def _text_choice(index: int, choice: Choice, *, with_tokens: bool) -> TextChoice:
     tokens = [token.text for token in choice.tokens]
-    return TextLogProbabilities(
+    log_probabilities = TextLogProbabilities(
         tokens=tokens,
         token_logprobs=[token.log_probability for token in choice.tokens],
         text_offset=token_offsets(tokens, choice.text),
+    )
+    return TextChoice(
+        index=index,
+        text=choice.text,
+        finish_reason=choice.finish_reason,
+        logprobs=log_probabilities if with_tokens else None,
     )
 
 

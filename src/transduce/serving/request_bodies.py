@@ -8,12 +8,13 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
 
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 
@@ -288,18 +289,7 @@ _IDLE_SECONDS = 1.0  # a client that sends nothing for so long seems to wait for
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-class ReadableRequest(Protocol):
-    """An HTTP request whose body can be read: the part of Starlette's `Request` that this module uses."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """A mapping from the name of each header, in lower case, to its value."""
-
-    def stream(self) -> AsyncIterator[bytes]:
-        """Yield the request's body in chunks as they arrive."""
-
-
-async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) -> bytes:
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Return the whole body of a request, decompressed.
 
     Args:
@@ -313,7 +303,7 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
     chunks = request.stream()
     try:
         async with asyncio.timeout(seconds):
-            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), max_bytes)
+            return await _collect(chunks, _make_inflater(request.headers), _content_length(request.headers), max_bytes)
     except TimeoutError:
         error = RequestError(408, f"The request's body must arrive within {seconds:g} seconds.")
         error.close_connection = True
@@ -325,16 +315,17 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
         raise
 
 
-async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, max_bytes: int) -> bytes:
+async def _collect(chunks: AsyncIterator[bytes], inflater: "Inflater | None", announced: int, max_bytes: int) -> bytes:
     body, received = bytearray(), 0
     if announced > max_bytes:
         raise body_too_large_error(max_bytes)
     async for chunk in chunks:
         received += len(chunk)
-        body += decoder.decode(chunk, max_bytes + 1 - len(body))
+        body += chunk if inflater is None else inflater.decode(chunk, max_bytes + 1 - len(body))
         if max(received, len(body)) > max_bytes:
             raise body_too_large_error(max_bytes)
-    decoder.finish()
+    if inflater is not None:
+        inflater.finish()
     return bytes(body)
 
 
@@ -373,18 +364,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-class Decoder:
-    """A decoder of a request's body, chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
-
-    def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
-        """Return the bytes of a chunk of the body as they are; subclasses decompress at most `max_bytes` bytes."""
-        return chunk
-
-    def finish(self) -> None:
-        """Check that the body has ended; an uncompressed one needs no check, and subclasses raise a `RequestError`."""
-
-
-class Inflater(Decoder):
+class Inflater:
     """A decoder of a request's body that decompresses gzip or deflate chunk by chunk, within a number of bytes."""
 
     def __init__(self, name: str) -> None:
@@ -419,10 +399,10 @@ class Inflater(Decoder):
             raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 
 
-def _make_decoder(headers: Mapping[str, str]) -> Decoder:
+def _make_inflater(headers: Mapping[str, str]) -> Inflater | None:
     name = headers.get("content-encoding", "identity").strip().lower()
     if name in ("identity", ""):
-        return Decoder()
+        return None
     if name in _WINDOW_BITS:
         return Inflater(name)
     raise RequestError(415, "The request's body must be plain, gzip or deflate.")

@@ -233,9 +233,9 @@ def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
 
 
 class ProgressBuffer:
-    """A buffer of the latest progress of each line of a translation that was not sent to the client yet.
+    """A buffer of progress that was not sent to the client yet: the latest of each line of a translation.
 
-    New progress of a line replaces earlier one, so that a slow client gets fewer events.
+    New progress of a line replaces its earlier progress, so that a slow client gets fewer events.
     """
 
     def __init__(self) -> None:

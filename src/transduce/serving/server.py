@@ -13,20 +13,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import uvicorn
 from typing_extensions import override
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from transduce.errors import TransduceError
 from transduce.serving.app import Application
-from transduce.serving.batching import busy_error
+from transduce.serving.batching import busy_error, call_in_loop
 from transduce.serving.limits import AdmissionCounter
 from transduce.serving.messages import RequestError
 from transduce.serving.responses import error_content
@@ -53,23 +52,22 @@ class LimitedConnection(H11Protocol):
     Admission means that a request which the queue of decoding cannot take is refused before it is read.
     """
 
-    max_connections = 1024
-    """Maximum number of open connections; further ones get an error and are closed."""
-    max_refused = _MAX_REFUSED
-    """Maximum number of connections beyond that are answered with the error; further ones are closed at once."""
-    head_seconds = 10.0
-    """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
-    admission: AdmissionCounter
-    """The counter that decides which requests are read, shared by all connections."""
-
     def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        self, limits: "ConnectionLimits", head_seconds: float, admission: AdmissionCounter, **options: Any
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        """Create a connection, which uvicorn does for every client.
+
+        Args:
+            limits: the numbers of connections that are answered, and that are refused with an error.
+            head_seconds: time in which a request's head must arrive, from its first byte or the opening of the
+                connection.
+            admission: the counter that decides which requests are read, shared by all connections.
+            **options: uvicorn's own arguments.
+        """
+        super().__init__(**options)
+        self.limits = limits
+        self.head_seconds = head_seconds
+        self.admission = admission
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_within_head = False
         self._is_refused = False
@@ -79,9 +77,9 @@ class LimitedConnection(H11Protocol):
         """Accept a new connection, or answer it with status 503 and close it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections + self.max_refused:
+        if len(self.connections) > self.limits.max_connections + self.limits.max_refused:
             transport.abort()  # without an answer: it would hold a file descriptor for another second
-        elif len(self.connections) > self.max_connections:
+        elif len(self.connections) > self.limits.max_connections:
             sentence = "The server has too many connections: try again in a moment."
             self._refuse(RequestError(503, sentence, retry_after_seconds=1))
         else:
@@ -180,27 +178,6 @@ class LimitedConnection(H11Protocol):
         if self.transport.can_write_eof():  # TLS cannot
             self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
-
-
-def connection_class(
-    settings: ServingSettings, admission: AdmissionCounter, limits: "ConnectionLimits"
-) -> type[LimitedConnection]:
-    """Return a class of connections with the limits of the settings, which uvicorn instantiates for every connection.
-
-    Args:
-        settings: the settings of the server.
-        admission: counts the requests of all connections that are read at once.
-        limits: the number of connections that the operating system lets the process hold.
-    """
-    shared_admission = admission
-
-    class Connection(LimitedConnection):
-        max_connections = limits.max_connections
-        max_refused = limits.max_refused
-        head_seconds = settings.read_seconds
-        admission = shared_admission
-
-    return Connection
 
 
 # --- file descriptors ---
@@ -426,7 +403,7 @@ class Server(uvicorn.Server):
             application,
             # uvicorn would prefer uvloop where it is installed, whose transports are not those of `LimitedConnection`.
             loop="asyncio",
-            http=connection_class(settings, admission, limits),
+            http=cast(Any, partial(LimitedConnection, limits, settings.read_seconds, admission)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -523,8 +500,7 @@ class Server(uvicorn.Server):
             except Exception:  # noqa: BLE001 - a server goes on with the models that it has
                 _LOG.exception("The models were not loaded again")
             else:
-                with contextlib.suppress(RuntimeError):  # the event loop has been closed
-                    self._loop.call_soon_threadsafe(self._use, catalog, tls)
+                call_in_loop(self._loop, self._use, catalog, tls)
 
     def _use(self, catalog: Catalog, tls: ssl.SSLContext | None) -> None:
         try:
@@ -539,7 +515,7 @@ class Server(uvicorn.Server):
         """Start the shutdown, as the handler of SIGTERM and SIGINT; another SIGINT also fails what is unfinished."""
         if self.should_exit and sig == signal.SIGINT:
             self._is_hurried = True
-            self.application.service.engine.fail_remaining()
+            self.application.service.engine.batcher.fail_remaining()
         self.application.is_draining = True
         self.should_exit = True
 
@@ -550,7 +526,7 @@ class Server(uvicorn.Server):
             sockets: the bound sockets to listen on.
         """
         self._loop = asyncio.get_running_loop()
-        self.application.service.engine.start()
+        self.application.service.engine.workers.start()
         await super().startup(sockets)
         self.announce()
 
@@ -565,11 +541,11 @@ class Server(uvicorn.Server):
         until = time.monotonic() + self.settings.shutdown_seconds
         self.application.is_draining = True
         engine = self.application.service.engine
-        engine.stop()
-        giving_up = asyncio.get_running_loop().call_later(self.settings.shutdown_seconds, engine.fail_remaining)
+        engine.batcher.close()
+        giving_up = asyncio.get_running_loop().call_later(self.settings.shutdown_seconds, engine.batcher.fail_remaining)
         await super().shutdown(sockets)
         giving_up.cancel()
-        engine.fail_remaining()
+        engine.batcher.fail_remaining()
         engine.workers.join(_FINAL_SECONDS)
         for thread in self._reloads:  # a thread that computes in C++ when the interpreter ends would abort the process
             while thread.is_alive() and not self._is_hurried and (left := until - time.monotonic()) > 0:

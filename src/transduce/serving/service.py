@@ -1,7 +1,6 @@
 """Translate the texts of requests of all APIs: divide them into sentences, choose the model, decode and assemble."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -18,19 +17,22 @@ from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
 from transduce.inference.generator import Continuation
-from transduce.inference.quality_estimation import (
-    QualityWarning,
-    describe_wrong_language,
-    find_quality_warnings,
-)
-from transduce.inference.translation import Alternative, Translation
+from transduce.inference.quality_estimation import QualityWarning, describe_wrong_language, find_quality_warnings
+from transduce.inference.translation import Alternative
 from transduce.search.settings import SearchSettings
-from transduce.serving.batching import Engine
+from transduce.serving.batching import Engine, busy_error, call_in_loop
 from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Model, TranslationJob
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, LineProgress, PageSettings, check_characters, invalid_request
+from transduce.serving.messages import (
+    DetectedLanguage,
+    LineProgress,
+    PageSettings,
+    check_characters,
+    invalid_request,
+    refusing_errors,
+)
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
@@ -136,7 +138,7 @@ class PlannedText(NamedTuple):
 
     text: str
     plan: Plan
-    """A plan: the sentences (or lines) of the text to translate, and a function that makes the translated text of their
+    """The sentences (or lines) to translate, with a function that assembles the translated text from their
     translations."""
     model: Model | None
     """The model that translates the text; None if the text is in the target language already."""
@@ -158,8 +160,8 @@ class Catalog(NamedTuple):
     """Language models, each with a different name."""
     profiles: LanguageProfiles | None = None
     """Language profiles of the models for language detection; None: only those of the package."""
-    api_keys: Sequence[str] = ()
-    """Valid API keys; if there are none, requests need no key."""
+    api_keys: Sequence[str] | None = None
+    """Valid API keys; if there are none, requests need no key. None: the keys of the server's settings."""
 
 
 class Served(NamedTuple):
@@ -168,7 +170,7 @@ class Served(NamedTuple):
     routes: Routes
     """The models by their language pairs."""
     detector: Detector
-    """The detector of their languages."""
+    """The detector of the languages that the models read and write."""
 
 
 class Service:
@@ -177,35 +179,26 @@ class Service:
     It translates texts; the APIs only convert requests and answers.
     """
 
-    def __init__(
-        self,
-        models: Sequence[Model],
-        settings: ServingSettings,
-        *,
-        generators: Sequence[ServedGenerator] = (),
-        profiles: LanguageProfiles | None = None,
-        threads: int | None = None,
-    ) -> None:
-        """Set up the service; nothing runs until its engine is started.
+    def __init__(self, catalog: Catalog, settings: ServingSettings, *, threads: int | None = None) -> None:
+        """Set up the service; nothing runs until the decoding threads of its engine are started.
 
         Args:
-            models: translation models, each for a different language pair.
+            catalog: the models and API keys until they are replaced by `use`.
             settings: the server's settings, with all limits.
-            generators: language models, each with a different name.
-            profiles: language profiles of the models for detection; None: only those of the package.
             threads: compute threads of all decoding threads together; None: PyTorch's current number.
 
         Raises:
-            TransduceError: two models have the same language pair or the same name.
+            TransduceError: two models have the same language pair or the same name, or the folder of glossaries cannot
+                be used.
         """
         self.settings = settings
         self.metrics = Metrics()
-        self.use(Catalog(models, generators, profiles, settings.api_keys))
+        self.use(catalog)
         self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
 
-    def use(self, catalog: "Catalog") -> None:
-        """Answer further requests with these models, language profiles and API keys.
+    def use(self, catalog: Catalog) -> None:
+        """Answer further requests with the models, language profiles and API keys of a catalog.
 
         Requests that have been accepted keep their models.
 
@@ -220,7 +213,7 @@ class Service:
         self.served = Served(routes, Detector(routes.codes, merge_profiles(known)))
         self.generators = generators
         """Language models by the name of their folder."""
-        self.keys = ApiKeys(catalog.api_keys)
+        self.keys = ApiKeys(self.settings.api_keys if catalog.api_keys is None else catalog.api_keys)
 
     @property
     def routes(self) -> Routes:
@@ -229,7 +222,7 @@ class Service:
 
     @property
     def detector(self) -> Detector:
-        """The detector of the languages of these models."""
+        """The detector of the languages that the models of `routes` read and write."""
         return self.served.detector
 
     def page_settings(self) -> PageSettings:
@@ -265,15 +258,11 @@ class Service:
             self._check_limits(request)
         planned_texts = _plan_texts(request, served or self.served)
         self.metrics.characters.inc(sum(map(len, request.texts)))
-        models = list(
-            dict.fromkeys(
-                planned.model for planned in planned_texts if planned.model is not None and planned.plan.sentences
-            )
-        )
+        models = dict.fromkeys(planned.model for planned in planned_texts if planned.model and planned.plan.sentences)
         jobs = [self._job(model, planned_texts, request, report) for model in models]
-        results_by_model = await self.engine.decode(jobs, disconnected)
-        translations = {id(model): iter(results) for model, results in zip(models, results_by_model, strict=True)}
-        return [_answer(planned, request, translations.get(id(planned.model), iter(()))) for planned in planned_texts]
+        results = await self.engine.decode(jobs, disconnected)
+        translations = dict(zip(models, map(iter, results), strict=True))
+        return [_answer(planned, request, translations) for planned in planned_texts]
 
     def _check_limits(self, request: TranslationRequest) -> None:
         settings, characters = self.settings, request.characters
@@ -305,47 +294,37 @@ class Service:
             if planned.model is model
             for line in range(len(planned.plan.sentences))
         ]
-        sentences = [planned_texts[index].plan.sentences[line] for index, line in positions]
+        plans = [(planned_texts[index].plan, line) for index, line in positions]
+        sentences = [plan.sentences[line] for plan, line in plans]
         glossary = request.glossary_for(model)
         seconds, timeout = self.settings.deadline_seconds, request.timeout_seconds
         if request.is_document:  # no client set its `timeout_seconds`: they are what is left of the document's time
             seconds, timeout = timeout or self.settings.document_seconds, None
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
-            _check_glossary(model, request.glossary, search)
+            with refusing_errors():
+                model.check(request.glossary, search)
         job = TranslationJob(
             model,
             sentences,
             search,
             seconds=seconds,
-            progress=None
-            if report is None or request.format != "text"
-            else _Reporter(
-                model,
-                dict(zip(positions, sentences, strict=True)),
-                report,
-                glossary=glossary,
-                text_settings=request.text_settings,
-            ),
             glossary=glossary,
             text_settings=request.text_settings,
-            marks={
-                number: planned_texts[index].plan.marks[line]
-                for number, (index, line) in enumerate(positions)
-                if line in planned_texts[index].plan.marks
-            },
+            marks={number: plan.marks[line] for number, (plan, line) in enumerate(plans) if line in plan.marks},
             elements={
-                number: planned_texts[index].plan.protected[line]
-                for number, (index, line) in enumerate(positions)
-                if line in planned_texts[index].plan.protected
+                number: plan.protected[line] for number, (plan, line) in enumerate(plans) if line in plan.protected
             },
         )
+        if report is not None and request.format == "text":
+            job.progress = _Reporter(job, positions, report)
         if model.context_before and (request.before or len(positions) > 1):
             continues = [
                 line > 0 or (index > 0 and request.is_document) or (index == 0 and bool(request.before))
                 for index, line in positions
             ]
-            job.documents = Documents(continues, request.before) if any(continues) else None
+            if any(continues):
+                job.keep_together(Documents(continues, request.before))
         return job.limit(timeout)
 
 
@@ -410,7 +389,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
         spaced: the target language puts spaces between words.
 
     Returns:
-        The units, and the function that makes the translated text of their translations.
+        The units, with the function that assembles the translated text from their translations.
     """
     source = None if request.source.lower() == AUTO else request.source
     if request.format == "text":
@@ -422,7 +401,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
-    """Return a plan for the translation of a text that is a document, such as Markdown, divided into units.
+    """Return a plan for the translation of a document that is text, such as Markdown: its units that are translated.
 
     Args:
         text: the content of the document.
@@ -431,7 +410,7 @@ def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) ->
         spaced: the target language puts spaces between words.
 
     Returns:
-        The units, and the function that makes the translated document of their translations.
+        The units, with the function that assembles the translated document from their translations.
 
     Raises:
         TransduceError: the package that reads the format is not installed, or the text cannot be read.
@@ -444,13 +423,6 @@ def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) ->
         for unit in document.units
     ]
     return join_plans(plans, lambda texts: document.write(texts).decode("utf-8", "surrogatepass"))
-
-
-def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
-    try:
-        model.check(glossary, search)
-    except TransduceError as error:
-        raise invalid_request(str(error)) from None
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
@@ -476,31 +448,21 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
 class _Reporter:
     """A job's progress callback, which passes the growing text of each line from decoding threads to the event loop."""
 
-    def __init__(
-        self,
-        model: Model,
-        lines: Mapping[tuple[int, int], str],
-        report: Report,
-        *,
-        glossary: Glossary | None,
-        text_settings: TextSettings,
-    ) -> None:
+    def __init__(self, job: TranslationJob, positions: Sequence[tuple[int, int]], report: Report) -> None:
         """Create a reporter in a running event loop.
 
         Args:
-            model: the model that translates the lines.
-            lines: the lines of the job, in order; a key is the index of the text and the line's index in the text.
+            job: the job, whose sentences are lines. A line with a term of its glossary may be decoded twice, so nothing
+                of it is reported before the end.
+            positions: for each line, the index of its text in the request and the line's index in the text.
             report: receives the progress in the event loop.
-            glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
-                is reported before the end. None: no terms.
-            text_settings: the settings of the request; they decide which lines are plain sentences.
         """
-        self._model = model
-        self._positions, self._lines = list(lines), list(lines.values())
+        self._job = job
+        self._positions = positions
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._silent = {number for number, line in enumerate(lines.values()) if glossary and glossary.find(line)}
-        self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
+        self._silent = {number for number, line in enumerate(job.sentences) if job.glossary and job.glossary.find(line)}
+        self._is_plain = [job.model.is_plain_sentence(line, job.text_settings) for line in job.sentences]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Report the progress of a line that is one plain sentence; other lines use `report_text`.
@@ -511,8 +473,8 @@ class _Reporter:
             certain: how many of these ids do not change any more.
         """
         if self._is_plain[number]:
-            line = self._lines[number]
-            self._put(number, self._model.decode_start(ids[:certain], line), self._model.decode_start(ids, line))
+            model, line = self._job.model, self._job.sentences[number]
+            self._put(number, model.decode_start(ids[:certain], line), model.decode_start(ids, line))
 
     def report_text(self, number: int, final: str, draft: str) -> None:
         """Report the progress of a line that has several sentences, layout around its text, or protected spans.
@@ -528,40 +490,44 @@ class _Reporter:
     def _put(self, number: int, text: str, draft: str) -> None:
         index, line = self._positions[number]
         if number not in self._silent:
-            with contextlib.suppress(RuntimeError):  # the event loop has been closed
-                self._loop.call_soon_threadsafe(
-                    self._report, LineProgress(index=index, line=line, text=text, draft=draft)
-                )
+            call_in_loop(self._loop, self._report, LineProgress(index=index, line=line, text=text, draft=draft))
 
 
-def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
+def _answer(
+    planned: PlannedText, request: TranslationRequest, translations: Mapping[Model, Iterator[AlignedTranslation]]
+) -> Answer:
     """Return the answer for one text of a request, from the translations of its sentences.
 
     Args:
         planned: the text, divided into sentences.
         request: the request, with the results that the client asks for.
-        translations: an iterator over the translations of the sentences of all texts that the text's model translates,
-            in order. The translations of this text are taken from it. For a text that is in the target language
-            already, nothing is taken, and the text itself is the answer.
+        translations: by model, an iterator over the translations of all sentences that the model translated, in order.
+            Those of this text are taken from its model's iterator. A text that is in the target language already has
+            no model: nothing is taken, and the text itself is the answer.
     """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
     source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
     wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
-    sentence_translations = [next(translations) for _ in planned.plan.sentences]
+    sentence_translations = [next(translations[planned.model]) for _ in planned.plan.sentences]
+    translations_of_lines = [translated.translation for translated in sentence_translations]
     texts = [_assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)]
     # Equal alternatives of a search are one, but samples are as many as were drawn.
     is_sampled = planned.model.search.sampling is not None
     ranks = [rank for rank, text in enumerate(texts) if is_sampled or text not in texts[:rank]]
     best, *alternatives = (texts[rank] for rank in ranks)
-    found = (
-        _quality_warnings(
-            [translated.translation for translated in sentence_translations], planned, request, planned.model
-        )
+    quality_warnings = tuple(
+        warning
+        for translation in translations_of_lines
         if request.quality_warnings
-        else ()
+        for warning in find_quality_warnings(
+            translation,
+            source_language=planned.source,
+            target_language=request.target,
+            unknown_characters=planned.model.unknown_characters(translation.source),
+            glossary=request.glossary_for(planned.model),
+        )
     )
-    translations_of_lines = [translated.translation for translated in sentence_translations]
     # The tokens of several sentences in a line are known for each of them.
     chosen = [each.alternatives[0] for line in translations_of_lines for each in (line.sentences or (line,))]
     tokens = token_probabilities(chosen) if request.with_tokens else ()
@@ -575,7 +541,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         alternatives,
         planned.source,
         planned.detected,
-        found,
+        quality_warnings,
         wrong,
         tokens,
         is_complete,
@@ -602,30 +568,6 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
         for text in texts
         # Behind the tokens, an ended text has the log-probability of its end symbol.
         for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)
-    )
-
-
-def _quality_warnings(
-    translations: Iterable[Translation], planned: PlannedText, request: TranslationRequest, model: Model
-) -> tuple[QualityWarning, ...]:
-    """Return a tuple of the quality warnings for the translations of a text's sentences, sentence by sentence.
-
-    Args:
-        translations: the translation of each sentence.
-        planned: the text, with its source language.
-        request: the request, with the target language and its glossary.
-        model: the model that translated the text.
-    """
-    return tuple(
-        warning
-        for translation in translations
-        for warning in find_quality_warnings(
-            translation,
-            source_language=planned.source,
-            target_language=request.target,
-            unknown_characters=model.unknown_characters(translation.source),
-            glossary=request.glossary_for(model),
-        )
     )
 
 
@@ -707,21 +649,31 @@ class RequestChecks:
         self.limiter = RateLimiter(service.settings.client_rate)
 
     async def read(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that needs decoding: an instance of the struct `message`.
+        """Return the typed message of a request that needs a decoding thread: an instance of the struct `message`.
 
-        The rate limit and the queue are checked first. The body is read only if the queue of decoding can take the
-        request.
+        The rate limit and the queue are checked first: the body is read only if the decoding queue has a free slot.
+        Then the API key is checked.
 
         Args:
             request: the request.
             message: the msgspec struct of its body or query.
 
         Raises:
-            RequestError: a limit is exceeded, the queue is full, or the message is invalid.
+            RequestError: a limit is exceeded, the queue is full, the message is invalid, or so is the API key.
         """
         self.take_from_rate(request)
-        self.service.engine.check_queue()
-        return await self.read_message(request, message)
+        if not self.service.engine.batcher.free_slots():
+            raise busy_error()
+        return self._with_valid_key(request, await self.read_message(request, message))
+
+    def _with_valid_key(self, request: Request, message: _Message) -> _Message:
+        """Return a request's message after checking the API key, which a field or the Authorization header holds.
+
+        Raises:
+            RequestError: the key is missing or invalid.
+        """
+        self.check_key(request, getattr(message, "api_key", None) or getattr(message, "auth_key", None))
+        return message
 
     async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
         """Return the typed message of a request, without counting the request against the rate limit.
@@ -729,7 +681,7 @@ class RequestChecks:
         Args:
             request: the request.
             message: the msgspec struct of its body or query.
-            is_upload: the request contains a document, for which other limits on size and time hold.
+            is_upload: the request contains a document, which has its own limits on size and time.
 
         Raises:
             RequestError: the body is too large, arrives too slowly, or is invalid.
@@ -743,17 +695,17 @@ class RequestChecks:
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
     async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request with an uploaded document, after checking the rate limit.
+        """Return the typed message of a request with an uploaded document, whose rate limit and API key are checked.
 
         Args:
             request: the request.
             message: the msgspec struct of its form.
 
         Raises:
-            RequestError: a limit is exceeded, or the message is invalid.
+            RequestError: a limit is exceeded, the message is invalid, or so is the API key.
         """
         self.take_from_rate(request)
-        return await self.read_message(request, message, is_upload=True)
+        return self._with_valid_key(request, await self.read_message(request, message, is_upload=True))
 
     def take_from_rate(self, request: Request) -> None:
         """Count a request against the rate limit of its client, which is identified by its address.

@@ -24,7 +24,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     unix_socket: str | None = None
     """Path of a Unix domain socket to listen on instead of `host` and `port`. The peer is a trusted proxy."""
     tls_certificate: str | None = None
-    """File with the server's certificate chain (PEM), with which it speaks HTTPS; needs `tls_key`."""
+    """File with the server's certificate chain (PEM), with which it speaks HTTPS; needs `tls_key`. None: HTTP."""
     tls_key: str | None = None
     """File with the private key of the certificate (PEM)."""
     api_keys: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     document_seconds: float = 600.0
     """Time in which a document must be translated."""
     file_seconds: float = 600.0
-    """Time for which a translated document is kept after it was last asked for."""
+    """Time for which a translated document is kept after a client last asked for it."""
     glossary_folder: str | None = None
     """Folder for the glossaries that clients create; None: in memory, until the server ends."""
     suggestions: str | None = None

@@ -1,7 +1,6 @@
 """Translate uploaded documents in the background, and keep a limited number of results for a limited time."""
 
 import asyncio
-import contextlib
 import hmac
 import html
 import logging
@@ -22,15 +21,13 @@ from transduce.documents.limits import Limits
 from transduce.documents.translate import (
     UNIT_MARKUP,
     ContextTexts,
-    describe_kept_units,
-    describe_other_language,
-    describe_text_formulas,
+    document_notes,
     translate_content,
 )
 from transduce.documents.units import DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.quality_estimation import without_protected
-from transduce.serving.batching import ClientGoneError, deadline_error
+from transduce.serving.batching import ClientGoneError, call_in_loop, deadline_error
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
@@ -55,15 +52,6 @@ class DocumentOrder(NamedTuple):
     """The terms to use; None: the model's own glossary."""
     settings: DocumentSettings = DocumentSettings()
     """The document's format and encoding, and which of its texts are translated."""
-
-
-def document_settings(
-    format: str | None, columns: Sequence[str] | None, fields: Sequence[str] | None, encoding: str | None
-) -> DocumentSettings:
-    """Return the settings of an uploaded document by the fields of its form; a field that is None or "" is not set."""
-    return DocumentSettings(
-        format=format or None, columns=tuple(columns or ()), fields=tuple(fields or ()), encoding=encoding or None
-    )
 
 
 class DocumentTranslation:
@@ -145,8 +133,7 @@ class DocumentTranslation:
             error = RequestError(
                 400, "The document is damaged, or has a form that cannot be translated: save it again."
             )
-        with contextlib.suppress(RuntimeError):  # the event loop has been closed
-            self._loop.call_soon_threadsafe(self._finish, result, error)
+        call_in_loop(self._loop, self._finish, result, error)
 
     def _translate(self) -> bytes:
         settings = self._service.settings
@@ -157,8 +144,7 @@ class DocumentTranslation:
         )
         names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
-        notes = (describe_other_language(document), describe_kept_units(document), describe_text_formulas(document))
-        self.warnings += [note for note in notes if note is not None]
+        self.warnings += [note for note, _ in document_notes(document)]
         result = translate_content(document, _QueuedTexts(self, self._context_before()))
         self.characters = sum(_count_characters(unit) for unit in document.units)
         self._service.metrics.characters.inc(max(0, self.characters - self._sent_characters))
@@ -318,9 +304,9 @@ class DocumentStore:
         return translation
 
     def _delete_later(self, id: str, seconds: float) -> None:
-        """Delete an uploaded document after some seconds, or later if it is being translated or was asked for then.
+        """Delete an uploaded document after some seconds, or later if it is still being translated or in use then.
 
-        The document is given by its identifier, so that one that is deleted before then does not stay in memory.
+        The document is passed by its identifier `id`, so that it does not stay in memory if it is deleted earlier.
         """
 
         def delete() -> None:

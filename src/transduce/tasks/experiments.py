@@ -347,27 +347,20 @@ def _missing_files(settings: Settings) -> list[tuple[str, str]]:
 
     `-`, standard input, is left out.
     """
-    data, named = settings.data, list[tuple[str, str]]()
-    for name in (
-        *("source", "target", "dev_source", "dev_target"),
-        *("prepared", "monolingual", "back_translated", "distill_from"),
-    ):
-        named += [(f"data.{name}", path) for path in _as_paths(getattr(data, name))]
-    for corpus in data.corpora:
-        for name in ("source", "target", "dev_source", "dev_target", "run"):
-            named += [(f"data.corpora.{name}", path) for path in _as_paths(getattr(corpus, name))]
-    named += [("data.mix", part.rpartition(":")[0]) for part in data.mix]
-    for name in ("vocabulary", "text"):
-        named += [(f"tokenizer.{name}", path) for path in _as_paths(getattr(settings.tokenizer, name))]
-    named += [("init_from", path) for path in _as_paths(settings.init_from)]
-    if settings.word_vectors is not None:
-        for name in ("source", "target"):
-            named += [(f"word_vectors.{name}", path) for path in _as_paths(getattr(settings.word_vectors, name))]
+    data, sides = settings.data, ("source", "target", "dev_source", "dev_target")
+    tables = [
+        ("data.", data, (*sides, "prepared", "monolingual", "back_translated", "distill_from")),
+        *(("data.corpora.", corpus, (*sides, "run")) for corpus in data.corpora),
+        ("tokenizer.", settings.tokenizer, ("vocabulary", "text")),
+        ("", settings, ("init_from",)),
+        ("word_vectors.", settings.word_vectors, ("source", "target")),
+    ]
+    named = [("data.mix", part.rpartition(":")[0]) for part in data.mix]
+    for prefix, table, names in tables:
+        for name in names:
+            value = getattr(table, name, None) or ()
+            named += [(prefix + name, path) for path in ([value] if isinstance(value, str) else value)]
     return [(name, path) for name, path in dict.fromkeys(named) if path != "-" and not Path(path).exists()]
-
-
-def _as_paths(value: str | Sequence[str] | None) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
 # --- running ---
@@ -508,7 +501,7 @@ def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | Non
     if not run.settings_path.exists() or not run.has_started:
         return None
     text = run.settings_path.read_text("utf-8")
-    former, settings = _former_settings(run), make_settings(run.content)
+    former, settings = make_settings(read_settings(run.settings_path)), make_settings(run.content)
     if _changed_search(run) is not None:
         former = msgspec.structs.replace(former, search=settings.search)
     changes = changes_between(former, settings)
@@ -536,11 +529,6 @@ _SEARCH_OPTIONS = (
 )
 
 
-def _former_settings(run: ExperimentRun) -> Settings:
-    """Return the settings that a run was started with."""
-    return make_settings(read_settings(run.settings_path))
-
-
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     """Return a dict of the search settings, by name, that have changed since a run was started, to test the run with.
 
@@ -548,7 +536,7 @@ def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
     changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
     or if options of `translate` do not express the change.
     """
-    former, settings = _former_settings(run), make_settings(run.content)
+    former, settings = make_settings(read_settings(run.settings_path)), make_settings(run.content)
     search = settings.search
     if former.search == search:
         return {}

@@ -31,6 +31,7 @@ from transduce.tasks.prepared_folder import (
     write_prepared_card,
 )
 from transduce.tasks.run.resolving import resolve_tokenizer
+from transduce.tasks.settings.options import OPTIONS
 from transduce.tasks.settings.reading import make_settings, put_arguments
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
@@ -169,16 +170,8 @@ def prepare(  # noqa: PLR0913  (the command's own options)
     Raises:
         TransduceError: settings or files are invalid, arguments contradict each other, or no pair is left.
     """
+    arguments = {name: value for name, value in locals().items() if name in OPTIONS}
     content: dict[str, Any] = {}
-    arguments = {
-        "source": source,
-        "target": target,
-        "dev_source": dev_source,
-        "dev_target": dev_target,
-        "back_translated": back_translated,
-        "languages": languages,
-        "task": task,
-    }
     put_arguments(content, arguments, settings)
     request = PrepareRequest(
         settings=content,

@@ -347,14 +347,11 @@ class StoredTextFiles:
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
-        files = {
-            moved.get(path, path): msgspec.structs.replace(
-                file, path=moved.get(path, path), absolute=str(Path(moved[path]).absolute())
-            )
-            if moved.get(path, path) != path
-            else file
-            for path, file in self._files.items()
-        }
+        files = dict[str, _TextFile]()
+        for path, file in self._files.items():
+            to = moved.get(path, path)
+            absolute = file.absolute if to == path else str(Path(to).absolute())
+            files[to] = msgspec.structs.replace(file, path=to, absolute=absolute)
         if files != self._files:
             self._files = files
             write_file(folder / _NAME, msgspec.json.encode(list(files.values())))
@@ -406,7 +403,7 @@ def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]])
     return msgspec.structs.replace(data, corpora=corpora, source=(), target=(), dev_source=(), dev_target=())
 
 
-def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
+def _file_state(path: str, *, is_dev: bool) -> _TextFile:
     status = Path(path).stat()
     absolute = str(Path(path).absolute())
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)

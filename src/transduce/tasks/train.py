@@ -269,34 +269,15 @@ def train(  # noqa: PLR0913  (the command's own options)
     Raises:
         TransduceError: settings or files are invalid.
     """
+    arguments = {name: value for name, value in locals().items() if name in OPTIONS}
     for name, files, objects in (("source", source, pairs), ("dev_source", dev_source, dev_pairs)):
         if files is not None and objects is not None:
             other = "pairs" if name == "source" else "dev_pairs"
             raise TransduceError(f"`{name}` names files and `{other}` holds pairs: pass only one of them.")
     content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
-    arguments = {
-        "source": source,
-        "target": target,
-        "dev_source": dev_source,
-        "dev_target": dev_target,
-        "monolingual": monolingual,
-        "distill_from": distill_from,
-        "back_translated": back_translated,
+    arguments |= {
         "corpus": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
         "mix": None if mix is None else _mix(mix),
-        "columns": columns,
-        "weight_column": weight_column,
-        "document_column": document_column,
-        "context_before": context_before,
-        "languages": languages,
-        "task": task,
-        "init_from": init_from,
-        "vocabulary": vocabulary,
-        "user_symbols": user_symbols,
-        "preset": preset,
-        "steps": steps,
-        "minutes": minutes,
-        "seed": seed,
         "precision": None if precision == "auto" else precision,
     }
     _refuse_texts(arguments)

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,10 +45,10 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The files of a corpus of sentence pairs, line-aligned or with pairs on each line, and how they are read."""
 
     source: tuple[str, ...]
-    """Paths of the files of the source side, or of files of pairs (TSV, JSON lines)."""
+    """Paths of the files with source sentences, or with pairs (TSV, JSON lines)."""
     target: tuple[str, ...] = ()
-    """Paths of the files of the target side, as many as of the source side and in the same order; empty for files of
-    pairs.
+    """Paths of the files with target sentences, one for each path of `source` and in the same order; empty if the files
+    of `source` hold pairs.
     """
     format: Format = "auto"
     """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
@@ -62,8 +63,8 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (back-translation).
     """
     directions: tuple[tuple[str, str], ...] = ()
-    """A pair of source and target language code for each file of `source`, for a corpus of several language pairs, in
-    which the token of the target language starts every source sentence. Empty: a single language pair.
+    """A pair of source and target language code for each file of `source`, if the corpus has several language pairs.
+    The token of the target language then starts every source sentence. Empty: a single language pair.
     """
     line_feeds: bool = False
     """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; if false, these become
@@ -129,6 +130,10 @@ class PairBlock(NamedTuple):
         return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
 
 
+# Lines that are not UTF-8 are kept, so that filters drop and count them.
+_open = partial(LineBlocks, keep_undecodable=True)
+
+
 class PairReader:
     """An iterable over the blocks (`PairBlock`) of a corpus, of 8,192 pairs each; a file's last block is shorter.
 
@@ -166,7 +171,7 @@ class PairReader:
         line = 1
         # Of text alone, which is both sides, each line is counted once in the notes.
         notes = LineNotes() if source == target else self.notes
-        with self._open(source, self.notes) as left, self._open(target, notes) as right:
+        with _open(source, self.notes) as left, _open(target, notes) as right:
             while True:
                 wanted = self._wanted(self.blocks)
                 sides = [side.read(BLOCK_LINES) if wanted else side.skip(BLOCK_LINES) for side in (left, right)]
@@ -191,7 +196,7 @@ class PairReader:
             self.notes.quoted_files.append(path)
         if format == "tsv" and (doubtful := find_doubtful_header(path, layout)) is not None:
             self.notes.first_pairs.append((path, doubtful))
-        with self._open(path, self.notes) as stream:
+        with _open(path, self.notes) as stream:
             while True:
                 if self._wanted(self.blocks):
                     lines = stream.read(BLOCK_LINES)
@@ -208,10 +213,6 @@ class PairReader:
             self.checksums[path] = stream.checksum
         if line == 1:
             raise _empty(path)
-
-    def _open(self, path: str, notes: LineNotes) -> LineBlocks:
-        """Open a file as `LineBlocks`; lines that are not UTF-8 are kept, so that filters drop and count them."""
-        return LineBlocks(path, notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
         """Add a block of `count` pairs, read or skipped, to the totals; return the line after it (`line` + `count`)."""
@@ -294,7 +295,7 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
 def read_texts(path: str) -> Iterator[str]:
     r"""Yield the texts under the key "text" of a file of JSON lines, plain or compressed; blank lines are skipped.
 
-    A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
+    A lone surrogate escape (\ud83d), which no text file could hold, is read as U+FFFD.
 
     Raises:
         TransduceError: a line is not an object with a text, or the file cannot be read.

@@ -119,7 +119,9 @@ class LineNotes:
     line_end: str = "\n"
     r"""The end of the first line read: "\n" or "\r\n"."""
     carriage_returns: int = 0
+    """The number of carriage returns that were removed at line ends."""
     byte_order_marks: int = 0
+    """The number of byte order marks that were removed at file starts."""
     line_feeds: int = 0
     """The number of texts of JSON lines whose line feeds became spaces."""
     kept_line_feeds: int = 0
@@ -461,7 +463,10 @@ _OPENERS: dict[str, Callable[[io.BufferedReader, Path], Any]] = {
         .stream_reader(plain, read_across_frames=True, closefd=False)
     ),
 }
-"""The functions that open the decompressed bytes of a compressed stream (which has a path), by kind of compression."""
+"""A dict from a kind of compression to a function that returns the stream of a file's decompressed bytes.
+
+The function's arguments are the stream of the compressed bytes and the file's path.
+"""
 _BINARY_STARTS = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",

@@ -111,8 +111,8 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason: a dict with an entry for every reason (0 if none), in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """A dict from a reason to the location ("file:line") of the first pair dropped for it, without entries for unused
-    reasons; the key "exchanged" has the first pair with exchanged sides.
+    """A dict from a reason to the location ("file:line") of the first pair that was dropped for this reason. The key
+    "exchanged" has the location of the first pair with exchanged sides. Reasons that did not occur have no entry.
     """
     carriage_returns: int = 0
     """The number of carriage returns removed at line ends."""

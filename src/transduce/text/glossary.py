@@ -144,7 +144,7 @@ def _check_term(term: Term) -> None:
 
 
 def _other_capitals(term: Term) -> Iterator[str]:
-    """Yield a term's translations that are in lower case and begin with i, in Turkish and in Dutch capitalization."""
+    """Yield a term's lower-case translations that begin with i, with the capital of Turkish and with that of Dutch."""
     for target in term.targets:
         if target[:1] == "i" and target == target.lower():
             yield from (capitalize(target, "tr"), capitalize(target, "nl"))

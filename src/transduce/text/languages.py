@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.atomic_io import json_bytes, write_file
+from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.text.files import compose, uncompressed_name
 
@@ -147,7 +147,7 @@ TIBETAN = ("bo", "dz")
 def language_of(path: str | os.PathLike[str]) -> str | None:
     """Return the language code that ends a file's name, before a suffix such as .gz: zh for train.zh.gz.
 
-    The result is None if the name does not end in a language code, as a.txt.
+    The result is None if the name does not end in a language code, such as a.txt.
     """
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
@@ -260,10 +260,6 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         """Return the profiles as JSON bytes, the content of language_profiles.json in a model folder."""
         return json_bytes(self, indent=0)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the language profiles into a model folder."""
-        write_file(Path(folder) / FILE_NAME, self.content())
-
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":
         """Return the language profiles in a model folder, or None if the folder has no file of them.
@@ -315,9 +311,7 @@ def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
-        for language in profiles.runs:
-            if language not in runs:
-                runs[language], totals[language] = profiles.runs[language], profiles.totals[language]
+        runs, totals = profiles.runs | runs, profiles.totals | totals
     return LanguageProfiles(format_version=_FORMAT_VERSION, runs=runs, totals=totals)
 
 

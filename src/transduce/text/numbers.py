@@ -155,7 +155,7 @@ class _Number(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """True if the number is at most twenty, so that it may be written as a word."""
+        """True if the number is a whole number of at most twenty, so that it may be written as a word."""
         return bool(self.values) and all(value <= _SMALL_NUMBER and value == int(value) for value in self.values)
 
     @property
@@ -289,11 +289,11 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _is_rest(former: _Number, between: str, values: set[Decimal]) -> bool:
-    """Return whether a number is the rest of the Korean number before it, as in 2만 5천 and 2만 5000.
+    """Return whether a number continues the Korean number before it, as 5천 and 5000 do in 2만 5천 and 2만 5000.
 
     Args:
-        former: the number before.
-        between: the text between both.
+        former: the number before it.
+        between: the text between the two numbers.
         values: the values that the second number may have.
     """
     power = {"만": 4, "억": 8, "조": 12}.get(former.text[-1])
@@ -533,9 +533,9 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
 
 
 def is_date_or_clock(number: str) -> bool:
-    """Return whether a number in a source is a date or time, or has a word that multiplies it, as in 3万.
+    """Return whether a number, passed as text, is a date or a time, or has a word that multiplies it, as 3万 has.
 
-    A translation may write such numbers in another way, so that other digits are no error.
+    A translation may write such a number in another way, so that other digits are no error.
     """
     return any(each.kind in ("date", "day") or each.is_sure_clock or each.is_scaled for each in _numbers(number))
 

@@ -20,6 +20,7 @@ from transduce.errors import (
     near_name,
     not_utf8,
     shown_names,
+    warn,
     with_half_width_hint,
 )
 from transduce.text.corpus import (
@@ -60,7 +61,9 @@ class Columns(NamedTuple):
     languages: tuple[str, str] | None = None
     """The codes of source and target language, a pair; None: they are not known."""
     report: Callable[[tuple[str, str]], object] = tuple
-    """A function that is called with the pair of columns (or of languages, for TMX) that were found."""
+    """A function that is called with the pair of columns (or of languages, for TMX) that were found; by default it does
+    nothing.
+    """
     weight: str | None = None
     """The name of the column that holds the weight of each pair in the loss; None: pairs have no weights."""
     document: str | None = None
@@ -158,15 +161,14 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
         )
     if hasattr(pairs, "to_batches"):  # an Arrow table
         batches: Iterable[Any] = (batch.to_pylist() for batch in pairs.to_batches(max_chunksize=_ROWS))
-        yield from _pairs_of_rows(batches, columns, name)
     elif hasattr(pairs, "itertuples"):  # a DataFrame of pandas
         names = list(map(str, pairs.columns))
-        rows = (dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))
-        yield from _pairs_of_rows([rows], columns, name)
+        batches = [(dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))]
     elif hasattr(pairs, "features") and hasattr(pairs, "load_from_disk"):  # a Dataset of datasets
-        yield from _pairs_of_rows(_batches_of_dataset(pairs), columns, name)
+        batches = _batches_of_dataset(pairs)
     else:
-        yield from _pairs_of_rows([pairs], columns, name)
+        batches = [pairs]
+    yield from _pairs_of_rows(batches, columns, name)
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:
@@ -515,7 +517,8 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     """Yield a `PairRow` for each TMX translation unit with both languages, of several texts in one language the first.
 
-    If no languages are set, the two languages of the first unit are used.
+    If no languages are set, the two languages of the first unit are used. A warning reports how many units are left out
+    because they lack a language.
 
     Raises:
         TransduceError: the file is not valid XML, or no unit has both languages.
@@ -545,6 +548,9 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
             raise
         except (ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings, and those of many bytes
             raise TransduceError(f"{path} is not valid XML ({error}): export it again, in UTF-8.") from None
+    if 0 < count < number:
+        names, left_out = " or ".join(languages or ()), count_noun(number - count, "translation unit")
+        warn(f"{path}: left out, because a text in {names} is missing: {left_out} of {number:,}.")
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "

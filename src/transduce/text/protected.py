@@ -306,7 +306,10 @@ def _number_spans(text: str) -> tuple[list[Span], list[Span]]:
 
 
 def _follows_word(text: str, start: int, *, is_grouped: bool) -> bool:
-    """Return whether a number at an offset is part of the word before it, as A4 or, if grouped, 19 of COVID-19 300."""
+    """Return whether the number at an offset is part of the word before it, as the 4 of A4.
+
+    With `is_grouped`, for digits in groups, so is a number after a hyphen, as the 19 of COVID-19 300.
+    """
     before, last = text[max(0, start - 2) : start][:-1], text[max(0, start - 1) : start]
     return re.match(_LETTER, last) is not None or (is_grouped and last == "-" and before.isalpha())
 
@@ -401,7 +404,7 @@ def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
 
 
 def _cuts(span: Span, numbers: Sequence[Span]) -> bool:
-    """Return whether a span begins within one of some number spans (in order, disjoint) and is only a part of it."""
+    """Return whether a span begins within one of the spans `numbers` (in order, disjoint) and is only a part of it."""
     index = bisect_right(numbers, span.start, key=lambda number: number.end)
     if index == len(numbers) or span.start < numbers[index].start:
         return False
@@ -427,25 +430,24 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return a sorted list of all spans of `first` (disjoint) and those of `others` that overlap none of these.
+    """Return a sorted list of all spans in `first`, and of the spans in `others` that overlap none in `first`.
 
-    Of overlapping spans in `others`, the one that begins first is kept.
+    The spans in `first` must be in order and disjoint. Of overlapping spans in `others`, the one that begins first is
+    kept.
     """
-    kept, free = list(first), disjoint(others)
-    if not kept:
-        return free
-    position = 0
-    merged: list[Span] = []
-    for span in free:
-        while position < len(kept) and kept[position].end <= span.start:
-            position += 1
-        if position == len(kept) or span.end <= kept[position].start:
-            merged.append(span)
-    return sorted([*kept, *merged])
+
+    def overlaps(span: Span) -> bool:
+        index = bisect_right(first, span.start, key=lambda kept: kept.end)
+        return index < len(first) and first[index].start < span.end
+
+    return sorted([*first, *(span for span in disjoint(others) if not overlaps(span))])
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return a sorted list of spans without any that overlaps an earlier one; of several at one offset, the longest."""
+    """Return a sorted list of spans without those that overlap an earlier one.
+
+    Of several spans that begin at the same offset, the longest stays.
+    """
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:
@@ -516,8 +518,7 @@ class BareText(NamedTuple):
 
     text: str
     protected: tuple[Span, ...]
-    """The spans of the text, without tags, that translation must not change; a pair of tags without words is one of
-    them.
+    """The spans of `text` that translation must not change; a pair of tags without words between them is one such span.
     """
     pairs: tuple[TagPair, ...]
     """The pairs of tags that were removed, nested or disjoint, in the order of their start tags."""

@@ -187,7 +187,10 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a list of the pairs of consecutive lines of a paragraph, stripped; U+3000 at a line's start begins one."""
+    """Return a list of the pairs of consecutive lines within paragraphs, without white space around the lines.
+
+    A line that starts with an ideographic space (U+3000) begins a paragraph.
+    """
     followed = ((line, after) for line, after in pairwise(lines) if line.strip() and after.strip())
     return [(line.rstrip(), after.strip()) for line, after in followed if not after.startswith("\u3000")]
 
@@ -542,23 +545,20 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
 
 
 class _Mark(NamedTuple):
-    """A punctuation mark that may end a sentence.
-
-    Attributes:
-        match: the mark, a match of the expression `_SentenceFinder.candidates`.
-        start: the offset where the sentence begins.
-        before: the last characters of the sentence before the mark, at most `_REACH`.
-        following: the first characters after the mark, without quotation marks at their start.
-        abbreviation: the abbreviation with several full stops that ends here, without spaces; None: there is none.
-        is_starter: True if the word after the mark often begins sentences.
-    """
+    """A punctuation mark that may end a sentence, with the text around it."""
 
     match: re.Match[str]
+    """The mark, a match of the expression `_SentenceFinder.candidates`."""
     start: int
+    """The offset in the text where the sentence begins."""
     before: str
+    """The last characters of the sentence before the mark, at most 60."""
     following: str
+    """The first characters after the mark, at most 60, without quotation marks at their start."""
     abbreviation: str | None
+    """The abbreviation with several full stops that ends at the mark, without spaces; None: there is none."""
     is_starter: bool
+    """True if the word after the mark often begins sentences."""
 
 
 class _SentenceFinder:
@@ -727,7 +727,7 @@ def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) ->
 
 
 def _is_small(text: str) -> bool:
-    """Return whether a text begins with a small letter; Georgian ones do not count, as sentences begin with them."""
+    """Return whether a text begins with a small letter; Georgian ones, with which sentences begin, do not count."""
     return text[:1].islower() and not "\u10d0" <= text[:1] <= "\u10ff"
 
 

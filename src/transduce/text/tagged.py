@@ -34,7 +34,7 @@ _WORD_FIELDS, _TAG_FIELDS = ("words", "tokens"), ("tags", "labels", "pos_tags", 
 
 
 def is_tagged_file(path: str | Path) -> bool:
-    """Return whether the suffix of a file's name, before any suffix of compression, is one of files of tagged words."""
+    """Return whether a file's name ends as those of tagged words do, such as a.conllu, or a.conllu.gz if compressed."""
     return uncompressed_name(path).suffix.lower() in (*COLUMN_SUFFIXES, *JSON_SUFFIXES)
 
 
@@ -121,7 +121,7 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the index of the column of words and the index of the column of tags, or None for a single column.
+        """Return the indices of the columns that hold words and tags; the second is None if there is only one column.
 
         Args:
             columns: numbers from 1 or names of one or both columns; None: FORM and UPOS (or the last name) if the file
@@ -159,30 +159,26 @@ class _ColumnReader:
         width, tag_index = len(self._first.cells), self._tag
         certain = [row for row in self._rows if not row.is_marked and len(row.cells) == width]
         known_tags = set() if tag_index is None else {row.cells[tag_index] for row in certain}
-        sentences, words, tags = list[TaggedSentence](), list[str](), list[str]()
-
-        def end() -> None:
-            if words:
-                sentences.append(TaggedSentence(tuple(words), tuple(tags)))
-            words.clear()
-            tags.clear()
-
+        sentences: list[list[_Row]] = [[]]
         for row in self._rows:
             if row.is_marked and not (
                 len(row.cells) == width and tag_index is not None and row.cells[tag_index] in known_tags
             ):
                 continue
             if not row.cells or row.cells[self._word : self._word + 1] == [_DOCUMENT_START]:
-                end()
+                sentences.append([])
                 continue
             self._check(row, width)
-            if "ID" in self._names and not row.cells[self._names.index("ID")].isdecimal():
-                continue
-            words.append(row.cells[self._word])
-            if tag_index is not None:
-                tags.append(row.cells[tag_index])
-        end()
-        return sentences
+            if "ID" not in self._names or row.cells[self._names.index("ID")].isdecimal():
+                sentences[-1].append(row)
+        return [
+            TaggedSentence(
+                tuple(row.cells[self._word] for row in rows),
+                () if tag_index is None else tuple(row.cells[tag_index] for row in rows),
+            )
+            for rows in sentences
+            if rows
+        ]
 
     def _check(self, row: _Row, width: int) -> None:
         if len(row.cells) != width:

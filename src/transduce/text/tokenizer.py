@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     train_model,
 )
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, without_spaces_before
 
 _FORMAT_VERSION = 1
 TOKENIZER_CARD = "tokenizer_settings.json"
@@ -41,7 +40,7 @@ _SEPARATE_NAMES = ("source.spm", "target.spm")
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The content of a file beside the sentencepiece models: the tokenizer's settings that these do not store."""
+    """The content of a file beside the sentencepiece models: the tokenizer's settings that the models do not store."""
 
     format_version: int
     joint: bool
@@ -182,9 +181,7 @@ def without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]
     Training data never have a space token there. A vocabulary without placeholders or such a space keeps all ids.
     """
     placeholders = _placeholder_ids(vocabulary)
-    if not placeholders or vocabulary.token(space := vocabulary.id(SPACE)) != SPACE:
-        return list(ids)
-    return [id for id, after in pairwise([*ids, vocabulary.eos_id]) if not (id == space and after in placeholders)]
+    return without_spaces_before(placeholders, ids, vocabulary) if placeholders else list(ids)
 
 
 @lru_cache(maxsize=16)

@@ -139,15 +139,11 @@ class _Reader:
             raise ValueError(f'a tree begins with an opening bracket, but here is "{token}"')
         elif token == ")":
             return self._close()
-        else:
-            self._add_token(token)
-        return None
-
-    def _add_token(self, token: str) -> None:
-        bracket = self._stack[-1]
-        if bracket.children:
+        elif self._stack[-1].children:
             raise ValueError(f'a bracket holds a tag and a word, or a label and brackets, but here follows "{token}"')
-        bracket.tokens.append(token)
+        else:
+            self._stack[-1].tokens.append(token)
+        return None
 
     def _close(self) -> Tree | None:
         bracket = self._stack.pop()
@@ -195,17 +191,13 @@ def draw(tree: Tree) -> str:
 
 
 def _draw(tree: Tree, indent: str) -> Iterable[str]:
-    if tree.word is not None or all(child.word is not None for child in tree.children):
-        yield f"{indent}{_flat(tree)}"
+    if all(child.word is not None for child in tree.children):
+        words = "  ".join(f"{leaf.word}/{leaf.label}" for leaf in tree.leaves())
+        yield indent + (words if tree.word is not None else f"{tree.label}  {words}")
         return
     yield f"{indent}{tree.label}"
     for child in tree.children:
         yield from _draw(child, indent + "  ")
-
-
-def _flat(tree: Tree) -> str:
-    words = "  ".join(f"{leaf.word}/{leaf.label}" for leaf in tree.leaves())
-    return words if tree.word is not None else f"{tree.label}  {words}"
 
 
 # --- linearized trees ---
@@ -356,17 +348,13 @@ class _Builder:
 
     def take(self, symbol: str) -> None:
         """Process the next bracket symbol, such as `NP(`; a symbol that is invalid at this point is ignored."""
-        if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MAX_DEPTH - 1:
+        has_words_left = self._used < len(self._words)
+        if has_words_left and symbol.endswith(OPENING) and len(self._open) < MAX_DEPTH - 1:
             self._open.append((_label(symbol), []))
-        elif self._used < len(self._words) and symbol.endswith(TAG):
+        elif has_words_left and symbol.endswith(TAG):
             self._add_word(_label(symbol))
-        elif symbol == CLOSE and self._open and not self._closes_too_early:
+        elif symbol == CLOSE and len(self._open) > has_words_left:  # the root stays open until all words are used
             self._close()
-
-    @property
-    def _closes_too_early(self) -> bool:
-        """True if closing a bracket now would complete the tree although words are left."""
-        return len(self._open) == 1 and self._used < len(self._words)
 
     def _add_word(self, tag: str) -> None:
         leaf = Tree(tag, (), self._words[self._used])

@@ -3,7 +3,7 @@
 import copy
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceProcessor
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types, shown_names, warn
 from transduce.text.files import compose, is_composed
-from transduce.text.sentencepiece_model import is_by_character, replaces_characters
+from transduce.text.sentencepiece_model import SPACE, is_by_character, replaces_characters
 
 # --- characters that stand for others ---
 
@@ -149,9 +149,9 @@ class Vocabulary:
     """The vocabulary of the source or the target side, a sentencepiece model that tokenizes texts.
 
     Texts are composed (Unicode NFC), unless tokens of the vocabulary are not. No other character is changed, but spaces
-    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A language
-    model's vocabulary, and one of characters, keeps all spaces. A lone surrogate, which no UTF-8 file can contain, is
-    read as U+FFFD.
+    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A vocabulary
+    that was learned with `keep_spaces`, as those of language models are, or that consists of characters, keeps all
+    spaces. A lone surrogate, which no UTF-8 file can contain, is read as U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
@@ -179,14 +179,13 @@ class Vocabulary:
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
         self._special = frozenset((self.pad_id, self.eos_id))
-        self.before: tuple[int, ...] = ()
-        self.after: tuple[int, ...] = (self.eos_id,)
+        self.before: tuple[int, ...] = ()  # ids that start every input, of a target language and a tag
+        self.after: tuple[int, ...] = (self.eos_id,)  # ids that end every input
         self.forced: tuple[int, ...] = ()  # tokens that start every translation
         self.ends: tuple[int, ...] = (self.eos_id,)  # tokens that end a text; imported models may have several
         self.keeps_line_feeds = False  # whether generated text has line feeds as tokens; otherwise an end symbol
-        self.special_token_names: tuple[str, str, str] = (
-            SPECIAL_TOKENS  # names of an encoder's special tokens, present or not
-        )
+        # Names of an encoder's special tokens, whether or not the vocabulary has these.
+        self.special_token_names: tuple[str, str, str] = SPECIAL_TOKENS
         self.writes_line_feeds = self.has_special_token("\n")  # whether texts to translate may have line feeds
 
     @classmethod
@@ -244,14 +243,15 @@ class Vocabulary:
     @property
     def tags(self) -> tuple[str, ...]:
         """A tuple of the tags that have tokens in the vocabulary; empty without training on tagged corpora."""
-        tokens = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, tokens) if match)
+        return self._names(_TAG_TOKEN)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
         """A tuple of the language codes that have tokens in the vocabulary; empty with a single target language."""
-        tokens = map(self.token, range(self.size))
-        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, tokens) if match)
+        return self._names(_LANGUAGE_TOKEN)
+
+    def _names(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        return tuple(match[1] for match in map(pattern.fullmatch, self.tokens(range(self.size))) if match)
 
     def encode(self, text: str) -> list[int]:
         """Return a list of the token ids of a text, without language and tag tokens and without the end symbol."""
@@ -324,7 +324,10 @@ class Vocabulary:
     piece = renamed_attribute("piece", "token")
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token such as [MASK], by this name or its own name for it."""
+        """Return whether the vocabulary has a special token, such as [MASK].
+
+        A vocabulary that has other names for an encoder's special tokens, such as `<mask>`, is searched for these.
+        """
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.token(self.id(name)) == name
 
@@ -560,16 +563,24 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens | None:
 
 
 def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Return a list of the ids of a text with masks, in which each mask also replaces the space before it.
+    """Return a list of the token ids of a text that contains mask tokens, without the space token before each mask.
 
     Vocabularies that this package trains encode that space as a separate token, which is removed here. Imported
     vocabularies define whether a mask includes the space.
     """
-    mask, space = vocabulary.id(vocabulary.special_token_names[2]), vocabulary.id("▁")
-    ids = vocabulary.encode(text)
-    if vocabulary.token(space) != "▁":  # no such token: the id is that of the unknown token
-        return ids
-    return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after == mask)]
+    mask = vocabulary.id(vocabulary.special_token_names[2])
+    return without_spaces_before({mask}, vocabulary.encode(text), vocabulary)
+
+
+def without_spaces_before(following: Collection[int], ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """Return a list of the token ids without single-space tokens (▁) directly before tokens with ids in `following`.
+
+    All ids stay if the vocabulary has no such token.
+    """
+    space = vocabulary.id(SPACE)
+    if vocabulary.token(space) != SPACE:  # no such token: the id is that of the unknown token
+        return list(ids)
+    return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after in following)]
 
 
 def text_token_ids(vocabulary: Vocabulary) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.text.files import compose, is_composed, is_mark
-from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
+from transduce.text.languages import UNSPACED_RANGES, is_unspaced_or_punctuation
 from transduce.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+    def shifted(self, offset: int) -> "Span":
+        """Return the span with `offset` added to its start and its end."""
+        return Span(self.start + offset, self.end + offset)
 
     def contains(self, other: "Span") -> bool:
         """Return whether the span contains all characters of another span of the same text; equal spans do."""
@@ -106,6 +110,9 @@ def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str])
         yield first, stop
 
 
+_WORD = re.compile(rf"[{UNSPACED_RANGES}]|[^\s{UNSPACED_RANGES}]+")
+
+
 def split_words(text: str) -> list[Span]:
     """Return a list of the spans of a text's words, separated by white space.
 
@@ -120,19 +127,7 @@ def split_words(text: str) -> list[Span]:
             if start < span.end:
                 found.append(Span(start, span.end))
         return found
-    spans: list[Span] = []
-    for match in re.finditer(r"\S+", text):
-        start = match.start()
-        for position in range(match.start(), match.end()):
-            if not is_unspaced_character(text[position]):
-                continue
-            if start < position:
-                spans.append(Span(start, position))
-            spans.append(Span(position, position + 1))
-            start = position + 1
-        if start < match.end():
-            spans.append(Span(start, match.end()))
-    return spans
+    return [Span(*match.span()) for match in _WORD.finditer(text)]
 
 
 _SHARED_MARKS = tuple("“”‘’…—·")  # of scripts with and without spaces
@@ -141,7 +136,8 @@ _SHARED_MARKS = tuple("“”‘’…—·")  # of scripts with and without spa
 def joins_without_space(before: str, after: str) -> bool:
     """Return whether no space replaces a line break between two texts, because their script has no spaces.
 
-    Quotation marks and dashes that all scripts have belong to the Chinese or Japanese beside them.
+    Quotation marks and dashes, which all scripts have, count as Chinese or Japanese if such a character is beside them
+    at the line break.
     """
     if before.endswith(_SHARED_MARKS) and after.startswith(_SHARED_MARKS):
         marks = "".join(_SHARED_MARKS)

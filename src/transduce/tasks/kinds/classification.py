@@ -4,9 +4,8 @@ Legend: B texts, C classes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,15 +20,12 @@ from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError, count_noun, shown_names
 from transduce.evaluation.label_scores import score_labels
-from transduce.model.build import AnyModel
-from transduce.model.config import ModelConfig
-from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.encoders import (
+    DEV_ROWS,
     LabelChoices,
     LabelingObjective,
     as_encoder,
-    build_encoder,
     describe_encoder,
     read_store,
     text_length,
@@ -38,11 +34,10 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
-    Reinitialized,
     RunPlacement,
     TextKind,
     Validation,
-    model_dtype,
+    model_to_measure,
     validation_event,
 )
 from transduce.tasks.kinds.texts import pairs_of_files
@@ -52,15 +47,12 @@ from transduce.text.filters import PairFilter
 from transduce.text.pair_files import location_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, special_tokens_of
-from transduce.training.choices import MIN_STEPS, Choice, ChoiceLog, at_least
+from transduce.training.choices import Choice, ChoiceLog
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
 from transduce.training.settings import BestBy
 
-_DEV_ROWS = 64
-_ROWS = 32
-_EPOCHS = 20
 _SHOWN_WEIGHTS = 40  # columns
 _MIN_TEXTS = 10  # with fewer texts, many labels do not suggest that the files are swapped
 _MIN_GAIN = 0.05  # of the texts that the majority class gets wrong; a model that gets less right has learned little
@@ -93,22 +85,12 @@ class ClassificationObjective(LabelingObjective):
         return self.model.classify(self.encode(batch)).float()
 
 
-class LabeledDevSet(Validation):
+class LabeledDevSet(Validation[ClassificationObjective]):
     """A dev set of labeled texts that measures a classifier's loss, accuracy and macro F1; all texts count equally."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        batches: Sequence[Batch],
-        *,
-        dtype: torch.dtype,
-        device: str,
-        best_by: BestBy = ACCURACY,
-    ) -> None:
-        self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
+    def __init__(self, objective: ClassificationObjective, batches: Sequence[Batch], best_by: BestBy) -> None:
+        super().__init__(objective, batches)
         self.best_by = best_by
-        self.objective = ClassificationObjective(self.model)
-        self.batches = batches
 
     @override
     @torch.inference_mode()
@@ -133,15 +115,14 @@ class ClassificationKind(LabelChoices, TextKind):
 
     name = "classification"
     muon_factor = 0.5
-    model_kinds = ("encoder",)
     measures = ("loss", ACCURACY, MACRO_F1)
-    accepts_weights = True
-    label_smoothing = 0.0
-    task_settings = ("context", "class_weights")
-    search_advice = "leave it out"
-    reads_pairs = True
+    uses = ("task.context", "task.class_weights", "data.weight_column", "data.strict_format")
     example, counted = "text", "texts"
     batch_note = "this task counts texts, not tokens"
+    batch_reason = "texts; each has one label"
+    epochs = 20
+    objective = ClassificationObjective
+    labels_tokens = False
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
@@ -197,29 +178,9 @@ class ClassificationKind(LabelChoices, TextKind):
             )
         return corpus
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the model's configuration with a class for each label, a pooler, and no masked-language-model head."""
-        return msgspec.structs.replace(
-            config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
-        )
-
-    def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
-        """Return which parameters may start at random in a run from a base model: those of classifier and pooler.
-
-        The base model may lack both. The classifier always starts at random if its labels are not the base model's.
-        """
-        return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
-
-    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32, with a reason (`Choice`); `training.batch_size` counts texts."""
-        return Choice(_ROWS, "texts; each has one label")
-
-    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Return the default number of steps with a reason (`Choice`): twenty epochs, but at least 300 steps.
-
-        `batch_tokens` is the number of texts in a batch.
-        """
-        return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} texts")
+    @override
+    def labels(self, corpus: TaskCorpus) -> tuple[str, ...]:
+        return class_names(corpus)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Return the measure that selects the best model: accuracy, with a reason (`Choice`).
@@ -246,10 +207,6 @@ class ClassificationKind(LabelChoices, TextKind):
             "task.class_weights", None, Choice(shown, "the loss of each class, set by you"), is_message=is_range
         )
 
-    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the classes."""
-        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
-
     @override
     def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
         texts = _texts(corpus.prepared, corpus, resolved)
@@ -259,14 +216,9 @@ class ClassificationKind(LabelChoices, TextKind):
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
         """Return a dev set of all dev texts, sorted by length, which measures loss, accuracy and macro F1."""
         assert corpus.dev is not None
-        batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
-        return LabeledDevSet(
-            resolved.model,
-            batches,
-            dtype=model_dtype(resolved),
-            device=placement.device,
-            best_by=resolved.training.best_by,
-        )
+        batches = _texts(corpus.dev, corpus, resolved).in_order(DEV_ROWS, resolved.model.pad_id)
+        objective = ClassificationObjective(as_encoder(model_to_measure(resolved, placement)))
+        return LabeledDevSet(objective, batches, resolved.training.best_by)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Return a phrase with the numbers of texts and classes, which also names classes of the dev set alone."""
@@ -281,11 +233,6 @@ class ClassificationKind(LabelChoices, TextKind):
         labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
-    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return a dict from file name to text for the model folder: the task card, with the names of the classes."""
-        length = _length(resolved)
-        return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
-
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that are specific to classifiers, such as title and usage."""
         return CardTexts(
@@ -295,31 +242,28 @@ class ClassificationKind(LabelChoices, TextKind):
             "transduce classify THIS_FOLDER < texts.txt",
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Measure the best model on the dev set; return an `Outcome` with its accuracy, the model card and a hint.
 
         A model that hardly beats the most frequent class is reported as weak.
         """
         from transduce.inference.classifier import load_classifier
 
-        classifier = load_classifier(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
+        classifier = load_classifier(placement.folder, **placement.load_options(resolved))
+        event = self.validation(corpus, resolved, placement).validate(
+            classifier.model.state_dict(), placement.best_step
         )
-        event = self.validation(corpus, resolved, placement).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
         accuracy, majority = event.scores[ACCURACY], majority_accuracy(corpus)
         summary = (
             f"Dev set: accuracy {accuracy:.2f} % of {count_noun(texts, 'text')} (majority class {majority:.2f} %), "
             f"macro F1 {event.scores[MACRO_F1]:.2f} %, {event.loss:.3f} nats a text."
         )
-        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
-        return Outcome.of(
-            summary,
-            f"Try: transduce classify {placement.folder_argument}",
-            card,
-            event,
+        return Outcome(
+            measured=summary,
+            hint=f"Try: transduce classify {placement.folder_argument}",
+            report=summary,
+            scores=event,
             weakness=None
             if accuracy - majority > _MIN_GAIN * (100.0 - majority) or accuracy == 100.0
             else f"The model is hardly better than answering always with the most frequent class: its accuracy is "
@@ -398,22 +342,6 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
                 )
 
 
-def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the name prefix of classifier parameters, in a tuple, if a base model's labels differ from `labels`.
-
-    The tuple is empty if the labels are equal. A classifier of other labels may have the same shape, so that only
-    labels tell whether its parameters fit.
-    """
-    card = find_task_card(folder)
-    base_labels = card.labels if card is not None and card.kind == "classification" else ()
-    return () if base_labels == labels else ("classifier.",)
-
-
-def _length(resolved: ResolvedSettings) -> int:
-    """Return the maximum number of tokens that a classifier reads from a text, including special tokens."""
-    return text_length(resolved.model, resolved.task.context)
-
-
 def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
     """Return a sorted tuple of the class names that occur in training texts or dev set.
 
@@ -454,5 +382,5 @@ def _texts(prepared: PreparedCorpus, corpus: TaskCorpus, resolved: ResolvedSetti
         [store.read(number, number + 1).tolist() for number in range(prepared.pairs)],
         [numbers[label] for label in _labels(prepared, corpus.tokenizer)],
         special_tokens_of(corpus.tokenizer.source),
-        _length(resolved),
+        text_length(resolved.model, resolved.task.context),
     )

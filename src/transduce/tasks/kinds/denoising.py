@@ -3,19 +3,19 @@
 Denoising needs text only. The trained model is a base model for other tasks (`--init-from`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, BatchPlan, ChangedPlan, RandomPurpose, pad_rows
+from transduce.data.batches import Batch, ChangedPlan, RandomPurpose, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.model.build import AnyModel
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, model_dtype
-from transduce.tasks.kinds.texts import TextOnlyKind, describe_frequencies, frequency_perplexity, text_only
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, model_to_measure
+from transduce.tasks.kinds.texts import TextOnlyKind, frequency_perplexity, text_only, text_outcome
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class DenoisingKind(TextOnlyKind):
     example = "line"
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
-    task_settings = ("noise",)
+    uses = ("task.noise",)
     unused_filters = ("drop_identical",)
     search_advice = "set it in the run that continues from this model"
 
@@ -97,26 +97,15 @@ class DenoisingKind(TextOnlyKind):
 
         `rank_and_count` are the process's rank and the number of processes.
         """
-        seed = resolved.training.seed
-        plan = BatchPlan(
-            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
-        )
-        return ChangedPlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed).corrupt)
+        noise_generator = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, resolved.training.seed)
+        return ChangedPlan(super().plan(corpus, resolved, rank_and_count), noise_generator.corrupt)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set, which measures the loss of all its lines, with the same noise in every run."""
-        return DevSet(
-            config=resolved.model,
-            directions=(),
-            batches=self._dev_batches(corpus, resolved),
-            dtype=model_dtype(resolved),
-            device=placement.device,
-        )
-
-    def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
         assert corpus.dev is not None
         noise_generator = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
-        return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
+        batches = [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
+        return DevSet(model=model_to_measure(resolved, placement), directions=(), batches=batches)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that are specific to denoising, such as title and usage (`CardTexts`)."""
@@ -131,9 +120,7 @@ class DenoisingKind(TextOnlyKind):
             names_class=False,
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Measure the best model's dev loss; return an `Outcome` with it, the model card and a hint on how to go on.
 
         A model that is hardly better than guessing by token frequencies is reported as weak.
@@ -141,18 +128,18 @@ class DenoisingKind(TextOnlyKind):
         from transduce.model_folder.read import read_encoder_decoder_folder
 
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
-        event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
+        dev = self.validation(corpus, resolved, placement)
+        event = dev.validate(weights, placement.best_step)
         target = corpus.tokenizer.target
         frequencies = frequency_perplexity(
-            self.plan(corpus, resolved), self._dev_batches(corpus, resolved), size=target.size, ignored=target.pad_id
+            self.plan(corpus, resolved), dev.batches, size=target.size, ignored=target.pad_id
         )
         summary = (
             f"Dev lines: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f})."
         )
         hint = f"Go on with: transduce train --init-from {placement.folder_argument} --source … --target … --out DIR"
-        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
-        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
+        return text_outcome(summary, hint, event, frequencies)
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:

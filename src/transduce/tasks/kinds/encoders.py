@@ -15,14 +15,15 @@ from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
 from transduce.data.masked_language_model import SentenceStore
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import count_noun
-from transduce.model.build import AnyModel, build_model
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder
+from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.model_folder.read import read_run_setting
-from transduce.tasks.kinds.kind import DEV_SCORES, RankAndCount, base_task, refuse_unused
+from transduce.tasks.kinds.kind import DEV_SCORES, RankAndCount, Reinitialized, base_task, refuse_unused
 from transduce.tasks.settings.structs import ResolvedSettings, Settings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
+from transduce.training.choices import MIN_STEPS, Choice, ChoiceLog, Preset, at_least, choose_optimizer
 from transduce.training.loss import Objective
 from transduce.training.prefetch import to_device
 from transduce.training.schedule import ScheduleName
@@ -33,6 +34,9 @@ DEFAULT_CONTEXT = 128
 
 # The largest width of a small base model: that of the preset `small`, for less than 50 million tokens of text.
 _SMALL_WIDTH = 256
+
+# The number of texts or sentences in a batch of the dev set, and in a training batch by default.
+DEV_ROWS, _ROWS = 64, 32
 
 # The percentage of masked tokens below which a base model has learned little.
 _FEW_PREDICTED = 30.0
@@ -70,11 +74,6 @@ def as_encoder(model: AnyModel) -> Encoder:
     """Return the model with the type `Encoder`; the task's settings guarantee that it is one."""
     assert isinstance(model, Encoder)
     return model
-
-
-def build_encoder(config: ModelConfig) -> Encoder:
-    """Build an encoder with random initial weights."""
-    return as_encoder(build_model(config))
 
 
 def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
@@ -122,31 +121,19 @@ def _masked_accuracy(folder: Path) -> float | None:
 class EncoderChoices:
     """A mixin with the default settings that all tasks of a BERT encoder share: sizes, schedule and learning rate."""
 
-    name: ClassVar[str]
+    name: ClassVar[Any]
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """Return a dict of a preset's model settings for an encoder, with BERT's feed-forward width and dropout."""
-        return {
-            "num_encoder_layers": preset.num_encoder_layers,
-            "d_model": preset.d_model,
-            "d_ff": 4 * preset.d_model,
-            "num_heads": preset.num_heads,
-            "dropout": 0.1,
-        }
+        sizes = msgspec.structs.asdict(preset) | {"d_ff": 4 * preset.d_model, "dropout": 0.1}
+        del sizes["num_decoder_layers"], sizes["norm_order"]
+        return sizes
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
         """Return the default learning-rate schedule, BERT's linear decay to zero, with a reason (`Choice`)."""
         return Choice("linear", "a linear decay to zero, as in BERT")
 
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
-    ) -> Choice[float]:
+    def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
         """Return the default peak learning rate for Adam, proportional to 1 / d_model, with a reason (`Choice`).
 
         For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
@@ -169,11 +156,90 @@ class EncoderChoices:
             refuse_unused(self.name, {f"model.{name}": is_set})
 
 
-class LabelChoices(EncoderChoices):
-    """A mixin with the default settings that classification and tagging share, mainly for random initial weights."""
+class LabelingObjective(Objective[Encoder]):
+    """A base class of the training objectives of classification and tagging, which run an encoder on a batch."""
 
+    def encode(self, batch: Batch) -> Tensor:
+        """Return the encoder's output for a batch of texts, (B, S, D)."""
+        return self.model.encode(to_device(batch.source, self.model.source_weight.device))[0]
+
+
+class LabelChoices(EncoderChoices):
+    """A mixin with the parts that classification and tagging share: default settings, labels, objective and batches."""
+
+    model_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    label_smoothing: ClassVar[float] = 0.0
+    search_advice: ClassVar[str | None] = "leave it out"
+    example: ClassVar[str]
+    objective: ClassVar[type[LabelingObjective]]
+    """The class of the training objective."""
+    labels_tokens: ClassVar[bool]
+    """True if each token gets a label; False if the text gets one, from a pooler."""
     muon_factor: ClassVar[float]
     """The default peak learning rate of the optimizer Muon is this number divided by `d_model`."""
+    epochs: ClassVar[int]
+    """The default number of epochs."""
+    batch_reason: ClassVar[str]
+    """The reason in the choice log for the default of `training.batch_size`."""
+
+    @abstractmethod
+    def labels(self, corpus: Any) -> tuple[str, ...]:
+        """Return the distinct labels of training texts and dev set, sorted; the model numbers them in this order.
+
+        Raises:
+            TransduceError: all texts or words have the same label.
+        """
+
+    def adapt_model(self, config: ModelConfig, corpus: Any, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the model's configuration with a classifier of the corpus's labels, and no masked-language-model head.
+
+        A model that labels whole texts has a pooler.
+        """
+        return msgspec.structs.replace(
+            config,
+            num_labels=len(self.labels(corpus)),
+            token_labels=self.labels_tokens,
+            masked_language_head=False,
+            pooler=not self.labels_tokens,
+        )
+
+    def reinitialized(self, corpus: Any) -> Reinitialized:
+        """Return which parameters may start at random in a run from a base model: those of classifier and pooler.
+
+        The base model may lack both. The classifier always starts at random if its labels are not the base model's: a
+        classifier of other labels may have the same shape.
+        """
+        labels = self.labels(corpus)
+
+        def other_labels(folder: Path) -> tuple[str, ...]:
+            card = find_task_card(folder)
+            return () if card is not None and (card.kind, card.labels) == (self.name, labels) else ("classifier.",)
+
+        return Reinitialized(("classifier.",) if self.labels_tokens else ("classifier.", "pooler."), other_labels)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
+        """Return the default batch size, 32, with a reason (`Choice`).
+
+        `training.batch_size` counts texts in classification, and sentences in tagging.
+        """
+        return Choice(_ROWS, self.batch_reason)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """Return the default number of steps with a reason (`Choice`): a number of epochs, but at least 300 steps.
+
+        `pairs` and `batch_tokens` count texts or sentences in these tasks.
+        """
+        steps = self.epochs * -(-pairs // batch_tokens)
+        return at_least(MIN_STEPS, steps, f"{self.epochs} epochs of {count_noun(pairs, self.example)}")
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> LabelingObjective:
+        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the labels."""
+        return self.objective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
+
+    def documents(self, corpus: Any, resolved: ResolvedSettings) -> Mapping[str, str]:
+        """Return a dict {file name: content} with the task card, which has the labels and the maximum length."""
+        length = text_length(resolved.model, resolved.task.context)
+        return {TASK_CARD: TaskCard(kind=self.name, labels=self.labels(corpus), length=length).text()}
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return a dict of model settings for random weights: BERT's, but pre-norm, for fewer steps with Muon."""
@@ -203,18 +269,11 @@ class LabelChoices(EncoderChoices):
         return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
     @override
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,
-        warmup_steps: int,
-        batch_tokens: int,
-        optimizer: OptimizerName,
-    ) -> Choice[float]:
-        if optimizer == "muon" and (settings.init_from is None or is_small_base(settings, d_model)):
+    def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
+        is_muon = settings.training.optimizer == "muon"
+        if is_muon and (settings.init_from is None or is_small_base(settings, d_model)):
             return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
-        return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
+        return super().choose_learning_rate(settings, d_model)
 
     def log_corpus_problems(self, corpus: Any, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
         """Log what share of masked tokens the base model predicts, if its folder has that score; warn if it is low."""
@@ -245,11 +304,3 @@ class LabelChoices(EncoderChoices):
     def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
         """Return a list with the batch of the longest texts, which needs the most memory, to try before training."""
         return [*self.plan(corpus, resolved).largest_batches()]
-
-
-class LabelingObjective(Objective[Encoder]):
-    """A base class of the training objectives of classification and tagging, which run an encoder on a batch."""
-
-    def encode(self, batch: Batch) -> Tensor:
-        """Return the encoder's output for a batch of texts, (B, S, D)."""
-        return self.model.encode(to_device(batch.source, self.model.source_weight.device))[0]

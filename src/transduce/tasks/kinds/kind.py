@@ -7,14 +7,15 @@ they work on.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.errors import TransduceError, count_noun
@@ -23,8 +24,9 @@ from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, f
 from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Precision
-from transduce.model.build import AnyModel
+from transduce.model.build import AnyModel, build_any_model
 from transduce.model.config import ModelConfig
+from transduce.model_folder.load import LoadOptions
 from transduce.model_folder.read import read_run_setting
 from transduce.model_folder.write import has_original_tokenizer
 from transduce.search.settings import SearchSettings
@@ -61,9 +63,9 @@ from transduce.training.choices import (
 )
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, Objective
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName, TrainingSettings
+from transduce.training.settings import BestBy, OptimizerName
 
 # --- model card ---
 # README.md of a model folder, with the front matter that Hugging Face reads.
@@ -125,6 +127,20 @@ def refuse_unused(kind: str, settings: Mapping[str, object]) -> None:
             raise TransduceError(f"`{name}` means nothing where `task.kind` is {kind}: leave it out.")
 
 
+# Each of these settings is for some kinds of tasks only (`TaskKind.uses`).
+OPTIONAL_SETTINGS = (
+    *(f"task.{name}" for name in TaskSettings.__struct_fields__ if name != "kind"),
+    *("data.corpora", "data.noise", "data.context_before", "data.weight_column", "data.back_translated"),
+    *("data.strict_format", "training.placeholder_rate", "training.bpe_dropout", "training.unigram_alpha"),
+    *("tokenizer.vocabulary", "tokenizer.line_feeds"),
+)
+
+
+def changed(settings: Settings, names: Iterable[str]) -> dict[str, bool]:
+    """Return, for each setting (or table of settings) by its dotted name, whether it differs from its default."""
+    return {name: attrgetter(name)(settings) != attrgetter(name)(Settings()) for name in names}
+
+
 def continues_training(settings: Settings, kind: str) -> bool:
     """Return whether training continues a base model of the task `kind` or of an unknown task.
 
@@ -146,6 +162,7 @@ def base_task(folder: Path) -> str | None:
 # --- interface of a task ---
 
 
+# The number of tokens in a batch of a dev set.
 DEV_BATCH_TOKENS = 4_096
 # The default number of layers; settings of a resumed run may have it for layers that its model lacks.
 _UNUSED_LAYERS = 6
@@ -154,11 +171,24 @@ _UNUSED_LAYERS = 6
 RankAndCount = tuple[int, int]
 
 
-class Validation(ABC):
+ObjectiveT = TypeVar("ObjectiveT", bound=Objective[Any])
+
+
+class Validation(ABC, Generic[ObjectiveT]):
     """A base class of dev sets, each of which loads a model's weights and measures their quality."""
 
-    model: nn.Module
-    """The model that is measured; each validation loads the weights to measure into it."""
+    def __init__(self, objective: ObjectiveT, batches: Sequence[Any]) -> None:
+        """Create the dev set from a training objective, whose model is measured, and the batches of the dev examples.
+
+        Each validation loads the weights to measure into the model.
+        """
+        self.objective, self.model, self.batches = objective, objective.model, batches
+
+    @torch.inference_mode()
+    def summed_loss(self) -> tuple[float, int]:
+        """Return the training loss, without label smoothing, summed over all batches, and the number of targets."""
+        losses = [self.objective.loss(batch) for batch in self.batches]
+        return sum(float(loss.negative_log_likelihood) for loss in losses), sum(loss.tokens for loss in losses)
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Load weights into the model, measure it on the dev set, and return the metrics and seconds taken as an event.
@@ -212,6 +242,12 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Number of compute threads."""
     evaluation_seconds: float | None = None
     """The seconds allowed for the final evaluation of a run with a time budget; None: unlimited."""
+    best_step: int = 0
+    """The training step of the run's best weights, once it is finished; 0 if unknown."""
+
+    def load_options(self, resolved: ResolvedSettings) -> LoadOptions:
+        """Return the keyword arguments with which functions such as `load_tagger` load the run's model."""
+        return {"precision": resolved.training.precision, "device": self.device, "threads": self.threads}
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,37 +270,26 @@ DEV_SCORES = "dev_score.json"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a finished run: quality, hint on use, files for the model folder, and tuned search settings."""
+    """The results of a finished run: quality, hint on use, further files for the model folder, and search settings."""
 
     measured: str
-    """The measured quality, as a sentence."""
+    """The measured quality on the dev set, in the words for the terminal."""
     hint: str
     """A hint on how to use the model, with an example of a command."""
-    files: Mapping[str, bytes]
-    """Files for the model folder: name → content; README.md is the model card."""
+    report: object
+    """The measured quality on the dev set in the words for the model card, as `str` returns them."""
+    scores: object
+    """The dev scores, which the file dev_score.json of the model folder gets as JSON."""
+    files: Mapping[str, bytes] = {}
+    """Further files for the model folder: name → content."""
     search: SearchSettings | None = None
     """Search settings chosen on the dev set, which replace those of the run; None: the run's settings stay."""
     weakness: str | None = None
     """A sentence saying that the model is no better than a simple baseline on the dev set; None if it is better."""
 
-    @classmethod
-    def of(
-        cls,
-        measured: str,
-        hint: str,
-        card: str,
-        scores: object,
-        files: Mapping[str, bytes] | None = None,
-        *,
-        weakness: str | None = None,
-    ) -> "Outcome":
-        """Return an `Outcome` whose files are the model card, the dev scores (as JSON) and the files passed."""
-        own = {"README.md": card.encode(), DEV_SCORES: msgspec.json.format(msgspec.json.encode(scores))}
-        return cls(measured=measured, hint=hint, files=own | dict(files or {}), weakness=weakness)
-
 
 class Reinitialized(NamedTuple):
-    """Which parameters get random values instead of the base model's (`--init-from`), as prefixes of names."""
+    """The parameters that get random values instead of the base model's (`--init-from`), as prefixes of their names."""
 
     may_lack: tuple[str, ...] = ()
     """Prefixes of parameters that the base model may lack; if there are any, the base model may also have further
@@ -305,36 +330,16 @@ class TaskKind(ABC, Generic[C]):
     """True if training steps may be recorded as CUDA graphs and replayed (`training.cuda_graphs`)."""
     label_smoothing: ClassVar[float] = 0.1
     """The default of the setting `training.label_smoothing` in this task."""
-    task_settings: ClassVar[tuple[str, ...]] = ()
-    """Names of the settings of `task.*` that this task uses."""
     scales_rate_with_batch: ClassVar[bool] = True
     """True if small batches get a lower learning rate."""
     keeps_spaces: ClassVar[bool] = False
     """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
-    names_languages: ClassVar[bool] = False
-    """True if the choice log names the languages of source and target."""
-    accepts_back_translations: ClassVar[bool] = False
-    """True if sources may be machine translations (`data.back_translated`)."""
-    accepts_text_noise: ClassVar[bool] = False
-    """True if the text of training pairs may have noise (`data.noise`)."""
-    accepts_context: ClassVar[bool] = False
-    """True if the model may read earlier sentences of a document (`data.context_before`)."""
-    accepts_weights: ClassVar[bool] = False
-    """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
-    accepts_several_directions: ClassVar[bool] = False
-    """True if a run may have corpora of several language pairs (`data.corpora`)."""
-    accepts_user_vocabularies: ClassVar[bool] = False
-    """True if the vocabulary may be the user's own, whole words, or have a token for line feeds."""
-    accepts_user_symbols: ClassVar[bool] = True
-    """True if the vocabulary may have the user's symbols (`tokenizer.user_symbols`)."""
-    samples_tokens: ClassVar[bool] = False
-    """True if training sentences may be tokenized anew in each epoch (`training.bpe_dropout`)."""
-    reads_pairs: ClassVar[bool] = False
-    """True if files may have pairs of texts in columns (`data.strict_format`)."""
-    uses_placeholders: ClassVar[bool] = False
-    """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings among `OPTIONAL_SETTINGS` that this task uses; setting another one is an error."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Names of further settings or tables of settings that this task does not use; setting one is an error."""
     search_advice: ClassVar[str | None] = None
     """Advice to users who set `search.*` for a task that does not use these settings; None: the task uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()
@@ -348,57 +353,29 @@ class TaskKind(ABC, Generic[C]):
         Raises:
             TransduceError: a setting is for another task, or the model's kind cannot do this task.
         """
-        defaults = TaskSettings()
-        data, training = settings.data, settings.training
-        unused = {
-            f"task.{name}": getattr(settings.task, name) != getattr(defaults, name)
-            for name in TaskSettings.__struct_fields__
-            if name != "kind" and name not in self.task_settings
-        } | {
-            "data.corpora": data.corpora and not self.accepts_several_directions,
-            "data.noise": data.noise.is_active and not self.accepts_text_noise,
-            "data.context_before": data.context_before and not self.accepts_context,
-            "data.weight_column": data.weight_column is not None and not self.accepts_weights,
-            "data.back_translated": data.back_translated and not self.accepts_back_translations,
-            "data.strict_format": data.strict_format and not self.reads_pairs,
-            "training.placeholder_rate": training.placeholder_rate != TrainingSettings().placeholder_rate
-            and not self.uses_placeholders,
-        }
-        refuse_unused(self.name, unused)
+        data = settings.data
+        names = [name for name in OPTIONAL_SETTINGS if name not in self.uses]
+        refuse_unused(self.name, changed(settings, (*names, *self.unused)))
         if data.temperature != DataSettings().temperature and not data.corpora:
             raise TransduceError(
                 "`data.temperature` sets how often each table of `data.corpora` is sampled, but there are none: leave "
                 "it out."
             )
-        self._check_vocabulary(settings)
+        if settings.tokenizer.kind == "word" and "tokenizer.vocabulary" not in self.uses:
+            raise TransduceError(
+                f"`tokenizer.kind` = word means nothing where `task.kind` is {self.name}: leave it out."
+            )
         for name, first in (("monolingual", "has it translated back"), ("distill_from", "has it translate")):
-            if getattr(settings.data, name):
+            if getattr(data, name):
                 raise TransduceError(
                     f"`data.{name}` is for `transduce train` of a translation, which {first} first: leave it out."
                 )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
         used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
-        for name, value in (
-            ("num_encoder_layers", settings.model.num_encoder_layers),
-            ("num_decoder_layers", settings.model.num_decoder_layers),
-        ):
-            refuse_unused(self.name, {f"model.{name}": name not in used and value not in (None, _UNUSED_LAYERS)})
-
-    def _check_vocabulary(self, settings: Settings) -> None:
-        training, tokenizer = settings.training, settings.tokenizer
-        unused = {
-            "training.bpe_dropout": training.bpe_dropout and not self.samples_tokens,
-            "training.unigram_alpha": training.unigram_alpha and not self.samples_tokens,
-            "tokenizer.vocabulary": tokenizer.vocabulary and not self.accepts_user_vocabularies,
-            "tokenizer.line_feeds": tokenizer.line_feeds and not self.accepts_user_vocabularies,
-            "tokenizer.user_symbols": tokenizer.user_symbols and not self.accepts_user_symbols,
-        }
-        refuse_unused(self.name, unused)
-        if tokenizer.kind == "word" and not self.accepts_user_vocabularies:
-            raise TransduceError(
-                f"`tokenizer.kind` = word means nothing where `task.kind` is {self.name}: leave it out."
-            )
+        unused = [name for name in ("num_encoder_layers", "num_decoder_layers") if name not in used]
+        set_layers = {f"model.{name}": getattr(settings.model, name) not in (None, _UNUSED_LAYERS) for name in unused}
+        refuse_unused(self.name, set_layers)
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Raise an error if a kind of model cannot do the task; `where` names the setting or folder in the message.
@@ -490,21 +467,21 @@ class TaskKind(ABC, Generic[C]):
         """Return the default optimizer with a reason: Muon for pre-norm layers with random weights, otherwise Adam."""
         return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,
-        warmup_steps: int,
-        batch_tokens: int,
-        optimizer: OptimizerName,
-    ) -> Choice[float]:
-        """Return the default peak learning rate; lower if training continues a model of this or an unknown task."""
+    def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
+        """Return the default peak learning rate; lower if training continues a model of this or an unknown task.
+
+        In `settings`, the schedule, the warm-up, the batch size and the optimizer are already chosen.
+        """
         if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
-        if not self.scales_rate_with_batch:
-            return choose_learning_rate(d_model, schedule, warmup_steps, optimizer=optimizer)
-        return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
+        training = settings.training
+        assert training.schedule is not None
+        assert training.warmup_steps is not None
+        assert training.optimizer is not None
+        batch = {"batch_tokens": training.batch_tokens or 0} if self.scales_rate_with_batch else {}
+        return choose_learning_rate(
+            d_model, training.schedule, training.warmup_steps, optimizer=training.optimizer, **batch
+        )
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Return the default metric that selects the best model, with a reason (`Choice`).
@@ -559,16 +536,19 @@ class TaskKind(ABC, Generic[C]):
         `rank_and_count` is (r, n).
         """
 
-    @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
-        """Return a list of the training batches that need the most memory, to be tried before the first step."""
+        """Return a list of the training batches that need the most memory, to be tried before the first step.
+
+        By default, it is the first batch, for tasks whose batches all have the same size.
+        """
+        return [self.plan(corpus, resolved).batch(0, 0)]
 
     @abstractmethod
-    def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
+    def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation[Any]:
         """Return the dev set as an object that measures a model's weights, which it loads into a model of its own."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how long `finish` takes at the end of a run, in validations: 1.0 is the time of one."""
+        """Return how long `finish` takes at the end of a run, as a multiple of the time of one validation."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
@@ -578,7 +558,7 @@ class TaskKind(ABC, Generic[C]):
         """
         return None
 
-    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:  # noqa: ARG002
+    def trained_validation_seconds(self, validation: Validation[Any], seconds: float, expected: float) -> float:  # noqa: ARG002
         """Return how many seconds a validation of a trained model will take; the default is `seconds`.
 
         Args:
@@ -628,20 +608,14 @@ class TaskKind(ABC, Generic[C]):
         return "\n\n".join([*parts, "All settings are in `settings.toml`.\n"])
 
     @abstractmethod
-    def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
-        """Measure the best model, which is in the run's folder, and return an `Outcome`: quality, hint and final files.
-
-        Args:
-            corpus: the run's corpus.
-            resolved: the run's settings.
-            placement: the run's folder and device.
-            step: the training step of the best weights; None if unknown.
-        """
+    def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
+        """Measure the best model, which is in the run's folder, and return an `Outcome`: quality, hint and scores."""
 
 
-def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """Return the PyTorch dtype in which a run's model computes, such as bfloat16 for the precision "bf16"."""
-    return DTYPES[resolved.training.precision]
+def model_to_measure(resolved: ResolvedSettings, placement: RunPlacement) -> AnyModel:
+    """Build the model of a run on its device and in its precision, for a dev set that loads the weights to measure."""
+    with torch.device(placement.device):
+        return build_any_model(resolved.model).to(DTYPES[resolved.training.precision]).eval()
 
 
 # --- tasks on text ---
@@ -662,9 +636,7 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: a setting has no meaning for the task, or a prepared corpus is combined with a base model.
         """
         super().check(settings)
-        filters, defaults = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
-        changed = {f"data.filters.{name}": filters[name] != defaults[name] for name in self.unused_filters}
-        refuse_unused(self.name, changed)
+        refuse_unused(self.name, changed(settings, [f"data.filters.{name}" for name in self.unused_filters]))
         if settings.data.prepared is None:
             return
         if not self.may_be_prepared:

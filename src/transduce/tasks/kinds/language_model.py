@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-import torch
 from typing_extensions import override
 
 from transduce.data.batches import Batch
@@ -18,7 +17,7 @@ from transduce.errors import TransduceError, count_noun
 from transduce.inference.generator import load_generator
 from transduce.inference.translation import decode_with_line_feeds
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.model.build import AnyModel, build_decoder
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.tasks.corpus import TaskCorpus, TaskText
@@ -30,7 +29,7 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     Validation,
-    model_dtype,
+    model_to_measure,
     validation_event,
 )
 from transduce.tasks.kinds.texts import (
@@ -38,10 +37,10 @@ from transduce.tasks.kinds.texts import (
     TextOnlyKind,
     WindowPlan,
     consecutive_batches,
-    describe_frequencies,
     frequency_perplexity,
     read_stream,
     text_only,
+    text_outcome,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, TaskSettings
 from transduce.text.vocabulary import Vocabulary
@@ -84,26 +83,21 @@ class LanguageModelObjective(Objective[Decoder]):
         )
 
 
-class LanguageModelDevSet(Validation):
+class LanguageModelDevSet(Validation[LanguageModelObjective]):
     """A dev text of a language model, which measures the loss per token and the bits per character."""
 
-    def __init__(
-        self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
-    ) -> None:
-        self.model = model.to(device=device, dtype=dtype).eval()
-        self.objective = LanguageModelObjective(self.model)
-        self.batches = batches
+    def __init__(self, objective: LanguageModelObjective, batches: Sequence[Batch], vocabulary: Vocabulary) -> None:
+        super().__init__(objective, batches)
         # Decoded at once, because a row alone would lose the space before its first word.
         tokens = np.concatenate([batch.target.ravel() for batch in batches])
         self.characters = len(decode_with_line_feeds(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
 
     @override
-    @torch.inference_mode()
     def measure(self, step: int) -> ValidationEvent:
-        losses = [self.objective.loss(batch) for batch in self.batches]
-        nats = sum(float(loss.negative_log_likelihood) for loss in losses)
-        loss = nats / max(1, sum(loss.tokens for loss in losses))
-        return validation_event(step, loss, {BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)})
+        nats, tokens = self.summed_loss()
+        return validation_event(
+            step, nats / max(1, tokens), {BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)}
+        )
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
@@ -129,7 +123,7 @@ class LanguageModelKind(TextOnlyKind):
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
-    task_settings = ("context",)
+    uses = ("task.context",)
     example = "line"
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
@@ -153,14 +147,9 @@ class LanguageModelKind(TextOnlyKind):
 
         Little dropout suffices, because the text is read only a few times.
         """
-        return {
-            "num_decoder_layers": preset.num_decoder_layers,
-            "d_model": preset.d_model,
-            "d_ff": 4 * preset.d_model,
-            "num_heads": preset.num_heads,
-            "dropout": 0.1,
-            "norm_order": preset.norm_order,
-        }
+        sizes = msgspec.structs.asdict(preset) | {"d_ff": 4 * preset.d_model, "dropout": 0.1}
+        del sizes["num_encoder_layers"]
+        return sizes
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return a dict of the model settings of GPT-2's decoder that differ from the general defaults."""
@@ -235,13 +224,9 @@ class LanguageModelKind(TextOnlyKind):
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
         batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
-        return LanguageModelDevSet(
-            build_decoder(resolved.model),
-            batches,
-            corpus.tokenizer.target,
-            dtype=model_dtype(resolved),
-            device=placement.device,
-        )
+        model = model_to_measure(resolved, placement)
+        assert isinstance(model, Decoder)
+        return LanguageModelDevSet(LanguageModelObjective(model), batches, corpus.tokenizer.target)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Return the size of the training text in tokens, as text such as "1,000 tokens"."""
@@ -258,15 +243,11 @@ class LanguageModelKind(TextOnlyKind):
             'transduce generate THIS_FOLDER "the beginning"',
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
-        generator = load_generator(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
-        )
+        generator = load_generator(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
-        event = dev.validate(generator.model.state_dict(), step or 0)
+        event = dev.validate(generator.model.state_dict(), placement.best_step)
         size = corpus.tokenizer.target.size
         frequencies = frequency_perplexity(self.plan(corpus, resolved), dev.batches, size=size, ignored=None)
         summary = (
@@ -274,8 +255,7 @@ class LanguageModelKind(TextOnlyKind):
             f"{frequencies:.2f}), {event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
         hint = f'Try: transduce generate {placement.folder_argument} "the beginning"'
-        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
-        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
+        return text_outcome(summary, hint, event, frequencies)
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:

@@ -36,7 +36,6 @@ from transduce.tasks.kinds.encoders import (
     DEFAULT_CONTEXT,
     EncoderChoices,
     as_encoder,
-    build_encoder,
     describe_encoder,
     read_store,
     text_length,
@@ -48,15 +47,15 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     Validation,
-    model_dtype,
+    model_to_measure,
     validation_event,
 )
 from transduce.tasks.kinds.texts import (
     TextOnlyKind,
-    describe_frequencies,
     frequency_perplexity,
     holds_texts,
     text_only,
+    text_outcome,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
@@ -71,7 +70,6 @@ from transduce.training.choices import (
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
 from transduce.training.settings import OptimizerName
 
 # --- running text ---
@@ -190,15 +188,8 @@ class MaskedLanguageObjective(Objective[Encoder]):
         return states, labels
 
 
-class MaskedDevSet(Validation):
+class MaskedDevSet(Validation[MaskedLanguageObjective]):
     """A dev text that measures a model's loss, accuracy of masked tokens and, if predicted, of next sentences."""
-
-    model: Encoder
-
-    def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
-        self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
-        self.objective = MaskedLanguageObjective(self.model)
-        self.batches = batches
 
     @override
     @torch.inference_mode()
@@ -247,7 +238,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     example = "sentence"
     model_kinds = ("encoder",)
     label_smoothing = 0.0
-    task_settings = ("context", "masking", "next_sentence")
+    uses = ("task.context", "task.masking", "task.next_sentence")
     search_advice = "leave it out"
     unused_filters = FilterSettings.__struct_fields__
 
@@ -339,21 +330,13 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             return Choice("adam", f"learns in fewer steps than Muon if `d_model` is below {_MUON_WIDTH}")
         return choice
 
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,
-    ) -> Choice[float]:
+    def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
         """Return the default peak learning rate with a reason: 0.25 / d_model, also with a base model.
 
         That is half of the usual rate for Adam with pre-norm models. For Muon with random weights it is 1 / d_model: at
         a fourth of that, short runs predict by frequency alone.
         """
-        if optimizer == "muon" and settings.init_from is None:
+        if settings.training.optimizer == "muon" and settings.init_from is None:
             return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
         usual = f"0.25 / d_model ({d_model})"
         return Choice(0.25 / d_model, usual if settings.init_from is None else f"{usual}, as for random weights")
@@ -408,7 +391,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
-        return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
+        return MaskedDevSet(MaskedLanguageObjective(as_encoder(model_to_measure(resolved, placement))), batches)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Return the size of the training text in sentences and tokens, as text for messages."""
@@ -431,15 +414,11 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             f'transduce fill-mask THIS_FOLDER "a text with a {mask} in it"',
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
-        filler = load_filler(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
-        )
+        filler = load_filler(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
-        event = dev.validate(filler.model.state_dict(), step or 0)
+        event = dev.validate(filler.model.state_dict(), placement.best_step)
         target = corpus.tokenizer.target
         frequencies = frequency_perplexity(
             self.plan(corpus, resolved), dev.batches, size=target.size, ignored=target.pad_id
@@ -454,8 +433,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         )
         mask = corpus.tokenizer.source.special_token_names[2]
         hint = f'Try: transduce fill-mask {placement.folder_argument} "a text with a {mask} in it"'
-        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
-        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
+        return text_outcome(summary, hint, event, frequencies)
 
 
 def _context(task: TaskSettings) -> int:

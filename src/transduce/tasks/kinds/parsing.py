@@ -21,9 +21,9 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validation, model_dtype
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validation, model_to_measure
 from transduce.tasks.kinds.texts import pairs_of_files
-from transduce.tasks.kinds.translation import DevSet, SequenceToSequenceKind, dev_batches
+from transduce.tasks.kinds.translation import DevSet, SequenceToSequenceKind, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import read_lines
 from transduce.text.sentencepiece_model import read_pieces
@@ -51,16 +51,16 @@ _WORDS, _TREES = "{}words.txt", "{}trees.txt"
 F1: Final = "f1"
 
 
-class ParsingDevSet(Validation):
+class ParsingDevSet(Validation[TranslationObjective]):
     """A dev set of trees that measures a parser's loss on all trees, and bracket F1 of greedy parses of the first ones.
 
     `training.translate_dev` sets how many sentences are parsed; if it is 0, there is no F1.
     """
 
     def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
+        super().__init__(inner.objective, inner.batches)
         self.inner = inner
         assert isinstance(inner.model, Transformer)
-        self.model = inner.model
         self.parser = Parser(inner.model, tokenizer, search=SearchSettings(beam_size=1))
         self.references = references
 
@@ -84,10 +84,10 @@ class ParsingKind(SequenceToSequenceKind):
 
     name = "parsing"
     example = "tree"
-    accepts_user_symbols = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    task_settings = ("tags", "merges")
+    uses = ("task.tags", "task.merges", "data.strict_format")
+    unused = ("tokenizer.user_symbols",)
     search_advice = "leave it out"
     used_search_settings = ("beam_size", "length_penalty")
     unused_filters = ("max_length_ratio", "drop_identical")
@@ -162,13 +162,8 @@ class ParsingKind(SequenceToSequenceKind):
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> ParsingDevSet:
         """Return a dev set that measures the loss of all trees, and F1 of at most `training.translate_dev` parses."""
         assert corpus.dev is not None
-        inner = DevSet(
-            config=resolved.model,
-            directions=(),
-            batches=dev_batches(corpus.dev),
-            dtype=model_dtype(resolved),
-            device=placement.device,
-        )
+        model = model_to_measure(resolved, placement)
+        inner = DevSet(model=model, directions=(), batches=dev_batches(corpus.dev))
         return ParsingDevSet(inner, corpus.tokenizer, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
@@ -187,23 +182,17 @@ class ParsingKind(SequenceToSequenceKind):
             "Labelled brackets on the dev set",
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Measure the best model's bracket F1 on the dev set; return an `Outcome` with it, a card and a hint."""
-        parser = load_parser(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
-        )
+        parser = load_parser(placement.folder, **placement.load_options(resolved))
         references = dev_trees(corpus)
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
-        measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
-        hint = f'Try: echo "The cat sleeps ." | transduce parse {placement.folder_argument}'
-        return Outcome.of(
-            measured,
-            hint,
-            self.card(corpus, resolved, step, report, folder=placement.folder),
-            report,
+        return Outcome(
+            measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
+            hint=f'Try: echo "The cat sleeps ." | transduce parse {placement.folder_argument}',
+            report=report,
+            scores=report,
             weakness=None
             if report.all.f1 > (flat := flat_f1(references)) or report.all.f1 == 100.0
             else f"The trees are not better than putting all words of a sentence into one constituent: their F1 is "

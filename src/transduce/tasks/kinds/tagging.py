@@ -7,7 +7,7 @@ Legend: B rows of tokens, S tokens of a row, C tags.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +23,12 @@ from transduce.errors import TransduceError, count_noun, shell_word, shown_names
 from transduce.evaluation.label_scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.model.build import AnyModel
-from transduce.model.config import ModelConfig
-from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.encoders import (
+    DEV_ROWS,
     LabelChoices,
     LabelingObjective,
     as_encoder,
-    build_encoder,
     describe_encoder,
     text_length,
 )
@@ -39,11 +36,10 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
-    Reinitialized,
     RunPlacement,
     TaskKind,
     Validation,
-    model_dtype,
+    model_to_measure,
     refuse_unused,
     validation_event,
 )
@@ -52,16 +48,15 @@ from transduce.tasks.prepared_folder import (
     read_stored_card,
     tokenizer_settings_of,
 )
-from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import CorpusFiles
-from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of
-from transduce.training.choices import MIN_STEPS, Choice, at_least
+from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
@@ -70,7 +65,6 @@ from transduce.training.settings import BestBy
 ACCURACY: Final = "accuracy"
 F1: Final = "f1"
 _WORDS_IN_HINT = 8
-_DEV_ROWS, _ROWS, _EPOCHS = 64, 32, 10
 
 # --- the corpus ---
 # The run's folder keeps the sentences, so that a run resumes without the user's files.
@@ -193,17 +187,16 @@ class TaggingObjective(LabelingObjective):
         return self.model.label_tokens(self.encode(batch)).float()
 
 
-class TaggedDevSet(Validation):
+class TaggedDevSet(Validation[TaggingObjective]):
     """A dev set of tagged sentences that measures loss, accuracy and, for span tags such as B-PER, the F1 of spans."""
 
-    def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
-        self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = TaggingObjective(self.model)
+    def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> None:
+        self.texts = _texts(corpus.dev, corpus, resolved)
+        objective = TaggingObjective(as_encoder(model_to_measure(resolved, placement)))
+        super().__init__(objective, self.texts.in_order(DEV_ROWS, resolved.model.pad_id))
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
-        self.texts = _texts(corpus.dev, corpus, resolved)
-        self.batches = self.texts.in_order(_DEV_ROWS, resolved.model.pad_id)
         self.has_spans = describe_spans(self.tags)
 
     @override
@@ -273,13 +266,15 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     name = "tagging"
     muon_factor = 1.0
-    model_kinds = ("encoder",)
     measures = ("loss", ACCURACY, F1)
-    label_smoothing = 0.0
-    task_settings = ("context",)
-    search_advice = "leave it out"
+    uses = ("task.context",)
+    unused = ("data.prepared", "data.format", "data.filters", "tokenizer.joint")
     example, counted = "sentence", "words"
     batch_note = "this task counts sentences, not tokens"
+    batch_reason = "sentences, with a tag for each word"
+    epochs = 10
+    objective = TaggingObjective
+    labels_tokens = True
 
     def check(self, settings: Settings) -> None:
         """Raise an error for settings that tagging does not use, such as target files, or if no file is named.
@@ -299,14 +294,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                     f"A file of columns holds words and tags, but `data.{name}` names {files[0]}: leave it out, and "
                     "choose the columns by `data.columns`."
                 )
-        unusable = {
-            "data.prepared": data.prepared,
-            "data.format": data.format != "auto",
-            "data.filters": data.filters != FilterSettings(),
-            "tokenizer.joint": not settings.tokenizer.joint,
-            "tokenizer.placeholders": settings.tokenizer.placeholders,
-        }
-        refuse_unused(self.name, unusable)
+        refuse_unused(self.name, {"tokenizer.placeholders": settings.tokenizer.placeholders})
         self.check_projection(settings)
 
     # --- the corpus ---
@@ -366,46 +354,14 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     # --- choices ---
 
-    def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the model's configuration with a token classifier, whose labels are the corpus's tags.
-
-        Raises:
-            TransduceError: there is only one tag.
-        """
+    @override
+    def labels(self, corpus: TaggedCorpus) -> tuple[str, ...]:
         if len(corpus.tags) < 2:
             raise TransduceError(
                 f"Tagging needs at least two different tags, but all words have the tag {corpus.tags[0]}: choose the "
                 "column of the tags by `data.columns`."
             )
-        return msgspec.structs.replace(
-            config, num_labels=len(corpus.tags), token_labels=True, masked_language_head=False, pooler=False
-        )
-
-    def reinitialized(self, corpus: TaggedCorpus) -> Reinitialized:
-        """Return which parameters start at random in a run from a base model: the classifier's, if its tags differ.
-
-        The base model may also lack the classifier.
-        """
-
-        def other_tags(folder: Path) -> tuple[str, ...]:
-            card = find_task_card(folder)
-            return () if card is not None and (card.kind, card.labels) == (self.name, corpus.tags) else ("classifier.",)
-
-        return Reinitialized(("classifier.",), other_tags)
-
-    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Return the default batch size, 32, with a reason (`Choice`).
-
-        `training.batch_size` counts sentences.
-        """
-        return Choice(_ROWS, "sentences, with a tag for each word")
-
-    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Return the default number of steps, ten epochs but at least 300.
-
-        `pairs` and `batch_tokens` count sentences in this task.
-        """
-        return at_least(MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens), f"{_EPOCHS} epochs of {pairs:,} sentences")
+        return corpus.tags
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Return the default measure that selects the best model: F1 of spans, or accuracy if there are no spans."""
@@ -415,17 +371,13 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     # --- training ---
 
-    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the training objective, a function from a batch to its `Loss`: cross-entropy of the words' tags."""
-        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
-
     @override
     def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:
         return _texts(corpus.training, corpus, resolved)
 
     def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
         """Return a dev set of all dev sentences, which measures loss, accuracy and, if tags describe spans, F1."""
-        return TaggedDevSet(corpus, resolved, device=placement.device)
+        return TaggedDevSet(corpus, resolved, placement)
 
     def describe_size(self, corpus: TaggedCorpus) -> str:
         """Return a phrase with the numbers of sentences, words and tags, which also names tags of the dev set alone."""
@@ -437,11 +389,6 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     # --- the model folder ---
 
-    def documents(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return a dict {file name: content} with the task card, which has the tags and the maximum length."""
-        length = text_length(resolved.model, resolved.task.context)
-        return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
-
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that are specific to taggers, such as title and usage (`CardTexts`)."""
         return CardTexts(
@@ -452,23 +399,18 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
             "Tags of the dev set",
         )
 
-    def finish(
-        self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Score the best model's tags of the dev set; return an `Outcome` with the scores, a card and a hint."""
-        tagger = load_tagger(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
-        )
+        tagger = load_tagger(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
         report, baseline = dev.report(), baseline_report(corpus)
         words = shell_word(" ".join(corpus.dev[0].words[:_WORDS_IN_HINT]))
-        hint = f"Try: echo {words} | transduce tag {placement.folder_argument}"
-        return Outcome.of(
-            f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
-            hint,
-            self.card(corpus, resolved, step, report, folder=placement.folder),
-            report,
+        return Outcome(
+            measured=f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
+            hint=f"Try: echo {words} | transduce tag {placement.folder_argument}",
+            report=report,
+            scores=report,
             weakness=None
             if report.accuracy > baseline.accuracy or report.accuracy == 100.0
             else f"The model is not better than giving each word its most frequent tag: its accuracy is "

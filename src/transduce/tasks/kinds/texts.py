@@ -17,10 +17,11 @@ from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.tasks.corpus import TaskText
-from transduce.tasks.kinds.kind import TextKind
+from transduce.tasks.kinds.kind import Outcome, TextKind
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Format, format_of, read_texts
 from transduce.text.filters import FilterSettings
+from transduce.training.events import ValidationEvent
 
 # --- text and pairs that the settings name ---
 
@@ -225,6 +226,19 @@ def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
     labels = batch.target.ravel()
     counted: NDArray[np.int64] = labels[(labels >= 0) & (labels != (-1 if ignored is None else ignored))]
     return counted
+
+
+def text_outcome(summary: str, hint: str, event: ValidationEvent, frequencies: float) -> Outcome:
+    """Return the `Outcome` of a task on text alone, which is weak if its perplexity is near that of token frequencies.
+
+    Args:
+        summary: the measured quality, for the terminal and the model card.
+        hint: a hint on how to use the model.
+        event: the validation of the best model.
+        frequencies: the perplexity of token frequencies alone.
+    """
+    weakness = describe_frequencies(event.perplexity, frequencies)
+    return Outcome(measured=summary, hint=hint, report=summary, scores=event, weakness=weakness)
 
 
 def describe_frequencies(perplexity: float, frequencies: float) -> str | None:

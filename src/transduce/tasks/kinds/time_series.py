@@ -45,13 +45,12 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TaskKind,
     Validation,
-    model_dtype,
+    model_to_measure,
     refuse_unused,
     validation_event,
 )
 from transduce.tasks.prepared_folder import check_stored_file, read_stored_card
-from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
-from transduce.text.filters import FilterSettings
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, Objective
@@ -285,27 +284,26 @@ class SeriesObjective(Objective[SeriesTransformer]):
         return Loss(total, total.detach(), losses.numel())
 
 
-class SeriesDevSet(Validation):
+class SeriesDevSet(Validation[SeriesObjective]):
     """A dev set of time series that measures a forecaster's loss, and compares its forecasts with simple baselines."""
 
-    def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
-        self.model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = SeriesObjective(self.model)
-        self.forecaster = Forecaster(self.model, series_card(corpus, resolved))
+    def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> None:
+        model = model_to_measure(resolved, placement)
+        assert isinstance(model, SeriesTransformer)
         windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
-        self.season = corpus.season
-        self.known, self.future = corpus.dev.known(windows), corpus.dev.cut(windows)[1]
-        self.batches = [
+        batches = [
             corpus.dev.batch(windows[first : first + _WINDOWS_A_STEP], corpus.scale)
             for first in range(0, len(windows), _WINDOWS_A_STEP)
         ]
+        super().__init__(SeriesObjective(model), batches)
+        self.forecaster = Forecaster(model, series_card(corpus, resolved))
+        self.season = corpus.season
+        self.known, self.future = corpus.dev.known(windows), corpus.dev.cut(windows)[1]
 
     @override
-    @torch.inference_mode()
     def measure(self, step: int) -> ValidationEvent:
-        losses = [self.objective.loss(batch) for batch in self.batches]
-        loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
-        return validation_event(step, loss, {SKILL: self.score().skill})
+        total, values = self.summed_loss()
+        return validation_event(step, total / max(1, values), {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
         """Forecast the dev windows with the model's current weights, and return the errors as a `ForecastReport`.
@@ -327,11 +325,15 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     batch_note = "this task counts numbers to predict, not tokens"
     reads_text = False
     name = "time-series"
-    accepts_user_symbols = False
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0
-    task_settings = ("series",)
+    uses = ("task.series",)
+    unused = (
+        *("init_from", "word_vectors", "data.target", "data.dev_target", "data.prepared", "data.format"),
+        *("data.languages", "data.filters", "tokenizer.user_symbols", "tokenizer.vocabulary_size", "tokenizer.text"),
+        "tokenizer",
+    )
     search_advice = "leave it out"
     counted = "numbers"
 
@@ -342,23 +344,8 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             TransduceError: a setting of text is set, or no table is named.
         """
         super().check(settings)
-        data = settings.data
-        unusable = {
-            "init_from": settings.init_from,
-            "word_vectors": settings.word_vectors,
-            "data.target": data.target,
-            "data.dev_target": data.dev_target,
-            "data.prepared": data.prepared,
-            "data.format": data.format != "auto",
-            "data.languages": data.languages,
-            "data.filters": data.filters != FilterSettings(),
-            "tokenizer.vocabulary_size": settings.tokenizer.vocabulary_size,
-            "tokenizer.text": settings.tokenizer.text,
-            "tokenizer": settings.tokenizer != VocabularySettings(),
-            "training.label_smoothing": settings.training.label_smoothing,
-        }
-        refuse_unused(self.name, unusable)
-        if not data.source:
+        refuse_unused(self.name, {"training.label_smoothing": settings.training.label_smoothing})
+        if not settings.data.source:
             raise TransduceError("A forecaster learns from tables of numbers: name them by `data.source`.")
 
     # --- the corpus ---
@@ -395,14 +382,11 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
 
         At least one layer stays on each side. Fewer layers suffice, because a number is less informative than a word.
         """
-        return {
+        return msgspec.structs.asdict(preset) | {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
             "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
-            "d_model": preset.d_model,
             "d_ff": 4 * preset.d_model,
-            "num_heads": preset.num_heads,
             "dropout": 0.1,
-            "norm_order": preset.norm_order,
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
@@ -474,13 +458,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
         )
 
-    def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
-        """Return a list with one batch to try before training, because all batches have the same size."""
-        return [self.plan(corpus, resolved).batch(0, 0)]
-
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
         """Return a dev set of at most 512 windows of the dev part, which measures the loss and forecasts."""
-        return SeriesDevSet(corpus, resolved, device=placement.device)
+        return SeriesDevSet(corpus, resolved, placement)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
         """Return the size of the training data as text: its numbers of points and windows."""
@@ -507,20 +487,17 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             "The dev part",
         )
 
-    def finish(
-        self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
+    def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Score the best model's forecasts of the dev part; return an `Outcome` with the scores, a card and a hint."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
-        hint = f"Try: transduce forecast {placement.folder_argument} FILE.csv --steps {corpus.horizon}"
-        return Outcome.of(
-            f"Dev part:\n{report}",
-            hint,
-            self.card(corpus, resolved, step, report, folder=placement.folder),
-            report,
+        return Outcome(
+            measured=f"Dev part:\n{report}",
+            hint=f"Try: transduce forecast {placement.folder_argument} FILE.csv --steps {corpus.horizon}",
+            report=report,
+            scores=report,
             weakness="The forecasts are not better than repeating the last season or the last value."
             if report.is_weak
             else None,

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ from transduce.inference.batching import DocumentContext, Documents
 from transduce.inference.evaluate import decoding_record
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
-from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
+from transduce.model.build import AnyModel, EncoderDecoder
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
@@ -46,6 +46,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    OPTIONAL_SETTINGS,
     CardTexts,
     Outcome,
     Preparation,
@@ -53,7 +54,7 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TextKind,
     Validation,
-    model_dtype,
+    model_to_measure,
     validation_event,
 )
 from transduce.tasks.kinds.texts import pairs_of_files
@@ -201,7 +202,7 @@ def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list
     return found
 
 
-class DevSet(Validation):
+class DevSet(Validation[TranslationObjective]):
     """A dev set of translation, which measures the loss on all pairs and scores greedy translations of some of them.
 
     With several language pairs, each is scored by itself, and models are compared by the mean of these scores.
@@ -210,17 +211,14 @@ class DevSet(Validation):
     def __init__(
         self,
         *,
-        config: ModelConfig,
+        model: AnyModel,
         directions: Sequence[DevDirection],
         batches: Sequence[Batch],
-        dtype: torch.dtype,
-        device: str,
         max_source: int = DEFAULT_MAX_SOURCE,
         context: DocumentContext | None = None,
     ) -> None:
-        with torch.device(device):
-            self.model = build_encoder_decoder(config).to(dtype).eval()
-        self.objective = TranslationObjective(self.model)
+        assert isinstance(model, Transformer | Recurrent)
+        super().__init__(TranslationObjective(model), batches)
         make_translator = partial(
             Translator,
             self.model,
@@ -230,7 +228,6 @@ class DevSet(Validation):
             document_context=context,
         )
         self.directions = [(each, make_translator(each.tokenizer)) for each in directions if each.sources]
-        self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure that selects the best model; the measure's noise is estimated from the contributions of
         sentences.
@@ -244,14 +241,9 @@ class DevSet(Validation):
 
     @override
     def measure(self, step: int) -> ValidationEvent:
-        event = validation_event(step, self._loss(), {})
+        nats, tokens = self.summed_loss()
+        event = validation_event(step, nats / max(1, tokens), {})
         return self._translate(event) if self.directions else event
-
-    @torch.inference_mode()
-    def _loss(self) -> float:
-        losses = [self.objective.loss(batch) for batch in self.batches]
-        total = sum(float(loss.negative_log_likelihood) for loss in losses)
-        return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
         samples, contributions = list[tuple[str, str, str]](), list[float]()
@@ -321,7 +313,6 @@ class SequenceToSequenceKind(TextKind):
 
     may_be_recorded = True
     writes_translations = True
-    reads_pairs = True
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the training objective, a function from a batch to its `Loss`: teacher-forced cross-entropy."""
@@ -353,15 +344,7 @@ class TranslationKind(SequenceToSequenceKind):
     may_be_prepared = True
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
-    names_languages = True
-    accepts_back_translations = True
-    accepts_several_directions = True
-    accepts_user_vocabularies = True
-    samples_tokens = True
-    accepts_weights = True
-    accepts_context = True
-    accepts_text_noise = True
-    uses_placeholders = True
+    uses = tuple(name for name in OPTIONAL_SETTINGS if not name.startswith("task."))
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the training and dev files (`TaskText`); without dev files, some training pairs are held out."""
@@ -421,7 +404,8 @@ class TranslationKind(SequenceToSequenceKind):
         epoch. `rank_and_count` are the process's rank and the number of processes.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
+        make_plan = _mixed_plan if resolved.data.has_shares else super().plan
+        plan: Plan[Batch] = make_plan(corpus, resolved, rank_and_count)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed
@@ -478,11 +462,9 @@ class TranslationKind(SequenceToSequenceKind):
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         dev = DevSet(
-            config=resolved.model,
+            model=model_to_measure(resolved, placement),
             directions=dev_directions(corpus, translated),
             batches=dev_batches(corpus.dev),
-            dtype=model_dtype(resolved),
-            device=placement.device,
             max_source=resolved.data.filters.max_tokens,
             context=document_context(resolved.data),
         )
@@ -509,7 +491,7 @@ class TranslationKind(SequenceToSequenceKind):
         searches = 1.0 + (_COVERAGE_TIME / _BEAM_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * super().end_validations(corpus, resolved)
 
-    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
+    def trained_validation_seconds(self, validation: Validation[Any], seconds: float, expected: float) -> float:
         """Return how many seconds a validation will take once translations are as long as the references.
 
         `seconds` is how long a validation took. Early in training, translations may be much too long; then the part of
@@ -538,20 +520,16 @@ class TranslationKind(SequenceToSequenceKind):
             "Scores on the dev set",
         )
 
-    def finish(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
-    ) -> Outcome:
-        """Score the best model's translations of the dev set; return an `Outcome` with the scores, a card and a hint.
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
+        """Score the best model's translations of the dev set; return an `Outcome` with the scores and a hint.
 
         Beam search has the run's settings. For few training pairs, it gets a coverage penalty if that makes the
         translations better. A time budget limits how many sentences are translated.
         """
         translator = open_translator(
             placement.folder,
-            precision=resolved.training.precision,
-            device=placement.device,
-            threads=placement.threads,
             target_language=corpus.dev_groups.directions[0][1] if corpus.dev_groups.directions else None,
+            **placement.load_options(resolved),
         )
         search, chosen, started_at = resolved.search, "", time.monotonic()
         reports, is_whole = _score_in_time(translator, corpus, search, placement.evaluation_seconds)
@@ -572,28 +550,20 @@ class TranslationKind(SequenceToSequenceKind):
             else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
             f"train --resume --out {placement.folder_argument}`), beam {search.beam_size}:\n{shown}"
         )
-        outcome = Outcome.of(
-            chosen + measured,
-            f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
-            self.card(corpus, resolved, step, shown, folder=placement.folder),
-            reports if several else next(iter(reports.values())),
-            _text_measurements(corpus),
-            weakness=None
-            if (low := low_bleu(reports)) is None
-            else f"The model cannot translate yet: its BLEU of {low:.2f} is below 1.",
+        low = low_bleu(reports)
+        return Outcome(
+            measured=chosen + measured,
+            hint=f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
+            report=shown,
+            scores=reports if several else next(iter(reports.values())),
+            files=_text_measurements(corpus),
+            search=search if chosen else None,
+            weakness=None if low is None else f"The model cannot translate yet: its BLEU of {low:.2f} is below 1.",
         )
-        return msgspec.structs.replace(outcome, search=search if chosen else None)
-
-
-def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
-    """Return the plan of training batches, mixed from several corpora if the settings set the share of each."""
-    training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
-    if not resolved.data.has_shares:
-        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
-    return _mixed_plan(corpus, resolved, rank_and_count)
 
 
 def _mixed_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> MixedPlan:
+    """Return the plan of training batches of a run whose settings set the share of the batches of each corpus."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     assert isinstance(prepared, RepeatedCorpus)
     ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()

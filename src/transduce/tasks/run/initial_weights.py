@@ -241,7 +241,6 @@ def restrict_training(
 
 
 _CONFIG_COPY = "started_from.json"
-TAKE_ALL = Reinitialized()
 
 
 def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
@@ -298,7 +297,7 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
         TransduceError: the base model translates several pairs of languages, and the languages of the text are unknown.
     """
     data, folder = settings.data, Path(str(settings.init_from))
-    directions = read_directions(folder) if kind_of(settings.task.kind).accepts_several_directions else ()
+    directions = read_directions(folder) if "data.corpora" in kind_of(settings.task.kind).uses else ()
     if not directions or data.language_tokens is not None or data.has_language_tokens:
         return settings
     source, target = languages_of(data)
@@ -445,7 +444,7 @@ def prepare_initial_weights(
 
 
 def build_initial_model(
-    resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized
 ) -> AnyModel:
     """Return the model of a run with its initial weights: stored ones, those of the base model, or random ones.
 

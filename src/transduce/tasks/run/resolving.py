@@ -6,7 +6,7 @@ Each setting and its reason go to a choice log, which is shown when training sta
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -67,21 +67,22 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 # --- model configuration ---
 
 
+T = TypeVar("T")
 _CHANGEABLE_OF_BASE_MODEL = ("dropout", "attention_dropout", "activation_dropout")
 
 
 class VocabularyProperties(NamedTuple):
-    """The properties of a tokenizer that a model's configuration contains, such as vocabulary sizes."""
+    """The properties of a tokenizer that a model's configuration contains, by the names of its fields."""
 
-    source_size: int
+    source_vocabulary_size: int
     """Number of tokens in the source vocabulary."""
-    target_size: int
+    target_vocabulary_size: int
     """Number of tokens in the target vocabulary."""
     pad_id: int
     """Id of the padding token."""
     eos_id: int
     """Id of the end symbol of sentences."""
-    joint: bool
+    tie_source_target: bool
     """True if both sides share one vocabulary."""
 
 
@@ -155,14 +156,8 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
     if properties is None:
         # `TaskKind.adapt_model` sets the number of series.
         return {"source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 1}
-    return {
-        "source_vocabulary_size": properties.source_size,
-        "target_vocabulary_size": properties.target_size,
-        "tie_source_target": properties.joint,
-        "pad_id": properties.pad_id,
-        "eos_id": properties.eos_id,
-        "start_id": properties.pad_id if model_kind in ("transformer", "recurrent") else properties.eos_id,
-    }
+    start_id = properties.pad_id if model_kind in ("transformer", "recurrent") else properties.eos_id
+    return properties._asdict() | {"start_id": start_id}
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
@@ -320,7 +315,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLo
 
 def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> int:
     specified, vocabulary_size = settings.tokenizer.placeholders, settings.tokenizer.vocabulary_size
-    if not kind_of(settings.task.kind).uses_placeholders:
+    if "training.placeholder_rate" not in kind_of(settings.task.kind).uses:
         if specified:
             raise TransduceError(
                 f"`tokenizer.placeholders` is {specified}, but only `task.kind` = translation learns to copy "
@@ -451,33 +446,41 @@ def resolve_training(
     Raises:
         TransduceError: a setting is unsuitable for the task, the model or the machine.
     """
-    kind, training, take = kind_of(settings.task.kind), settings.training, choice_log.record
+    kind, training = kind_of(settings.task.kind), settings.training
+
+    def take(name: str, choice: Choice[T] | None) -> T:
+        """Return the user's value of `training.<name>`, or the chosen one, and log it."""
+        specified: T | None = getattr(training, name)
+        return choice_log.record(f"training.{name}", specified, choice)
+
     check_training(settings, model, machine)
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
-    batch_tokens = take(
+    batch_tokens = choice_log.record(
         batch_setting(settings.task.kind),
         training.batch_tokens,
         kind.choose_batch_tokens(epoch_tokens, machine.device),
         note=kind.batch_note,
     )
     if training.minutes is not None:
-        take("training.minutes", training.minutes, None)
+        take("minutes", None)
         steps = None
     else:
-        steps = take("training.steps", training.steps, kind.choose_steps(pairs, epoch_tokens, batch_tokens))
+        steps = take("steps", kind.choose_steps(pairs, epoch_tokens, batch_tokens))
     # The paper's schedule is for post-norm models that start from random weights.
     order = model.norm_order if settings.init_from is None and model.kind != "recurrent" else "pre"
-    schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
-    warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
+    schedule = take("schedule", kind.choose_schedule(order))
+    warmup = take("warmup_steps", choose_warmup_steps(steps))
     if steps is not None and schedule in ("linear", "cosine") and warmup > (half := max(1, steps // 2)):
         choice_log.amend("training.warmup_steps", half, "half of the steps, as the rate falls in the rest; you set {}")
-    optimizer = take("training.optimizer", training.optimizer, kind.choose_optimizer(settings, model))
-    rate_choice = kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer)
-    rate = take("training.learning_rate", training.learning_rate, rate_choice)
+    optimizer = take("optimizer", kind.choose_optimizer(settings, model))
+    so_far = msgspec.structs.replace(
+        training, batch_tokens=batch_tokens, schedule=schedule, warmup_steps=warmup, optimizer=optimizer
+    )
+    rate_choice = kind.choose_learning_rate(msgspec.structs.replace(settings, training=so_far), model.d_model)
+    rate = take("learning_rate", rate_choice)
     fine_tuning_rate = 0.0 if settings.init_from is None else rate_choice.value
-    precision_choice = kind.choose_precision(Choice(machine.precision, machine.precision_reason))
-    precision = take("training.precision", training.precision, precision_choice)
+    precision = take("precision", kind.choose_precision(Choice(machine.precision, machine.precision_reason)))
     kernels = choose_kernels(machine.device, machine.threads, compiled=training.compile)
     smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
     # Accumulate at most the batches of one epoch.
@@ -496,22 +499,18 @@ def resolve_training(
             rate,
             choice_log,
         ),
-        "label_smoothing": take("training.label_smoothing", training.label_smoothing, smoothing),
+        "label_smoothing": take("label_smoothing", smoothing),
         "precision": precision,
-        "kernels": take("training.kernels", training.kernels, kernels),
+        "kernels": take("kernels", kernels),
         "cuda_graphs": _resolve_cuda_graphs(
             training.cuda_graphs, _choose_cuda_graphs(settings, model, machine, machine.processes), choice_log
         ),
-        "average_decay": take(
-            "training.average_decay", training.average_decay, choose_average_decay(steps, training.average_checkpoints)
-        ),
+        "average_decay": take("average_decay", choose_average_decay(steps, training.average_checkpoints)),
         "adapt_dropout": _adapts_dropout(settings),
-        "best_by": take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
-        "patience": take("training.patience", training.patience, choose_patience()),
+        "best_by": take("best_by", kind.choose_best_by(corpus, translated)),
+        "patience": take("patience", choose_patience()),
         "translate_dev": translated,
-        "lora_alpha": take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
-        if training.lora_rank
-        else None,
+        "lora_alpha": take("lora_alpha", choose_lora_alpha(training.lora_rank)) if training.lora_rank else None,
     }
     return ResolvedTraining(**msgspec.structs.asdict(training) | chosen)
 
@@ -749,10 +748,9 @@ def _trial_model(settings: Settings) -> ModelConfig:
     Raises:
         TransduceError: no preset fits the settings.
     """
-    reads_text = kind_of(settings.task.kind).reads_text
-    properties = (
-        VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
-    )
+    properties = None
+    if kind_of(settings.task.kind).reads_text:
+        properties = VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, tie_source_target=True)
     refusals = []
     for preset in CHOSEN_PRESETS if settings.preset is None else (settings.preset,):
         try:

@@ -37,7 +37,7 @@ from transduce.model_folder.write import carry_original_tokenizer, to_toml, writ
 from transduce.process_environment import common_options, handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
-from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
+from transduce.tasks.kinds.kind import DEV_SCORES, Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
@@ -226,7 +226,7 @@ class Run:
         self.machine = machine_of_process(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
-        self.validation: Validation | None = None  # set by the first process with its trainer
+        self.validation: Validation[Any] | None = None  # set by the first process with its trainer
         self.display = make_display(is_first=self.processes.is_first)
         torch.set_num_threads(self.machine.threads)
 
@@ -255,7 +255,7 @@ class Run:
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
             choice_log.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
-        if self.kind.names_languages:
+        if "data.corpora" in self.kind.uses:
             explain_languages(settings, corpus.languages, choice_log)
         if settings.data.corpora:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
@@ -562,7 +562,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         elapsed_seconds=elapsed + durations.first_step,
         step=1,
         new_steps=1,
-        end_validations=run.kind.end_validations(corpus, resolved),
+        end_validations=trainer.time_use.end_validations,
         validated=validated,
     )
     run.display.say(f"Forecast: {forecast}.")
@@ -728,13 +728,14 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
     return False
 
 
-def _placement(run: Run, evaluation_seconds: float | None = None) -> RunPlacement:
+def _placement(run: Run, *, evaluation_seconds: float | None = None, best_step: int = 0) -> RunPlacement:
     return RunPlacement(
         folder=run.request.out,
         folder_argument=f"{shell_word(run.request.out)}{common_options()}",
         device=run.machine.device,
         threads=run.machine.threads,
         evaluation_seconds=evaluation_seconds,
+        best_step=best_step,
     )
 
 
@@ -782,8 +783,11 @@ def _finish(
         display.say("Everything is saved: continue with --resume.")
         return
     refuse_missing_run(out)
-    outcome = run.kind.finish(corpus, resolved, _placement(run, evaluation_seconds), result.best_step)
-    for name, content in outcome.files.items():
+    placement = _placement(run, evaluation_seconds=evaluation_seconds, best_step=result.best_step or 0)
+    outcome = run.kind.finish(corpus, resolved, placement)
+    card = run.kind.card(corpus, resolved, result.best_step, outcome.report, folder=out)
+    scores = msgspec.json.format(msgspec.json.encode(outcome.scores))
+    for name, content in {"README.md": card.encode(), DEV_SCORES: scores, **outcome.files}.items():
         write_file(out / name, content)
     if outcome.search is not None:
         write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))

@@ -270,8 +270,7 @@ def _chosen_decay(settings: Settings) -> float | None:
         return None
     usual = 0.0
     if settings.init_from is not None and training.batch_tokens is not None and d_model is not None:
-        choose = kind_of(settings.task.kind).choose_learning_rate
-        usual = choose(settings, d_model, schedule, warmup, training.batch_tokens, "muon").value
+        usual = kind_of(settings.task.kind).choose_learning_rate(settings, d_model).value
     return choose_weight_decay("muon", schedule, rate, warmup, training.steps, usual).value
 
 

@@ -15,7 +15,7 @@ from transduce.errors import TransduceError, count_noun
 from transduce.process_environment import child_environment, common_words, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
-from transduce.training.checkpoint import Environment, load_checkpoint
+from transduce.training.checkpoint import Environment, checkpoints, load_checkpoint
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import read_events
 from transduce.training.loop import CHECKPOINTS
@@ -217,9 +217,7 @@ def _has_checkpoint(run: Path, step: int) -> bool:
 
 def _newest(run: Path) -> int:
     """Return the step of a run's newest checkpoint; 0 if there is none."""
-    folder = run / CHECKPOINTS
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
+    return next((int(path.name.removeprefix("step-")) for path in checkpoints(run / CHECKPOINTS)), 0)
 
 
 def _events(run: Path) -> list[dict[str, Any]]:

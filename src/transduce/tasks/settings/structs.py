@@ -140,17 +140,14 @@ class CorpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`languages` must be language codes such as zh or en, but one is `{code}`.")
-        if not 0.0 < self.sampling_weight <= _MAX_REPEATS:
-            raise TransduceError(
-                f"`sampling_weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.sampling_weight:g} for "
-                f"{name}."
-            )
+        for setting in ("sampling_weight", "loss_weight"):
+            value = getattr(self, setting)
+            if not 0.0 < value <= _MAX_REPEATS:
+                raise TransduceError(
+                    f"`{setting}` must be above 0 and at most {_MAX_REPEATS}, but is {value:g} for {name}."
+                )
         if self.upsample is not None and not 1.0 <= self.upsample <= _MAX_REPEATS:
             raise TransduceError(f"`upsample` must be from 1 to {_MAX_REPEATS}, but is {self.upsample:g} for {name}.")
-        if not 0.0 < self.loss_weight <= _MAX_REPEATS:
-            raise TransduceError(
-                f"`loss_weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.loss_weight:g} for {name}."
-            )
         if bool(self.target) != bool(self.dev_target) and self.dev_source and self.dev_target:
             raise TransduceError(f"The dev set of {name} must have the form of its training text: name the same sides.")
 
