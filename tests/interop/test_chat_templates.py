@@ -267,6 +267,7 @@ def test_the_command_answers_messages_and_holds_a_conversation(
 
     first = generator.chat("I like tea.", search=GREEDY).answer
     assert printed("I like tea.") == first + "\n"
+    assert printed("-", lines="\n") == generator.chat("", search=GREEDY).answer + "\n"  # not without the template
     system = [{"role": "system", "content": "Be a fish."}, {"role": "user", "content": "I like tea."}]
     assert printed("I like tea.", "--system", "Be a fish.") == generator.chat(system, search=GREEDY).answer + "\n"
     (tmp_path / "questions").write_text("I like tea.\nnobody eats\n", "utf-8")

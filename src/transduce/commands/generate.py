@@ -51,11 +51,8 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """True if the prompt is a conversation, written by the model's chat template."""
 
     def __str__(self) -> str:
-        return "\n---\n".join(self._shown_prompt + each.text for each in self.continuations)
-
-    @property
-    def _shown_prompt(self) -> str:
-        return "" if self.is_chat else self.prompt
+        shown_prompt = "" if self.is_chat else self.prompt
+        return "\n---\n".join(shown_prompt + each.text for each in self.continuations)
 
 
 class GenerationReports(msgspec.Struct, frozen=True):
@@ -130,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     _warn_of_unknown(generator, prompts or [prompt])
     if options.chat:
         prompts = [generator.chat_prompt(_messages(options, text)) for text in prompts]
-        prompt = prompt and generator.chat_prompt(_messages(options, prompt))
+        prompt = "" if options.prompts else generator.chat_prompt(_messages(options, prompt))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         reports = (_report(each, search, generator, is_chat=options.chat) for each in generations)

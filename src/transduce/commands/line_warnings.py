@@ -28,7 +28,7 @@ _KINDS = ("unknown", "in_bytes", "decomposed", "empty", "lost", "broken")  # of 
 
 
 class UnknownLetters(NamedTuple):
-    """The letters of a text that a vocabulary has no tokens for, which a model has not learned to translate."""
+    """The letters of a text that a vocabulary has no tokens for, so that its model has not learned them."""
 
     lacking: Iterable[str]
     """Characters that become the unknown token; for a vocabulary that is a list of words, whole words."""

@@ -5,7 +5,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+_TEXT: dict[str, Any] = {"nargs": "?", "metavar": "FILE", "type": file_or_stream}
+"""The form of the positional argument `text`, a file; without it, or with `-`, standard input is read."""
 _BLOCK_LINES = 1_024
 _BLOCK_LINES_OF_PARSER = 256
 _MAX_TAGS_SHOWN = 8
@@ -77,7 +79,7 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce classify` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
-    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add("text", **_TEXT, help="texts, one per line (default: standard input)")
     add(
         "--probabilities",
         type=_number_of_labels,
@@ -159,9 +161,7 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="the folder of a tagger")
     add(
         "text",
-        nargs="?",
-        metavar="FILE",
-        type=file_or_stream,
+        **_TEXT,
         help="sentences, one per line, words separated by spaces; or columns (.conll, .conllu, …) or JSON lines "
         "(default: standard input)",
     )
@@ -289,13 +289,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce parse` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
-    add(
-        "text",
-        nargs="?",
-        metavar="FILE",
-        type=file_or_stream,
-        help="sentences, one per line, words separated by spaces (default: standard input)",
-    )
+    add("text", **_TEXT, help="sentences, one per line, words separated by spaces (default: standard input)")
     add("--pretty", action="store_true", help="draw each tree on several lines, followed by an empty line")
     add(
         "--beam-size",
@@ -361,7 +355,7 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts whose masks a model filled, with the candidates for each mask; `str` shows these."""
+    """Texts whose masks a model filled, with the candidates for each mask; `str` returns both as lines."""
 
     fillings: "Sequence[Filling]"
 
@@ -427,7 +421,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce embed` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
-    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add("text", **_TEXT, help="texts, one per line (default: standard input)")
     add("--output", metavar="FILE", required=True, help="vectors.npy: one float32 array; vectors.jsonl: JSON lines")
     add(
         "--pooling", choices=("mean", "max", "first"), help="how token states become one vector (default: the folder's)"

@@ -444,7 +444,7 @@ class BatchPlan:
     ) -> Indices:
         """Return the pairs' order by length, from which batches are cut: indices into the arrays of lengths.
 
-        `numbers` are the pairs' indices in the corpus. The key seeds the random order of equally long pairs.
+        `numbers` are the pairs' indices in the corpus; `ties_key` seeds the random order of equally long pairs.
         """
         return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
 
@@ -621,8 +621,9 @@ class TaggedTexts(LabeledTexts):
         self._shifted = self._texts._replace(ids=shifted)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right.
+        """Return the rows with these indices, sentences or parts of long ones, and their labels, (B, S) each.
 
+        The result is a batch padded at the right.
         Padding and tokens that begin no word have the label `NO_LABEL`.
         """
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)

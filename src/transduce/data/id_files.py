@@ -211,7 +211,7 @@ class SideReader:
 
 
 class HashedFile:
-    """A new file that computes its SHA-256 while it is written and is flushed to disk when closed."""
+    """A writer of a new file, which computes the file's SHA-256 on the way, and flushes the file to disk at the end."""
 
     def __init__(self, path: Path) -> None:
         """Create a new file at `path` and start its hash."""

@@ -144,7 +144,7 @@ class SentenceStore(NamedTuple):
         return self.offsets[:-1] + self.before
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return one array of the tokens of the sentences from index start to stop (exclusive), but no special ones."""
+        """Return the ordinary tokens of the sentences from index start to stop (exclusive), as one array."""
         part = self.part(start, stop)
         return _joined(self.ids, part.begins, part.lengths)
 
@@ -169,7 +169,7 @@ class MaskedPlanSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(Batch):
-    """A batch whose source is the model's input and whose target is the masked tokens, with padding elsewhere."""
+    """A batch whose source is the model's input; its target has the tokens to predict, and padding elsewhere."""
 
     token_types: NDArray[np.int64]
     """0 in the first segment, 1 in the second one, (B, L)."""

@@ -247,7 +247,7 @@ class PairsWriter(AbstractContextManager["PairsWriter"]):
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, columns: Iterable[Column]) -> None:
-        """Create the files in an existing folder."""
+        """Create the files in an existing folder, for ids of the tokenizer's vocabularies and for these columns."""
         self._source, self._target = (
             SideWriter(folder, side, vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id)
             for side, vocabulary in (("source", tokenizer.source), ("target", tokenizer.target))
@@ -552,7 +552,7 @@ class _Preparation:
         """Count those of a block's kept pairs (`rows`) that look wrong, by two numbers of this object.
 
         `exchanged` counts pairs whose sides seem exchanged, if both languages are known. `identical` counts pairs with
-        equal sides, if no filter drops those. In text alone, nothing is counted.
+        equal sides, if no filter drops those. If both sides are the same files, nothing is counted.
         """
         files = self._request.files
         if files.is_text_alone:

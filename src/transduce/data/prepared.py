@@ -63,7 +63,7 @@ def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -
 
 
 class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a prepared corpus; lengths are in ids, including the end symbol."""
+    """Sizes of a prepared corpus; lengths of sentences are in token ids, including the end symbol."""
 
     pairs: int
     source_tokens: int
@@ -177,7 +177,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
 
 class ContextSettings(NamedTuple):
-    """The number of sentences of a document that stand before each sentence, and the tokens that separate them."""
+    """The number of earlier sentences of a document that a sentence is read with, and the tokens that separate them."""
 
     before: int
     """Maximum number of preceding sentences of the same document; at a document's start there are fewer."""
@@ -277,7 +277,8 @@ def _with_context(
 ) -> EncodedSentences:
     """Return the N sentences at the indices `rows`, each joined to the sentences just before it, as `EncodedSentences`.
 
-    `context`, (N,), is the number of these sentences. The separator token replaces the end symbols between sentences.
+    `context`, (N,), is the number of sentences before it that each one is joined to. The separator token replaces the
+    end symbols between sentences.
     """
     starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts

@@ -6,21 +6,17 @@ The sentences are statements, questions and requests.
 from itertools import accumulate
 from random import Random
 
-from transduce.demonstration import clauses
+from transduce.demonstration import clauses, lexicon
 from transduce.demonstration.clauses import (
-    ME,
     NOTHING,
     NOUNS,
     QUESTION_MARK,
-    WE,
-    WHAT,
     WHO,
-    YOU,
     Action,
-    Frame,
     Nominal,
     Phrase,
-    Question,
+    SentenceForm,
+    a_noun,
     a_subject,
     asked,
     bare,
@@ -37,43 +33,18 @@ from transduce.demonstration.clauses import (
     whether,
     why,
 )
-from transduce.demonstration.lexicon import (
-    ANIMALS,
-    BASE,
-    EXPERIENCES,
-    FAR,
-    GIFTS,
-    GIVE,
-    GO,
-    HEAD,
-    HELPING_VERBS,
-    INTRANSITIVE_VERBS,
-    MEANS_FAR,
-    MEANS_NEARBY,
-    PAST,
-    PLACES,
-    PLAYED,
-    SKILLS,
-    SPOKEN,
-    TEACH,
-    TRAVEL_TIMES,
-    VERBS,
-    VISIT,
-    Noun,
-    Place,
-    Verb,
-)
+from transduce.demonstration.lexicon import Noun, Place, Verb
 
 # --- statements about actions ---
 
 
 Activity = tuple[Verb, Noun]
 
-ACTIVITIES: tuple[Activity, ...] = tuple((verb, NOUNS[noun]) for verb in VERBS for noun in verb.objects.split())
+ACTIVITIES: tuple[Activity, ...] = tuple((verb, NOUNS[noun]) for verb in lexicon.VERBS for noun in verb.objects.split())
 
 
 # Verbs with many nouns are more frequent, but not in proportion.
-_VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb in VERBS))
+_VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb in lexicon.VERBS))
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
@@ -85,16 +56,16 @@ def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
     return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
 
 
-_EXPERIENCED = activities("吃 喝 写 学 打 踢 弹 骑 画", EXPERIENCES)
+_EXPERIENCED = activities("吃 喝 写 学 打 踢 弹 骑 画", lexicon.EXPERIENCES)
 _ANIMAL_ACTIVITIES = (*activities("吃", "鱼 鸡蛋 面包"), *activities("喝", "水 牛奶"))
-_PLACES = {place.source: place for place in PLACES}
-DESTINATIONS = tuple(place for place in PLACES if place.destination)
-_NEARBY = tuple(place for place in DESTINATIONS if place.source not in FAR)
+_PLACES = {place.source: place for place in lexicon.PLACES}
+DESTINATIONS = tuple(place for place in lexicon.PLACES if place.destination)
+_NEARBY = tuple(place for place in DESTINATIONS if place.source not in lexicon.FAR)
 _ERRANDS = tuple(
     (verb, noun, _PLACES[place])
     for verb, noun in ACTIVITIES
     for place in verb.places.split()
-    if verb.habitual and _PLACES[place].destination and place not in FAR
+    if verb.habitual and _PLACES[place].destination and place not in lexicon.FAR
 )
 
 _FRAMES = (
@@ -146,23 +117,14 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 # --- parts ---
 
 
-def a_time(random: Random, frame: Frame | Question) -> Phrase:
+def a_time(random: Random, frame: SentenceForm) -> Phrase:
     """Return a random time as a bilingual `Phrase` that fits a frame (tense and form of the sentence), or NOTHING.
 
     A frame that takes no time gets NOTHING, and so does a frame that need not have one in half of the cases.
     """
     if frame.times and (frame.timed or random.random() < 0.5):
-        return time_phrase(random.choice(frame.times))
+        return phrase(*random.choice(frame.times))
     return NOTHING
-
-
-def time_phrase(time: tuple[str, str, str]) -> Phrase:
-    """Return a time as a bilingual `Phrase`, such as 昨天 晚上 / last night.
-
-    Args:
-        time: the Chinese words, the English words, and which of them translate each other ("0-0 1-1").
-    """
-    return phrase(*time)
 
 
 def located(place: Place) -> Phrase:
@@ -176,31 +138,31 @@ def early(random: Random) -> bool:
     return random.random() < 0.5
 
 
-def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
+def an_action(random: Random, subject: Nominal, frame: SentenceForm) -> Action:
     """Return a random `Action` (verb, object, place, companion) that a frame (tense and form) permits."""
     kind = random.random()
     if kind < 0.11 and not frame.aspect:
-        return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
+        return with_adjuncts(random, subject, frame, Action(random.choice(lexicon.INTRANSITIVE_VERBS)))
     if kind < 0.22 and frame.definite:
-        verb = HELPING_VERBS[0] if frame.aspect else random.choice(HELPING_VERBS)
+        verb = lexicon.HELPING_VERBS[0] if frame.aspect else random.choice(lexicon.HELPING_VERBS)
         return with_adjuncts(random, subject, frame, Action(verb, somebody(random, subject).object))
     verb, noun = an_activity(random, frame)
     return with_adjuncts(random, subject, frame, Action(verb, a_thing(random, noun, frame, subject)))
 
 
-def an_activity(random: Random, frame: Frame | Question) -> Activity:
+def an_activity(random: Random, frame: SentenceForm) -> Activity:
     """Return a random pair: a verb, and a noun that the verb takes as its object.
 
     Verbs that are not habitual (to buy a car) occur only if the frame describes a single occasion.
     """
     once = frame.some or frame.definite
     while True:
-        (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
+        (verb,) = random.choices(lexicon.VERBS, cum_weights=_VERB_WEIGHTS)
         if verb.habitual or once:
-            return verb, NOUNS[random.choice(verb.objects.split())]
+            return verb, a_noun(random, verb.objects)
 
 
-def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
+def a_thing(random: Random, noun: Noun, frame: SentenceForm, subject: Nominal) -> Phrase:
     """Return a random object phrase of a noun as a bilingual `Phrase`, such as 苹果 / apples.
 
     If the frame permits, it may have a number (three apples) or be definite (this apple).
@@ -213,7 +175,7 @@ def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nomina
     return bare(noun).object
 
 
-def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
+def with_adjuncts(random: Random, subject: Nominal, frame: SentenceForm, action: Action) -> Action:
     """Return the `Action` with a place or a companion added in up to 40 % of the cases, if the frame permits it."""
     kind = random.random()
     if not frame.adjuncts or kind > 0.4:
@@ -233,7 +195,7 @@ def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
 
     It stays unchanged if the subject is several people, or if the action involves another person already.
     """
-    if subject.plural or action.verb in HELPING_VERBS:
+    if subject.plural or action.verb in lexicon.HELPING_VERBS:
         return action
     companion = somebody(random, subject)
     together = swap(phrase("和", "with") + companion.object, phrase("一起", "together"))
@@ -255,7 +217,7 @@ def scene(random: Random) -> Phrase:
 
     An example is 昨天他在公司工作 / he worked at the office yesterday.
     """
-    verb = random.choice(INTRANSITIVE_VERBS)
+    verb = random.choice(lexicon.INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
     return declarative(a_subject(random), frame, action, a_time(random, frame), early(random))
@@ -271,8 +233,9 @@ def experience(random: Random) -> Phrase:
 
 
 def an_experience(random: Random) -> Action:
+    """Return a random `Action` that is worth mentioning as an experience, such as 去 北京 / be in Beijing."""
     if random.random() < 0.15:
-        return Action(VISIT, destination(random.choice([p for p in DESTINATIONS if p.source in FAR])))
+        return Action(lexicon.VISIT, destination(random.choice([p for p in DESTINATIONS if p.source in lexicon.FAR])))
     verb, noun = random.choice(_EXPERIENCED)
     return Action(verb, bare(noun).object)
 
@@ -287,8 +250,9 @@ def skill(random: Random) -> Phrase:
 
 
 def a_skill(random: Random) -> Action:
-    verb = random.choice((*SKILLS, *SKILLS, SPOKEN, SPOKEN, SPOKEN, PLAYED))
-    return Action(verb, bare(NOUNS[random.choice(verb.objects.split())]).object if verb.objects else NOTHING)
+    """Return a random `Action` that somebody has learned, such as 说 中文 / speak Chinese."""
+    verb = random.choice((*lexicon.SKILLS * 2, *[lexicon.SPOKEN] * 3, lexicon.PLAYED))
+    return Action(verb, bare(a_noun(random, verb.objects)).object if verb.objects else NOTHING)
 
 
 def animal(random: Random) -> Phrase:
@@ -296,7 +260,7 @@ def animal(random: Random) -> Phrase:
 
     An example is 我的猫喜欢吃鱼 / my cat likes to eat fish.
     """
-    subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
+    subject = definite(random, NOUNS[random.choice(lexicon.ANIMALS.split()[:2])])
     frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
     verb, noun = random.choice(_ANIMAL_ACTIVITIES)
     return declarative(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
@@ -306,10 +270,11 @@ def animal(random: Random) -> Phrase:
 
 
 def destination(place: Place) -> Phrase:
+    """Return a place as a bilingual `Phrase` that says where to, such as 学校 / school after "go to"."""
     return phrase(place.source, place.destination)
 
 
-def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
+def a_journey(random: Random, frame: SentenceForm, time: Phrase = NOTHING) -> Action:
     """Return a random bilingual `Action` of going somewhere, such as 去北京 / go to Beijing.
 
     A means or purpose may be added if the frame permits it. Far places are possible only if `time` is one at which
@@ -318,14 +283,14 @@ def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -
     kind = random.random()
     if kind < 0.45 and not frame.aspect:
         verb, noun, place = random.choice(_ERRANDS)
-        purpose = phrase("", "to") + clauses.verb_phrase(verb, BASE) + bare(noun).object
-        return Action(GO, destination(place) + purpose)
-    place = random.choice(DESTINATIONS if time.source in TRAVEL_TIMES else _NEARBY)
+        purpose = phrase("", "to") + clauses.verb_phrase(verb, lexicon.BASE) + bare(noun).object
+        return Action(lexicon.GO, destination(place) + purpose)
+    place = random.choice(DESTINATIONS if time.source in lexicon.TRAVEL_TIMES else _NEARBY)
     # 了 cannot be combined with the means of transport: 他是坐火车去的 would be another construction.
     if kind > 0.6 or frame.aspect:
-        return Action(GO, destination(place))
-    means = random.choice(MEANS_FAR if place.source in FAR else MEANS_NEARBY)
-    return Action(GO, destination(place), phrase(*means))
+        return Action(lexicon.GO, destination(place))
+    means = random.choice(lexicon.MEANS_FAR if place.source in lexicon.FAR else lexicon.MEANS_NEARBY)
+    return Action(lexicon.GO, destination(place), phrase(*means))
 
 
 def going(random: Random) -> Phrase:
@@ -344,8 +309,8 @@ def errand(random: Random) -> Phrase:
     An example is 他去商店买了茶 / he went to the shop and bought tea.
     """
     verb, noun, place = random.choice(_ERRANDS)
-    bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
-    action = Action(GO, destination(place) + phrase("", "and") + bought)
+    bought = clauses.verb_phrase(verb, lexicon.PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
+    action = Action(lexicon.GO, destination(place) + phrase("", "and") + bought)
     frame = clauses.WENT
     return declarative(a_subject(random), frame, action, a_time(random, frame), early(random))
 
@@ -359,10 +324,10 @@ def giving(random: Random) -> Phrase:
     receiver = somebody(random, subject).object
     if random.random() < 0.65:
         frame = random.choice(_GIVING_FRAMES)
-        action = Action(GIVE, receiver + some(random, NOUNS[random.choice(GIFTS.split())]).object)
+        action = Action(lexicon.GIVE, receiver + some(random, a_noun(random, lexicon.GIFTS)).object)
     else:
         frame = random.choice(_TEACHING_FRAMES)
-        action = Action(TEACH, receiver + bare(NOUNS[random.choice(TEACH.objects.split())]).object)
+        action = Action(lexicon.TEACH, receiver + bare(a_noun(random, lexicon.TEACH.objects)).object)
     return declarative(subject, frame, action, a_time(random, frame), early(random))
 
 
@@ -428,10 +393,10 @@ def going_question(random: Random) -> Phrase:
     if kind < 0.3:
         question = random.choice((clauses.WANTS_ONE, clauses.DID_ONE, clauses.WILL_ONE))
         time = a_time(random, question)
-        return what(phrase("哪里", "where"), subject, question, Action(HEAD), time, early(random))
+        return what(phrase("哪里", "where"), subject, question, Action(lexicon.HEAD), time, early(random))
     if kind < 0.5:
         place = random.choice(DESTINATIONS)
-        return why(phrase("怎么", "how"), subject, clauses.DOES_ONE, Action(GO, destination(place)))
+        return why(phrase("怎么", "how"), subject, clauses.DOES_ONE, Action(lexicon.GO, destination(place)))
     if kind < 0.6:
         return whether(subject, clauses.HAS_ONE, an_experience(random))
     question = random.choice((clauses.DID_ONE, clauses.WANTS_ONE, clauses.WILL_ONE, clauses.CAN_ONE))
@@ -446,7 +411,7 @@ def yes_no_question(random: Random) -> Phrase:
     """
     question, subject = random.choice(_QUESTIONS), asked(random)
     if question is clauses.MAY_ONE:
-        subject = random.choice((ME, WE))
+        subject = random.choice((clauses.ME, clauses.WE))
     return whether(subject, question, an_action(random, subject, question), a_time(random, question), early(random))
 
 
@@ -458,7 +423,7 @@ def what_question(random: Random) -> Phrase:
     question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
     verb, _ = random.choice(_ASKED)
     action = with_adjuncts(random, subject, question, Action(verb))
-    return what(WHAT, subject, question, action, a_time(random, question), early(random))
+    return what(clauses.WHAT, subject, question, action, a_time(random, question), early(random))
 
 
 def how_many_question(random: Random) -> Phrase:
@@ -474,7 +439,7 @@ def how_many_question(random: Random) -> Phrase:
 def whom_question(random: Random) -> Phrase:
     """Return a random question about the object as a bilingual `Phrase`, such as 他正在等谁 / who is he waiting for."""
     question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
-    verb = random.choice(HELPING_VERBS)
+    verb = random.choice(lexicon.HELPING_VERBS)
     return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
 
 
@@ -485,7 +450,7 @@ def where_question(random: Random) -> Phrase:
     """
     question, subject = random.choice(_WHERE_QUESTIONS), asked(random)
     if random.random() < 0.3 and not question.aspect:
-        action = Action(random.choice(INTRANSITIVE_VERBS))
+        action = Action(random.choice(lexicon.INTRANSITIVE_VERBS))
     else:
         verb, noun = an_activity(random, question)
         action = Action(verb, a_thing(random, noun, question, subject))
@@ -515,15 +480,15 @@ def request(random: Random) -> Phrase:
     """Return a random request as a bilingual `Phrase`, such as 请给我一朵花 / please give me a flower."""
     kind = random.random()
     if kind < 0.3:
-        return phrase("请", "please") + _please(random).phrase(BASE)
+        return phrase("请", "please") + _please(random).phrase(lexicon.BASE)
     if kind < 0.6:
-        return phrase("别", "do not") + an_action(random, YOU, clauses.CANNOT).phrase(BASE)
-    action = a_journey(random, clauses.WANTS) if kind < 0.8 else an_action(random, WE, clauses.LIKES)
-    return swap(phrase("我们", "us") + action.phrase(BASE), phrase("吧", "let"))
+        return phrase("别", "do not") + an_action(random, clauses.YOU, clauses.CANNOT).phrase(lexicon.BASE)
+    action = a_journey(random, clauses.WANTS) if kind < 0.8 else an_action(random, clauses.WE, clauses.LIKES)
+    return swap(phrase("我们", "us") + action.phrase(lexicon.BASE), phrase("吧", "let"))
 
 
 def _please(random: Random) -> Action:
     if random.random() < 0.5:
-        given = counted(NOUNS[random.choice(GIFTS.split())], ("一", ""))
-        return Action(GIVE, phrase("我", "me") + given.object)
-    return an_action(random, YOU, clauses.CAN)
+        given = counted(a_noun(random, lexicon.GIFTS), ("一", ""))
+        return Action(lexicon.GIVE, phrase("我", "me") + given.object)
+    return an_action(random, clauses.YOU, clauses.CAN)

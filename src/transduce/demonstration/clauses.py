@@ -9,30 +9,8 @@ from random import Random
 
 import msgspec
 
-from transduce.demonstration.lexicon import (
-    BASE,
-    CHILDREN,
-    COMPANIONS,
-    FAMILY,
-    FUTURE_TIMES,
-    GERUND,
-    HABITUAL_TIMES,
-    NAMES,
-    NOT_OWNED,
-    NUMBERS,
-    OCCUPATIONS,
-    PARTICIPLE,
-    PAST,
-    PAST_TIMES,
-    PRESENT_TIMES,
-    PRONOUNS,
-    THING_ADJECTIVES,
-    THINGS,
-    THIRD_PERSON,
-    Adjective,
-    Noun,
-    Verb,
-)
+from transduce.demonstration import lexicon
+from transduce.demonstration.lexicon import BASE, GERUND, PARTICIPLE, PAST, THIRD_PERSON, Adjective, Noun, Verb
 
 # --- bilingual phrases ---
 # Phrases in two languages at once, and the two ways to join them.
@@ -95,8 +73,8 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 def phrase(source: str, target: str, links: str = "") -> Phrase:
     """Create a bilingual `Phrase` from source words and target words, each separated by spaces.
 
-    ``links`` has the form "0-1 1-0", source index first; without links, every source word is linked to every target
-    word that is not an article. Without words, the result is NOTHING.
+    `links` has the form "0-1 1-0", source index first; if it is empty, every source word is linked to every target word
+    that is not an article. Without words, the result is NOTHING.
     """
     left, right = tuple(source.split()), tuple(target.split())
     if not left and not right:
@@ -109,6 +87,8 @@ def phrase(source: str, target: str, links: str = "") -> Phrase:
 
 
 QUESTION_MARK = phrase("？", "?")
+PARTICLE = phrase("吗 ？", "?")
+"""吗 and the question mark, for questions whose English auxiliary translates another Chinese word than 吗."""
 
 
 def _shifted(links: Links, sources: int, targets: int) -> Links:
@@ -146,7 +126,8 @@ def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal
     Args:
         words: the phrase in both languages.
         agreement: `FIRST`, `THIRD` or `OTHER`, which selects the verb form after the phrase as subject.
-        owner: the name of the owner, who then counts as a person that the phrase refers to.
+        owner: the Chinese name of the thing's owner, who then counts as a person that the phrase refers to; empty:
+            nobody.
     """
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
@@ -159,6 +140,9 @@ def article(word: str) -> str:
 # --- people ---
 
 
+_POSSESSIVES = {pronoun[0]: pronoun[3] for pronoun in lexicon.PRONOUNS}
+
+
 def _pronoun(source: str, subject: str, as_object: str) -> Nominal:
     agreement = {"我": FIRST, "他": THIRD, "她": THIRD}.get(source, OTHER)
     meant = frozenset({source.removesuffix("们")})
@@ -166,21 +150,19 @@ def _pronoun(source: str, subject: str, as_object: str) -> Nominal:
 
 
 def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
-    named = owner in dict(NAMES)
+    named = owner in dict(lexicon.NAMES)
     meant = frozenset({referent, owner} if named else {referent})
     return Nominal(words, words, THIRD, referents=meant, owners=frozenset({owner.removesuffix("们")} if owner else ()))
 
 
 def owner_phrase(source: str) -> Phrase:
     """Return a possessive phrase as a bilingual `Phrase` for a pronoun or name, such as 我 的 / my, 汤姆 的 / Tom's."""
-    pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
-    return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
+    return phrase(f"{source} 的", _POSSESSIVES.get(source) or f"{dict(lexicon.NAMES)[source]}'s")
 
 
 def _relative(owner: str, noun: Noun) -> Nominal:
     """Return a relative of a person as a bilingual `Nominal`, such as 我 妈妈 / my mother."""
-    pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
-    possessor = phrase(owner, pronouns[owner]) if owner in pronouns else owner_phrase(owner)
+    possessor = phrase(owner, _POSSESSIVES[owner]) if owner in _POSSESSIVES else owner_phrase(owner)
     return _person(possessor + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
@@ -208,12 +190,14 @@ def _together(first: Nominal, second: Nominal) -> Nominal:
 
 
 POINTERS = (("这", "this"), ("那", "that"), ("这些", "these"), ("那些", "those"))
-OWNERS = (*(pronoun[0] for pronoun in PRONOUNS), *(source for source, _ in NAMES))
-PRONOMINALS = tuple(_pronoun(*pronoun[:3]) for pronoun in PRONOUNS)
-NAMED = tuple(_person(phrase(*name), name[0]) for name in NAMES)
-RELATIVES = tuple(_relative(owner, noun) for owner in OWNERS if not owner.endswith("们") for noun in FAMILY)
-ACQUAINTANCES = tuple(_companion(owner, noun) for owner in OWNERS for noun in COMPANIONS)
-STRANGERS = tuple(person for noun in (*OCCUPATIONS, *CHILDREN) for person in _demonstrative_person(noun))
+OWNERS = (*(pronoun[0] for pronoun in lexicon.PRONOUNS), *(source for source, _ in lexicon.NAMES))
+PRONOMINALS = tuple(_pronoun(*pronoun[:3]) for pronoun in lexicon.PRONOUNS)
+NAMED = tuple(_person(phrase(*name), name[0]) for name in lexicon.NAMES)
+RELATIVES = tuple(_relative(owner, noun) for owner in OWNERS if not owner.endswith("们") for noun in lexicon.FAMILY)
+ACQUAINTANCES = tuple(_companion(owner, noun) for owner in OWNERS for noun in lexicon.COMPANIONS)
+STRANGERS = tuple(
+    person for noun in (*lexicon.OCCUPATIONS, *lexicon.CHILDREN) for person in _demonstrative_person(noun)
+)
 ME, YOU, WE = PRONOMINALS[0], PRONOMINALS[1], PRONOMINALS[4]
 PAIRS = tuple(_together(first, second) for first, second in permutations(NAMED, 2))
 WHO = Nominal(phrase("谁", "who"), phrase("谁", "who"), THIRD)
@@ -258,8 +242,10 @@ def _anybody(random: Random, groups: Groups, cumulative: tuple[int, ...], exclud
 
 # --- things ---
 
-NOUNS = {noun.source: noun for noun in THINGS}
-_ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS}
+NOUNS = {noun.source: noun for noun in lexicon.THINGS}
+_ATTRIBUTES = {
+    noun: tuple(a for a in lexicon.THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS
+}
 
 
 @cache
@@ -334,7 +320,7 @@ def owned(noun: Noun, owner: str) -> Nominal:
     """Return a noun phrase with an owner as a bilingual `Nominal`, such as 我 的 书 / my book."""
     words = owner_phrase(owner) + phrase(noun.source, noun.one)
     agreement = _bare_agreement(noun) if noun.container else THIRD
-    return inanimate(words, agreement, owner if owner in dict(NAMES) else "")
+    return inanimate(words, agreement, owner if owner in dict(lexicon.NAMES) else "")
 
 
 def _bare_agreement(noun: Noun) -> int:
@@ -346,6 +332,11 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
     return words if adjective is None else phrase(adjective.attributive, adjective.english) + words
 
 
+def a_noun(random: Random, nouns: str) -> Noun:
+    """Return a random one of the things with these Chinese names, which are separated by spaces."""
+    return NOUNS[random.choice(nouns.split())]
+
+
 def some(random: Random, noun: Noun) -> Nominal:
     """Return a noun phrase with a random number as a bilingual `Nominal`, such as 三 本 书 / three books.
 
@@ -354,8 +345,8 @@ def some(random: Random, noun: Noun) -> Nominal:
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
-        return counted(noun, NUMBERS[0], _attribute(random, noun))
-    return counted(noun, random.choice(NUMBERS))
+        return counted(noun, lexicon.NUMBERS[0], _attribute(random, noun))
+    return counted(noun, random.choice(lexicon.NUMBERS))
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
@@ -363,7 +354,7 @@ def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
 
     If a person in `but` would be the owner, the owner is 他 / his.
     """
-    if noun.source not in NOT_OWNED and random.random() < 0.4:
+    if noun.source not in lexicon.NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)
     pointer = random.choice(POINTERS[:2] if noun.container else POINTERS)
@@ -376,13 +367,14 @@ def _attribute(random: Random, noun: Noun) -> Adjective | None:
 
 
 Times = tuple[tuple[str, str, str], ...]
-Forms = tuple[int, int, int]
+Triple = tuple[str, str, str]
+"""English words for the subjects "I", "he" and "they"."""
 
 BE = ("am", "is", "are")
 WAS = ("was", "was", "were")
 DO = ("do", "does", "do")
 HAVE = ("have", "has", "have")
-FINITE: Forms = (BASE, THIRD_PERSON, BASE)
+FINITE = (BASE, THIRD_PERSON, BASE)
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -407,123 +399,126 @@ class Action(msgspec.Struct, frozen=True):
         return swap(self.company, swap(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A tense and form of statements, such as habitual, negated or future, which turns an action into a sentence.
-
-    Triples are for the subjects "I", "he" and "they".
-    """
+class SentenceForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A tense and form of sentences, such as past or future, which turns an action into a sentence."""
 
     marker: str = ""
-    """Chinese words before the verb that express the frame, such as 不 or 经常; empty: none."""
-    english: tuple[str, str, str] = ("", "", "")
-    """English words for the Chinese marker, for the subjects "I", "he" and "they"."""
-    links: str = ""
-    """Alignment of the marker and its English words, as in `phrase`."""
-    forms: Forms = (BASE, BASE, BASE)
-    """Index of the verb's English form, from `BASE` to `GERUND`, for the subjects "I", "he" and "they"."""
+    """Chinese words before the verb that express the form, such as 不 or 经常; empty: none."""
+    form: int = BASE
+    """Index of the verb's English form, from `BASE` to `GERUND`."""
     aspect: str = ""
     """Chinese particle after the verb: 了, 过, or none."""
-    helper: tuple[str, str, str] = ("", "", "")
-    """English auxiliary before the verb, such as "have", for the subjects "I", "he" and "they"."""
-    after: Phrase = NOTHING
-    """English and Chinese words after the object, such as "before"."""
     times: Times = ()
-    """Times that the frame can be combined with, each as Chinese words, English words and links; empty: none."""
+    """Times that the sentence may have, each as Chinese words, English words and links; empty: none."""
     timed: bool = False
-    """True if a sentence in this frame must have a time."""
+    """True if the sentence must have a time."""
     some: bool = False
     """True if an object may have a number (three apples)."""
     definite: bool = False
     """True if an object may be definite (this apple)."""
     adjuncts: bool = True
-    """True if a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
+    """True if the sentence may have a place ("at school") or a companion ("with Tom")."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A tense and form of questions, which turns an action into a sentence.
+class Frame(SentenceForm, frozen=True, kw_only=True):
+    """A tense and form of statements, such as habitual, negated or future."""
 
-    Fields without a description are as in `Frame`.
-    """
+    english: Triple = ("", "", "")
+    """English words for the Chinese marker, for the subjects "I", "he" and "they"."""
+    links: str = ""
+    """Alignment of the marker and its English words, as in `phrase`."""
+    finite: bool = False
+    """True if the verb agrees with its subject in the present tense ("he eats"); `form` then has no effect."""
+    helper: Triple = ("", "", "")
+    """English auxiliary before the verb, such as "have", for the subjects "I", "he" and "they"."""
+    after: Phrase = NOTHING
+    """English and Chinese words after the object, such as "before"."""
 
-    front: tuple[str, str, str]
+
+class Question(SentenceForm, frozen=True, kw_only=True):
+    """A tense and form of questions."""
+
+    front: Triple
     """English auxiliary before the subject, such as "did", for the subjects "I", "he" and "they"."""
-    marker: str = ""
     by_particle: bool = True
-    """If true, `front` translates 吗 (did), and `rest` translates the marker (want to).
+    """True if `front` translates 吗 (did) and `rest` the marker (want to).
 
-    If false, `front` translates the marker (can).
+    False if `front` translates the marker (can).
     """
     rest: str = ""
     """English words between subject and verb, such as "want to"."""
-    form: int = BASE
-    aspect: str = ""
     helper: str = ""
-    times: Times = ()
-    timed: bool = False
-    some: bool = False
-    definite: bool = False
-    adjuncts: bool = True
+    """English word before the verb, such as "ever"."""
 
 
-def _same(word: str) -> tuple[str, str, str]:
+def _same(word: str) -> Triple:
     return (word, word, word)
 
 
-def _to(verb: str) -> tuple[str, str, str]:
+def _to(verb: str) -> Triple:
     return (f"{verb} to", f"{verb}s to", f"{verb} to")
 
 
-def _do_not(verb: str) -> tuple[str, str, str]:
+def _do_not(verb: str) -> Triple:
     return (f"do not {verb}", f"does not {verb}", f"do not {verb}")
 
 
-HABIT = Frame(forms=FINITE, times=HABITUAL_TIMES)
-EVERY_TIME = Frame(forms=FINITE, times=HABITUAL_TIMES, timed=True)
-OFTEN = Frame(marker="经常", english=_same("often"), forms=FINITE)
-ALWAYS = Frame(marker="总是", english=_same("always"), forms=FINITE)
-NEVER = Frame(marker="从来 不", english=_same("never"), forms=FINITE)
+HABIT = Frame(finite=True, times=lexicon.HABITUAL_TIMES)
+EVERY_TIME = Frame(finite=True, times=lexicon.HABITUAL_TIMES, timed=True)
+OFTEN = Frame(marker="经常", english=_same("often"), finite=True)
+ALWAYS = Frame(marker="总是", english=_same("always"), finite=True)
+NEVER = Frame(marker="从来 不", english=_same("never"), finite=True)
 DOES_NOT = Frame(marker="不", english=_do_not(""))
 HAS_NOT = Frame(marker="没", english=_do_not(""))
-ALSO = Frame(marker="也", english=_same("also"), forms=FINITE)
-ALL = Frame(marker="都", english=_same("all"), forms=FINITE)
-BOTH = Frame(marker="都", english=_same("both"), forms=FINITE)
-DID = Frame(forms=(PAST, PAST, PAST), aspect="了", times=PAST_TIMES, some=True, definite=True)
+ALSO = Frame(marker="也", english=_same("also"), finite=True)
+ALL = Frame(marker="都", english=_same("all"), finite=True)
+BOTH = Frame(marker="都", english=_same("both"), finite=True)
+DID = Frame(form=PAST, aspect="了", times=lexicon.PAST_TIMES, some=True, definite=True)
 # With a past time and a place, 了 is not needed: 昨天他在公司工作.
-WAS_DOING = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES, timed=True)
+WAS_DOING = Frame(form=PAST, times=lexicon.PAST_TIMES, timed=True)
 # Before a second verb with 了, the first takes none: 昨天我去商店买了苹果.
-WENT = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES)
-DID_NOT = Frame(marker="没", english=_same("did not"), times=PAST_TIMES, definite=True)
+WENT = Frame(form=PAST, times=lexicon.PAST_TIMES)
+DID_NOT = Frame(marker="没", english=_same("did not"), times=lexicon.PAST_TIMES, definite=True)
 IS_DOING = Frame(
-    marker="正在", english=BE, forms=(GERUND, GERUND, GERUND), times=PRESENT_TIMES, definite=True, adjuncts=False
+    marker="正在",
+    english=BE,
+    form=GERUND,
+    times=lexicon.PRESENT_TIMES,
+    definite=True,
+    adjuncts=False,
 )
 HAS_DONE = Frame(
-    forms=(PARTICIPLE, PARTICIPLE, PARTICIPLE), aspect="过", helper=HAVE, after=phrase("", "before"), adjuncts=False
+    form=PARTICIPLE,
+    aspect="过",
+    helper=HAVE,
+    after=phrase("", "before"),
+    adjuncts=False,
 )
 HAS_NEVER = Frame(
     marker="没",
     english=("have never", "has never", "have never"),
-    forms=(PARTICIPLE, PARTICIPLE, PARTICIPLE),
+    form=PARTICIPLE,
     aspect="过",
     adjuncts=False,
 )
-WILL = Frame(marker="会", english=_same("will"), times=FUTURE_TIMES, timed=True, some=True, definite=True)
+WILL = Frame(marker="会", english=_same("will"), times=lexicon.FUTURE_TIMES, timed=True, some=True, definite=True)
 WILL_NOT = Frame(
-    marker="不 会", english=_same("will not"), links="0-1 1-0", times=FUTURE_TIMES, timed=True, definite=True
+    marker="不 会", english=_same("will not"), links="0-1 1-0", times=lexicon.FUTURE_TIMES, timed=True, definite=True
 )
 GOING_TO = Frame(
     marker="要",
     english=("am going to", "is going to", "are going to"),
-    times=FUTURE_TIMES,
+    times=lexicon.FUTURE_TIMES,
     timed=True,
     some=True,
     definite=True,
 )
-WANTS = Frame(marker="想", english=_to("want"), times=FUTURE_TIMES, some=True, definite=True)
+WANTS = Frame(marker="想", english=_to("want"), times=lexicon.FUTURE_TIMES, some=True, definite=True)
 DOES_NOT_WANT = Frame(
     marker="不 想",
     english=_do_not("want to"),
     links="0-0 0-1 1-2 1-3",
-    times=FUTURE_TIMES,
+    times=lexicon.FUTURE_TIMES,
     definite=True,
 )
 LIKES = Frame(marker="喜欢", english=_to("like"))
@@ -532,26 +527,28 @@ DOES_NOT_LIKE = Frame(
     english=_do_not("like to"),
     links="0-0 0-1 1-2 1-3",
 )
-CAN = Frame(marker="能", english=_same("can"), times=FUTURE_TIMES, definite=True)
-CANNOT = Frame(marker="不 能", english=_same("cannot"), times=FUTURE_TIMES, definite=True)
+CAN = Frame(marker="能", english=_same("can"), times=lexicon.FUTURE_TIMES, definite=True)
+CANNOT = Frame(marker="不 能", english=_same("cannot"), times=lexicon.FUTURE_TIMES, definite=True)
 MAY = Frame(marker="可以", english=_same("may"), definite=True, some=True)
 SHOULD = Frame(marker="应该", english=_same("should"), definite=True)
 SHOULD_NOT = Frame(marker="不 应该", english=_same("should not"), links="0-1 1-0", definite=True)
-MUST = Frame(marker="必须", english=_same("must"), times=FUTURE_TIMES, definite=True)
+MUST = Frame(marker="必须", english=_same("must"), times=lexicon.FUTURE_TIMES, definite=True)
 # 会 without a time means a learned skill.
 KNOWS_HOW = Frame(marker="会", english=_same("can"))
 DOES_NOT_KNOW_HOW = Frame(marker="不 会", english=_same("cannot"))
 ALSO_KNOWS_HOW = Frame(marker="也 会", english=_same("can also"), links="0-1 1-0")
 
 DOES_ONE = Question(front=DO)
-DID_ONE = Question(front=_same("did"), aspect="了", times=PAST_TIMES, definite=True, some=True)
+DID_ONE = Question(front=_same("did"), aspect="了", times=lexicon.PAST_TIMES, definite=True, some=True)
 DID_NOT_ONE = Question(front=_same("did"), definite=True)
-WANTS_ONE = Question(marker="想", front=DO, rest="want to", times=FUTURE_TIMES, some=True)
+WANTS_ONE = Question(marker="想", front=DO, rest="want to", times=lexicon.FUTURE_TIMES, some=True)
 LIKES_ONE = Question(marker="喜欢", front=DO, rest="like to")
 HAS_ONE = Question(front=HAVE, form=PARTICIPLE, aspect="过", helper="ever", adjuncts=False)
 IS_ONE = Question(marker="正在", front=BE, by_particle=False, form=GERUND, definite=True, adjuncts=False)
-WILL_ONE = Question(marker="会", front=_same("will"), by_particle=False, times=FUTURE_TIMES, timed=True, definite=True)
-CAN_ONE = Question(marker="能", front=_same("can"), by_particle=False, times=FUTURE_TIMES, definite=True)
+WILL_ONE = Question(
+    marker="会", front=_same("will"), by_particle=False, times=lexicon.FUTURE_TIMES, timed=True, definite=True
+)
+CAN_ONE = Question(marker="能", front=_same("can"), by_particle=False, times=lexicon.FUTURE_TIMES, definite=True)
 MAY_ONE = Question(marker="可以", front=_same("may"), by_particle=False, definite=True)
 SHOULD_ONE = Question(marker="应该", front=_same("should"), by_particle=False, definite=True)
 KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
@@ -572,7 +569,7 @@ def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = N
     The time precedes (`early`) or follows the subject in Chinese, and comes last in English.
     """
     who = subject.agreement
-    does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after
+    does = action.phrase(FINITE[who] if frame.finite else frame.form, frame.aspect, frame.helper[who]) + frame.after
     marker = phrase(frame.marker, frame.english[who], frame.links)
     return at_time(subject.subject, marker + does, time, early)
 
@@ -598,7 +595,7 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
         asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
         return swap(asked, phrase("吗", front)) + QUESTION_MARK
     # Only an early time fits: "you tomorrow will go" / "will you go tomorrow" (2413) is no combination of both joins.
-    return swap(time, swap(subject.subject, phrase(question.marker, front)) + does) + particle()
+    return swap(time, swap(subject.subject, phrase(question.marker, front)) + does) + PARTICLE
 
 
 def what(
@@ -635,11 +632,3 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)
     return swap(time, swap(wanted, front) + does) + QUESTION_MARK
-
-
-def particle() -> Phrase:
-    """Return a bilingual `Phrase` of 吗 and the Chinese question mark, both aligned with the English question mark.
-
-    Questions use it if their English auxiliary translates another Chinese word than 吗.
-    """
-    return phrase("吗 ？", "?")

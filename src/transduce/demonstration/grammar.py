@@ -15,28 +15,20 @@ from random import Random
 
 import msgspec
 
-from transduce.demonstration import actions, clauses
-from transduce.demonstration.actions import early, time_phrase
+from transduce.demonstration import actions, clauses, lexicon
+from transduce.demonstration.actions import early
 from transduce.demonstration.clauses import (
     BE,
-    FIRST,
-    NAMED,
     NOTHING,
     NOUNS,
     OWNERS,
-    PAIRS,
-    POINTERS,
-    PRONOMINALS,
     QUESTION_MARK,
-    RELATIVES,
-    STRANGERS,
-    WAS,
-    WHAT,
     WHO,
     Action,
     Links,
     Nominal,
     Phrase,
+    a_noun,
     a_subject,
     article,
     asked,
@@ -49,7 +41,6 @@ from transduce.demonstration.clauses import (
     how_many,
     owned,
     owner_phrase,
-    particle,
     phrase,
     some,
     somebody,
@@ -58,68 +49,26 @@ from transduce.demonstration.clauses import (
     whether,
     why,
 )
-from transduce.demonstration.lexicon import (
-    ABODES,
-    ANIMALS,
-    CHILDREN,
-    COLOURS,
-    COMPANIONS,
-    DRINKS,
-    FAMILY,
-    FEELINGS,
-    FOODS,
-    GIFTS,
-    GIVE,
-    GO,
-    HAVE,
-    HELPING_VERBS,
-    INTRANSITIVE_VERBS,
-    KNOW,
-    LIKE,
-    MOODS,
-    NAMES,
-    NEED,
-    NOT_OWNED,
-    NUMBERS,
-    OCCUPATIONS,
-    OWNED,
-    PAST_TIMES,
-    PERSON_ADJECTIVES,
-    PLACES,
-    PRONOUNS,
-    SKILLS,
-    SPOKEN,
-    SPOTS,
-    TEACH,
-    THING_ADJECTIVES,
-    THINGS,
-    THINK,
-    UNCOUNTED_GOODS,
-    VERBS,
-    WISH,
-    Adjective,
-    Noun,
-    Place,
-)
+from transduce.demonstration.lexicon import Adjective, Noun, Place
 
 # --- feelings and qualities ---
 
 
 _QUALITIES = tuple(
     (adjective, NOUNS[noun])
-    for adjective in THING_ADJECTIVES
-    if adjective.source not in COLOURS
+    for adjective in lexicon.THING_ADJECTIVES
+    if adjective.source not in lexicon.COLOURS
     for noun in adjective.nouns.split()
 )
 _COUNTED_QUALITIES = tuple((adjective, noun) for adjective, noun in _QUALITIES if noun.measure)
 _GENERIC_COMPARISONS = tuple(
     (adjective, NOUNS[first], NOUNS[second])
-    for adjective in THING_ADJECTIVES
+    for adjective in lexicon.THING_ADJECTIVES
     if adjective.generic
-    for kind in (FOODS, DRINKS, ANIMALS, "中文 英文 法语 数学")
+    for kind in (lexicon.FOODS, lexicon.DRINKS, lexicon.ANIMALS, "中文 英文 法语 数学")
     for first, second in permutations([noun for noun in kind.split() if noun in adjective.nouns.split()], 2)
 )
-_PERSON_COMPARISONS = tuple(a for a in PERSON_ADJECTIVES if a.source not in ("饿", "高兴"))
+_PERSON_COMPARISONS = tuple(a for a in lexicon.PERSON_ADJECTIVES if a.source not in ("饿", "高兴"))
 # With these, 太…了 means too much; with others it is praise.
 _EXCESSIVE = frozenset(("贵", "大", "小", "旧", "难", "忙", "累"))
 _VERY_MUCH = frozenset(("喜欢", "爱", "想", "需要"))
@@ -140,7 +89,7 @@ def feeling(random: Random) -> Phrase:
         return subject.subject + swap(phrase("非常", "very much"), loves)
     frames = [clauses.HABIT, clauses.HABIT, clauses.HABIT, clauses.DOES_NOT, clauses.ALSO]
     if subject.plural:
-        frames.append(clauses.BOTH if subject in PAIRS else clauses.ALL)
+        frames.append(clauses.BOTH if subject in clauses.PAIRS else clauses.ALL)
     return declarative(subject, random.choice(frames), action)
 
 
@@ -154,21 +103,21 @@ def feeling_question(random: Random) -> Phrase:
         return why(phrase("为什么", "why"), subject, clauses.DOES_ONE, action, random.choice(("", "不")))
     if kind < 0.85:
         return declarative(WHO, random.choice((clauses.HABIT, clauses.DOES_NOT)), action) + QUESTION_MARK
-    word = WHAT if action.verb is LIKE and random.random() < 0.5 else WHO.object
+    word = clauses.WHAT if action.verb is lexicon.LIKE and random.random() < 0.5 else WHO.object
     return what(word, subject, clauses.DOES_ONE, Action(action.verb))
 
 
 def _feeling(random: Random, subject: Nominal) -> Action:
     if random.random() < 0.4:
-        noun = NOUNS[random.choice(LIKE.objects.split())]
+        noun = a_noun(random, lexicon.LIKE.objects)
         pointed = noun.measure and random.random() < 0.4
-        return Action(LIKE, (definite(random, noun, subject) if pointed else bare(noun)).object)
-    verb = random.choice(FEELINGS)
+        return Action(lexicon.LIKE, (definite(random, noun, subject) if pointed else bare(noun)).object)
+    verb = random.choice(lexicon.FEELINGS)
     while True:
         person = somebody(random, subject)
         if verb.source == "认识" and _related(subject, person):
             continue
-        if verb.source not in _TENDER or person not in STRANGERS:
+        if verb.source not in _TENDER or person not in clauses.STRANGERS:
             return Action(verb, person.object)
 
 
@@ -183,7 +132,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
 def quality(random: Random) -> Phrase:
     """Return a random sentence about a quality as a bilingual `Phrase`, such as 这本书很贵 / this book is expensive."""
     subject, adjective = _thing_with_quality(random)
-    if adjective.source in MOODS and random.random() < 0.4:
+    if adjective.source in lexicon.MOODS and random.random() < 0.4:
         return _mood(random, subject, adjective)
     return subject.subject + _degree(random, subject, adjective)
 
@@ -191,27 +140,27 @@ def quality(random: Random) -> Phrase:
 def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
     """Return a random sentence about a mood as a bilingual `Phrase`, such as 昨天我很累 / I was tired yesterday."""
     past = random.random() < 0.6
-    time = random.choice(PAST_TIMES if past else _PRESENT_DAYS)
-    be = (WAS if past else BE)[subject.agreement]
+    time = random.choice(lexicon.PAST_TIMES if past else _PRESENT_DAYS)
+    be = (clauses.WAS if past else BE)[subject.agreement]
     degree = random.choice((phrase("很", be), phrase("不", f"{be} not"), phrase("非常", f"{be} very", "0-1")))
     tired = degree + phrase(adjective.source, adjective.english)
-    return at_time(subject.subject, tired, time_phrase(time), early(random))
+    return at_time(subject.subject, tired, phrase(*time), early(random))
 
 
 def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
     """Return a pair: a random person or thing as a `Nominal`, and an `Adjective` that can describe it."""
     if random.random() < 0.45:
-        return a_subject(random), random.choice(PERSON_ADJECTIVES)
+        return a_subject(random), random.choice(lexicon.PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)
     if not noun.measure or (adjective.generic and random.random() < 0.2):
         return bare(noun), adjective
-    if noun.source not in NOT_OWNED and random.random() < 0.5:
+    if noun.source not in lexicon.NOT_OWNED and random.random() < 0.5:
         return owned(noun, random.choice(OWNERS)), adjective
     return _this(random, noun), adjective
 
 
 def _this(random: Random, noun: Noun) -> Nominal:
-    return demonstrative(noun, random.choice(POINTERS[:2] if noun.container else POINTERS))
+    return demonstrative(noun, random.choice(clauses.POINTERS[:2] if noun.container else clauses.POINTERS))
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
@@ -220,7 +169,7 @@ def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
     if adjective.source in _EXCESSIVE and kind < 0.15:
         return phrase(f"太 {adjective.source} 了", f"{be} too {adjective.english}", "0-1 1-2 2-1")
     if subject.plural and kind < 0.4:
-        degree = phrase("都 很", f"{be} {'both' if subject in PAIRS else 'all'}", "0-1 1-0")
+        degree = phrase("都 很", f"{be} {'both' if subject in clauses.PAIRS else 'all'}", "0-1 1-0")
     elif kind < 0.6:
         degree = phrase("很", be)
     elif kind < 0.75:
@@ -236,7 +185,7 @@ def quality_question(random: Random) -> Phrase:
     """Return a random question about a quality as a bilingual `Phrase`, such as 他比你高吗 / is he taller than you."""
     while True:
         subject, wanted = _comparison(random) if random.random() < 0.3 else _quality(random)
-        if subject.agreement != FIRST:
+        if subject.agreement != clauses.FIRST:
             return swap(subject.subject + wanted, phrase("吗", BE[subject.agreement])) + QUESTION_MARK
 
 
@@ -273,18 +222,18 @@ def _compared(random: Random) -> tuple[Nominal, Nominal, Adjective]:
         adjective, one, other = random.choice(_GENERIC_COMPARISONS)
         return bare(one), bare(other), adjective
     adjective, noun = random.choice(_COUNTED_QUALITIES)
-    if kind < 0.85 and not noun.container and noun.source not in NOT_OWNED:
+    if kind < 0.85 and not noun.container and noun.source not in lexicon.NOT_OWNED:
         mine, yours = random.sample(OWNERS, 2)
         return owned(noun, mine), owned(noun, yours), adjective
-    this, that = random.sample(POINTERS[:2], 2)
+    this, that = random.sample(clauses.POINTERS[:2], 2)
     return demonstrative(noun, this), demonstrative(noun, that), adjective
 
 
 # --- being, having, thinking ---
 
 
-_ABODES = tuple(place for place in PLACES if place.source in ABODES.split())
-_SIBLINGS = FAMILY[2:]
+_ABODES = tuple(place for place in lexicon.PLACES if place.source in lexicon.ABODES.split())
+_SIBLINGS = lexicon.FAMILY[2:]
 _COPULAS = (("是", "{}", ""), ("是", "{}", ""), ("不 是", "{} not", "0-0 0-1 1-0"), ("也 是", "{} also", "0-1 1-0"))
 _THIS = (phrase("这", "this"), phrase("那", "that"))
 _IS = phrase("是", "is")
@@ -310,7 +259,9 @@ def _copula(random: Random, be: str) -> Phrase:
 
 
 def _known(random: Random) -> Nominal:
-    return random.choice(random.choices((PRONOMINALS, NAMED, RELATIVES, PAIRS), (6, 3, 6, 1))[0])
+    return random.choice(
+        random.choices((clauses.PRONOMINALS, clauses.NAMED, clauses.RELATIVES, clauses.PAIRS), (6, 3, 6, 1))[0]
+    )
 
 
 def _role(random: Random, subject: Nominal) -> Phrase:
@@ -319,37 +270,33 @@ def _role(random: Random, subject: Nominal) -> Phrase:
     An example is 老师 / a teacher, 我 的 朋友 / my friends.
     """
     if random.random() < 0.6:
-        noun = random.choice(OCCUPATIONS)
+        noun = random.choice(lexicon.OCCUPATIONS)
         return phrase(noun.source, noun.many if subject.plural else f"{article(noun.one)} {noun.one}")
     excluded = subject.referents | subject.owners
     owner = random.choice([owner for owner in OWNERS if owner.removesuffix("们") not in excluded])
-    noun = random.choice(COMPANIONS)
+    noun = random.choice(lexicon.COMPANIONS)
     return owner_phrase(owner) + phrase(noun.source, noun.many if subject.plural else noun.one)
 
 
 def _property(random: Random) -> Phrase:
-    return owned(_owned_noun(random), random.choice(OWNERS)).object
-
-
-def _owned_noun(random: Random) -> Noun:
-    return NOUNS[random.choice(OWNED.split())]
+    return owned(a_noun(random, lexicon.OWNED), random.choice(OWNERS)).object
 
 
 def identity_question(random: Random) -> Phrase:
     """Return a random question about who or what something is as a bilingual `Phrase`, such as 她是谁 / who is she."""
     kind = random.random()
     if kind < 0.6:
-        subject = asked(random) if kind < 0.2 else random.choice(RELATIVES)
-        return swap(subject.subject, phrase("是", BE[subject.agreement])) + _role(random, subject) + particle()
+        subject = asked(random) if kind < 0.2 else random.choice(clauses.RELATIVES)
+        return swap(subject.subject, phrase("是", BE[subject.agreement])) + _role(random, subject) + clauses.PARTICLE
     if kind < 0.7:
-        subject = random.choice((*PRONOMINALS[1:4], *STRANGERS))
+        subject = random.choice((*clauses.PRONOMINALS[1:4], *clauses.STRANGERS))
         return swap(swap(subject.subject, phrase("是", BE[subject.agreement])), WHO.subject) + QUESTION_MARK
     this = random.choice(_THIS)
     if kind < 0.85:
-        noun = _owned_noun(random)
+        noun = a_noun(random, lexicon.OWNED)
         whose = phrase("谁 的", "whose") + phrase(noun.source, noun.one)
         return swap(swap(this, _IS), whose) + QUESTION_MARK
-    return swap(this, _IS) + _property(random) + particle()
+    return swap(this, _IS) + _property(random) + clauses.PARTICLE
 
 
 # --- where somebody or something is ---
@@ -381,8 +328,8 @@ def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
 
 
 def _placed_thing(random: Random) -> tuple[Nominal, Phrase]:
-    source, english, links, nouns = random.choice(SPOTS)
-    thing = definite(random, NOUNS[random.choice(nouns.split())])
+    source, english, links, nouns = random.choice(lexicon.SPOTS)
+    thing = definite(random, a_noun(random, nouns))
     return thing, phrase(source, english, links)
 
 
@@ -392,10 +339,10 @@ def location_question(random: Random) -> Phrase:
     if kind < 0.5:
         subject = asked(random)
     else:
-        subject = owned(_owned_noun(random), random.choice(OWNERS))
+        subject = owned(a_noun(random, lexicon.OWNED), random.choice(OWNERS))
     be = BE[subject.agreement]
     if kind < 0.3:
-        return swap(subject.subject, phrase("在", be)) + _abode(random) + particle()
+        return swap(subject.subject, phrase("在", be)) + _abode(random) + clauses.PARTICLE
     return swap(subject.subject, swap(phrase("在", be), phrase("哪里", "where"))) + QUESTION_MARK
 
 
@@ -418,7 +365,10 @@ _GREETINGS = (
     phrase("对不起", "sorry"),
     phrase("欢迎", "welcome"),
 )
-_ADDRESSED = (*(phrase(*name) for name in NAMES), *(phrase(noun.source, noun.one) for noun in OCCUPATIONS))
+_ADDRESSED = (
+    *(phrase(*name) for name in lexicon.NAMES),
+    *(phrase(noun.source, noun.one) for noun in lexicon.OCCUPATIONS),
+)
 
 
 def greeting(random: Random) -> Phrase:
@@ -431,9 +381,9 @@ def greeting(random: Random) -> Phrase:
     if kind < 0.8:
         return words + phrase("，", ",") + random.choice((identity, feeling, quality, location, possession))(random)
     if kind < 0.9:
-        return phrase("谢谢", "thank you for") + owned(NOUNS[random.choice(GIFTS.split())], "你").object
+        return phrase("谢谢", "thank you for") + owned(a_noun(random, lexicon.GIFTS), "你").object
     person = asked(random)
-    return swap(person.subject, phrase("好", f"how {BE[person.agreement]}")) + particle()
+    return swap(person.subject, phrase("好", f"how {BE[person.agreement]}")) + clauses.PARTICLE
 
 
 def existence(random: Random) -> Phrase:
@@ -441,8 +391,8 @@ def existence(random: Random) -> Phrase:
 
     An example is 桌子上有三本书 / there are three books on the table.
     """
-    source, english, links, nouns = random.choice(SPOTS)
-    spot, noun = phrase(source, english, links), NOUNS[random.choice(nouns.split())]
+    source, english, links, nouns = random.choice(lexicon.SPOTS)
+    spot, noun = phrase(source, english, links), a_noun(random, nouns)
     kind = random.random()
     if kind < 0.6:
         things = some(random, noun)
@@ -452,7 +402,7 @@ def existence(random: Random) -> Phrase:
         return swap(spot, phrase("没有", f"there {BE[things.agreement]} no") + things.subject)
     if kind < 0.9:
         return swap(spot, swap(phrase("有", "are there"), how_many(noun))) + QUESTION_MARK
-    return swap(spot, swap(phrase("有", "is"), WHAT)) + QUESTION_MARK
+    return swap(spot, swap(phrase("有", "is"), clauses.WHAT)) + QUESTION_MARK
 
 
 # --- what people have and want ---
@@ -462,18 +412,16 @@ def possession(random: Random) -> Phrase:
     """Return a random sentence about possession as a bilingual `Phrase`, such as 我有一只猫 / I have a cat."""
     subject, kind = a_subject(random), random.random()
     if kind < 0.2:
-        return declarative(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
+        return declarative(subject, clauses.HAS_NOT, Action(lexicon.HAVE, _goods(random)))
     if kind < 0.35:
-        siblings = counted(random.choice(_SIBLINGS), random.choice(NUMBERS[:3]))
-        return declarative(subject, clauses.HABIT, Action(HAVE, siblings.object))
-    verb = random.choice((HAVE, HAVE, NEED, WISH))
-    return declarative(
-        subject, clauses.HABIT, Action(verb, some(random, NOUNS[random.choice(verb.objects.split())]).object)
-    )
+        siblings = counted(random.choice(_SIBLINGS), random.choice(lexicon.NUMBERS[:3]))
+        return declarative(subject, clauses.HABIT, Action(lexicon.HAVE, siblings.object))
+    verb = random.choice((lexicon.HAVE, lexicon.HAVE, lexicon.NEED, lexicon.WISH))
+    return declarative(subject, clauses.HABIT, Action(verb, some(random, a_noun(random, verb.objects)).object))
 
 
 def _goods(random: Random) -> Phrase:
-    return bare(NOUNS[random.choice(UNCOUNTED_GOODS.split())]).object
+    return bare(a_noun(random, lexicon.UNCOUNTED_GOODS)).object
 
 
 def possession_question(random: Random) -> Phrase:
@@ -483,13 +431,13 @@ def possession_question(random: Random) -> Phrase:
     """
     subject, kind = asked(random), random.random()
     if kind < 0.35:
-        return whether(subject, clauses.DOES_ONE, Action(HAVE, _goods(random)))
+        return whether(subject, clauses.DOES_ONE, Action(lexicon.HAVE, _goods(random)))
     if kind < 0.5:
         sibling = random.choice(_SIBLINGS)
-        has = Action(HAVE, phrase(sibling.source, f"{article(sibling.one)} {sibling.one}"))
+        has = Action(lexicon.HAVE, phrase(sibling.source, f"{article(sibling.one)} {sibling.one}"))
         return whether(subject, clauses.DOES_ONE, has)
-    verb = random.choice((HAVE, HAVE, WISH, NEED))
-    noun = NOUNS[random.choice(verb.objects.split())]
+    verb = random.choice((lexicon.HAVE, lexicon.HAVE, lexicon.WISH, lexicon.NEED))
+    noun = a_noun(random, verb.objects)
     return what(how_many(noun), subject, clauses.DOES_ONE, Action(verb))
 
 
@@ -501,7 +449,7 @@ def thought(random: Random) -> Phrase:
 
     An example is 我觉得他很忙 / I think he is busy.
     """
-    verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
+    verb, rule = random.choice(((lexicon.THINK, quality), (lexicon.KNOW, _known_fact), (lexicon.KNOW, _unknown_fact)))
     clause = rule(random)
     # "Also" would need a preceding sentence.
     while "也" in clause.source:
@@ -519,7 +467,7 @@ def _known_fact(random: Random) -> Phrase:
 
 def _unknown_fact(random: Random) -> Phrase:
     """Return a random indirect question as a bilingual `Phrase`, such as 他是谁 / who he is, 他在哪里 / where he is."""
-    subject = random.choice((*PRONOMINALS[2:4], *STRANGERS, *NAMED))
+    subject = random.choice((*clauses.PRONOMINALS[2:4], *clauses.STRANGERS, *clauses.NAMED))
     be = BE[subject.agreement]
     if random.random() < 0.5:
         return swap(subject.subject + phrase("是", be), WHO.subject)
@@ -539,19 +487,30 @@ HELD_OUT_SHARE = 0.1
 MIN_OCCURRENCES, MIN_COOCCURRENCES = 50, 20
 
 PARTICIPANTS = frozenset(
-    word[0] for table in (PRONOUNS, NAMES, FAMILY, COMPANIONS, OCCUPATIONS, CHILDREN, THINGS, PLACES) for word in table
+    word[0]
+    for table in (
+        lexicon.PRONOUNS,
+        lexicon.NAMES,
+        lexicon.FAMILY,
+        lexicon.COMPANIONS,
+        lexicon.OCCUPATIONS,
+        lexicon.CHILDREN,
+        lexicon.THINGS,
+        lexicon.PLACES,
+    )
+    for word in table
 )
 PREDICATES = frozenset(
     word.source
     for table in (
-        VERBS,
-        HELPING_VERBS,
-        INTRANSITIVE_VERBS,
-        FEELINGS,
-        SKILLS,
-        (GO, GIVE, HAVE, SPOKEN, TEACH, WISH),
-        PERSON_ADJECTIVES,
-        THING_ADJECTIVES,
+        lexicon.VERBS,
+        lexicon.HELPING_VERBS,
+        lexicon.INTRANSITIVE_VERBS,
+        lexicon.FEELINGS,
+        lexicon.SKILLS,
+        (lexicon.GO, lexicon.GIVE, lexicon.HAVE, lexicon.SPOKEN, lexicon.TEACH, lexicon.WISH),
+        lexicon.PERSON_ADJECTIVES,
+        lexicon.THING_ADJECTIVES,
     )
     for word in table
 )

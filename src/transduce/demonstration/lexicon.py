@@ -10,9 +10,9 @@ class Noun(NamedTuple):
     measure: str
     """The Chinese measure word after a number; empty if the noun is not counted: 打篮球, but not 三…篮球."""
     one: str
-    """The English singular form of the noun."""
+    """The English singular form of the noun; equal to the plural for uncountable nouns."""
     many: str
-    """English plural; equal to the singular for uncountable nouns."""
+    """The English plural form of the noun; equal to the singular for uncountable nouns."""
     container: tuple[str, str] | None = None
     """English container to count instead, singular and plural: a cup of tea, two cups of tea; None: the noun is
     counted.
@@ -61,14 +61,14 @@ class Adjective(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place: its Chinese name, its English as a location ("at school"), and its English after "go to" ("school").
-
-    The latter is empty if nobody goes there.
-    """
+    """A place where people are or to which they go, in Chinese and English."""
 
     source: str
+    """The Chinese name."""
     where: str
+    """The English phrase for being there: "at school"."""
     destination: str
+    """The English name after "go to": "school"; empty if no sentence is about going there."""
 
 
 # --- people ---
@@ -327,9 +327,9 @@ MEANS_NEARBY = (
 )
 MEANS_FAR = (("坐 火车", "by train", "0-0 1-1"), ("坐 飞机", "by plane", "0-0 1-1"))
 FAR = frozenset(("北京", "中国"))
-# Words of times at which one travels far, or no time: not tonight, and not every morning.
+# The Chinese words of each time at which people travel far, so not of "tonight"; () stands for a sentence without time.
 TRAVEL_TIMES = frozenset(((), ("昨天",), ("明天",), ("上个", "星期"), ("下个", "星期")))
-# Who may be where, and the question for that place.
+# Places where people are said to be.
 ABODES = "家 学校 公司 医院 图书馆 教室 公园 咖啡馆 电影院 商店 北京 中国"
 
 PAST_TIMES = (

@@ -171,7 +171,14 @@ def _slug(name: str) -> str:
 
 
 def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """Return a dict, by dotted name, of all settings of a row of Table 3, for a base model of any size."""
+    """Return all settings with which a row of Table 3 is trained, in a dict by dotted name.
+
+    Args:
+        name: name of the row, one of `VARIATIONS`.
+        base: settings of the base model by dotted name, such as `SMALL_BASE`; it may have any size.
+        steps: training steps; the row `big` takes three times as many.
+        warmup_steps: steps of the warm-up.
+    """
     variation = VARIATIONS[name]
     width = base["model.d_model"] // base["model.num_heads"]
     sizes = {"model.d_k": width, "model.d_v": width, **base}
@@ -421,21 +428,16 @@ def _anaphora(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
         pronouns = [number for number, word in enumerate(words) if word.lower() in _PRONOUNS]
         row = pronouns[-1] if pronouns else int(others.max(axis=(0, 2)).argmax())
     order = np.argsort(-others[:, row].max(axis=-1), kind="stable")[:2]
-    panels = [WordLines(title=f"head {order[0] + 1}", left=words, right=words, weights=heads[order[:1]])]
-    panels.append(
-        WordLines(
-            title=f"from {words[row]} alone",
-            left=words,
-            right=words,
-            weights=_only(heads[order], row),
-            head_names=tuple(f"head {number + 1}" for number in order),
-        )
+    names = tuple(f"head {number + 1}" for number in order)
+    sharpest = WordLines(title=names[0], left=words, right=words, weights=heads[order[:1]])
+    alone = WordLines(
+        title=f"from {words[row]} alone", left=words, right=words, weights=_only(heads[order], row), head_names=names
     )
     found = tuple(
-        (f"head {number + 1}", words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
-        for number in order
+        (name, words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
+        for name, number in zip(names, order, strict=True)
     )
-    return tuple(panels), found, ("attention head", "word", "attends most to", "weight")
+    return (sharpest, alone), found, ("attention head", "word", "attends most to", "weight")
 
 
 def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:

@@ -1,6 +1,5 @@
 """Train and show a small Chinese-English demonstration model on sentences that a built-in grammar generates."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -138,15 +137,10 @@ def write_corpus(folder: Path, corpus: DemoCorpus) -> None:
 
     The folder is created if necessary.
     """
-    for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
-        _write_text(folder, name, pairs)
-
-
-def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = list(pairs)
-    for language, lines in (("zh", [p.source for p in pairs]), ("en", [p.target for p in pairs])):
-        (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
+    for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
+        for language, lines in (("zh", [p.source for p in pairs]), ("en", [p.target for p in pairs])):
+            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
 
 
 def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, object]:

@@ -65,7 +65,7 @@ class TextPart(NamedTuple):
 
     @property
     def source_ids(self) -> list[int]:
-        """The token ids that the encoder reads: a list of those of earlier sentences, then the part's own."""
+        """A list of the token ids that the encoder reads: those of earlier sentences, then the part's own."""
         return [*self.history.source, *self.ids]
 
     @property
@@ -202,6 +202,10 @@ class DocumentHistories:
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
     ) -> None:
+        """Create the provider for texts whose division into documents is `continues` (see `Documents.continues`).
+
+        `memory` records the document's sentences before the first text; None: the model reads no context.
+        """
         self._memory, self._continues = memory, continues
         self.is_sequential = is_sequential
         """True if the model reads translations of earlier sentences, so that the sentences of a document are translated

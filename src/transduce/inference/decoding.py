@@ -406,9 +406,8 @@ def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, widt
     Raises:
         TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.
     """
-    if _follows_attention(search, width) and any(
-        config.kind == "recurrent" and config.recurrent_attention == "none" for config in configs
-    ):
+    lacks_attention = any(config.kind == "recurrent" and config.recurrent_attention == "none" for config in configs)
+    if lacks_attention and _follows_attention(search, width):
         raise TransduceError(
             "`coverage_penalty` needs the decoder's cross-attention, but this model has no attention: leave it out."
         )

@@ -66,8 +66,8 @@ def evaluate(
         `AccuracyReport`: accuracy, macro F1 and confusions.
 
     Raises:
-        TransduceError: the numbers of sources and references differ, there are none, the tokenizer is unknown, or an
-            option does not suit a classifier.
+        TransduceError: the numbers of sources and references differ, there are none, the tokenizer is unknown, an
+            option does not suit a classifier, or a classifier knows none of the labels.
     """
     if isinstance(translator, Classifier):
         if search is not None or glossary is not None or tokenize is not None or lowercase:
@@ -177,8 +177,8 @@ def prove_int8(
         The measurement, with the number of equal translations and the difference of BLEU in each search.
 
     Raises:
-        TransduceError: the model is no translator or cannot be quantized here, there are no sentences, or the numbers
-            of sources and references differ.
+        TransduceError: the model is no translator or cannot be quantized here, its folder is changed meanwhile, there
+            are no sentences, or the numbers of sources and references differ.
     """
     sources = as_texts(sources)
     check_line_counts({"sources": sources} | ({} if references is None else {"references": as_texts(references)}))
@@ -211,7 +211,7 @@ def prove_int8(
             difference = round(bleus[0] - bleus[1], 3)
         equal = sum(one == other for one, other in zip(exact, rounded, strict=True))
         comparisons.append(Int8Comparison(search.beam_size, search.sampling is not None, equal, difference))
-    prepacked = read_any_model_folder(folder, prepacked_precision="int8").prepacked
+    prepacked = read_any_model_folder(folder, prepacked=True).prepacked
     if prepacked is None:
         raise TransduceError(f"The 8-bit weights of {folder} have changed meanwhile: try again.")
     return write_proof(prepacked, len(sources), comparisons)

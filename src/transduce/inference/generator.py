@@ -256,9 +256,10 @@ class Generator:
         template_variables: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
-        """Answer a conversation; return a `Generation` of the rendered prompt and the answers, `answer` the first.
+        """Answer a conversation; return a `Generation` of the rendered prompt, whose continuations are the answers.
 
-        The arguments are those of `chat_prompt`, which raises the same errors, and the options those of a call.
+        The first answer is its `answer`. The arguments are those of `chat_prompt`, which raises the same errors, and
+        the options those of a call of the generator.
         """
         prompt = self.chat_prompt(
             messages, continue_final_message=continue_final_message, template_variables=template_variables
@@ -268,14 +269,14 @@ class Generator:
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
     ) -> Generation:
-        """Continue one text with these search settings, and return a `Generation`: the prompt with its continuations.
+        """Continue one text with search settings, and return a `Generation`: the prompt with its continuations.
 
         Args:
             prompt: the start of the text; an empty prompt starts a new line.
-            search: search settings.
+            search: search settings; without a `max_length`, it is 200 tokens.
             one_line: end each continuation at the end of its line.
-            observer: called after each step with the new tokens; if it abandons the prompt, the continuations end;
-                None: no observer.
+            observer: called after each step with the new tokens; None: no observer. If it abandons the prompt, its
+                continuations end.
 
         Raises:
             TransduceError: a setting is not supported by language models.
@@ -284,8 +285,7 @@ class Generator:
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
             (hypotheses,) = run_search(self._begin([begun], settings, one_line=one_line), watch)
-        continuations = (self._continuation(begun.ids, each, settings, one_line=one_line) for each in hypotheses)
-        return Generation(str(prompt), tuple(continuations))
+        return self._generation(begun, hypotheses, settings, one_line=one_line)
 
     def generate_batch(
         self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
@@ -294,7 +294,7 @@ class Generator:
 
         Args:
             prompts: the starts of the texts, of any lengths.
-            search: search settings.
+            search: search settings; without a `max_length`, it is 200 tokens.
             one_line: end each continuation at the end of its line.
 
         Returns:
@@ -303,23 +303,19 @@ class Generator:
         Raises:
             TransduceError: a setting is not supported by language models.
         """
-        settings, texts = self._settings(search), as_texts(prompts)
-        waiting = [self._prompt(text, settings) for text in texts]
-        found: dict[int, Generation] = {}
-        joined = self._joined(waiting, settings, one_line=one_line)
+        settings = self._settings(search)
+        waiting = [self._prompt(text, settings) for text in as_texts(prompts)]
+        found = self._joined(waiting, settings, one_line=one_line)
         for batch in self._batches(waiting, settings):
-            watch = self._observer(one_line=one_line)
-            with torch.inference_mode(), explain_search_out_of_memory(settings):
-                if all(number in joined for number in batch):
-                    results = [joined[number] for number in batch]
-                else:
+            if not all(number in found for number in batch):
+                with torch.inference_mode(), explain_search_out_of_memory(settings):
                     progress = self._begin([waiting[number] for number in batch], settings, one_line=one_line)
-                    results = run_search(progress, watch)
-            for number, hypotheses in zip(batch, results, strict=True):
-                ids = waiting[number].ids
-                each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
-                found[number] = Generation(str(texts[number]), tuple(each))
-        return [found[number] for number in range(len(texts))]
+                    results = run_search(progress, self._observer(one_line=one_line))
+                found |= zip(batch, results, strict=True)
+        return [
+            self._generation(prompt, found[number], settings, one_line=one_line)
+            for number, prompt in enumerate(waiting)
+        ]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
         """Yield batches of prompts to continue, lists of their indices, of similar lengths; at most 64 hypotheses each.
@@ -329,21 +325,20 @@ class Generator:
         """
         size = _texts_at_once(search)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
-        long = [number for number in order if len(prompts[number].ids) + prompts[number].max_length > self.context]
-        order = [number for number in order if number not in set(long)]
-        yield from (order[first : first + size] for first in range(0, len(order), size))
-        yield from ([number] for number in long)
+        fitting = [number for number in order if prompts[number].max_positions <= self.context]
+        yield from (fitting[first : first + size] for first in range(0, len(fitting), size))
+        yield from ([number] for number in order if prompts[number].max_positions > self.context)
 
     def _joined(
         self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
     ) -> dict[int, list[Hypothesis]]:
         """Continue prompts in one search that new prompts join as others finish; return hypotheses by prompt index.
 
-        The result is an empty dict if all prompts fit into one batch, or if the search cannot do that; the caller then
-        decodes in batches. Prompts whose continuation may fill the context are left out.
+        The dict is empty if all prompts fit into one batch, or if prompts cannot join the search. The caller continues
+        the prompts that are not in the dict, such as those whose continuation may fill the context.
         """
-        fit = [number for number, each in enumerate(prompts) if len(each.ids) + each.max_length <= self.context]
-        order = sorted(fit, key=lambda number: -len(prompts[number].ids))
+        fitting = [number for number, each in enumerate(prompts) if each.max_positions <= self.context]
+        order = sorted(fitting, key=lambda number: -len(prompts[number].ids))
         if len(order) <= _texts_at_once(search) or self._observer(one_line=one_line) is not None:
             return {}
 
@@ -392,12 +387,13 @@ class Generator:
         observer = self._observer(one_line=one_line)
         while len(progress.sentence_indices):
             # inference mode must not stay on while the caller runs
+            text = shown
             with torch.inference_mode(), explain_search_out_of_memory(settings):
                 progress.advance()
-                text = shown
                 if len(progress.sentence_indices):
                     hypotheses = progress.hypotheses()
-                    text = self._new_text(ids, hypotheses[0, 0].tolist()) if hypotheses.shape[1] == 1 else shown
+                    if hypotheses.shape[1] == 1:
+                        text = self._new_text(ids, hypotheses[0, 0].tolist())
                     if observer is not None:
                         text = text.split("\n")[0]
                         progress.abandon(observer.after_step(progress.sentence_indices, hypotheses))
@@ -505,19 +501,16 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
+            is_sampled = search.sampling is not None
             scorer = DecoderOnlyScorer(
-                self.model,
-                ids,
-                max_context=self.context,
-                excluded_ids=never,
-                row_per_text=search.sampling is not None,
+                self.model, ids, max_context=self.context, excluded_ids=never, row_per_text=is_sampled
             )
         end = vocabulary.eos_id if may_end else _ENDLESS
         count, max_lengths = len(prompts), [prompt.max_length for prompt in prompts]
         limits = SequenceLimits(ids[0][-1], end, torch.tensor(max_lengths, device=self.device))
         rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
-            ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
+            ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=is_sampled)
             rules.insert(int(search.penalizes_repetition), ends)  # penalties come first
         beam, draw = BeamOptions(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty), None
         if search.sampling is not None:
@@ -534,6 +527,12 @@ class Generator:
         An observer is needed with `one_line` if line feeds are ordinary tokens, as in imported models.
         """
         return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
+
+    def _generation(
+        self, prompt: "_Prompt", hypotheses: Sequence[Hypothesis], search: SearchSettings, *, one_line: bool
+    ) -> Generation:
+        continuations = (self._continuation(prompt.ids, each, search, one_line=one_line) for each in hypotheses)
+        return Generation(str(prompt.text), tuple(continuations))
 
     def _continuation(
         self, prompt_ids: Sequence[int], hypothesis: Hypothesis, search: SearchSettings, *, one_line: bool
@@ -664,8 +663,7 @@ class ContinuousGeneration:
         """Store the continuations of a batch's finished prompts, and drop the batch when it has no prompts left."""
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
-            each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
-            self._finished[number] = Generation(str(prompt.text), tuple(each))
+            self._finished[number] = self._generator._generation(prompt, hypotheses, prompt.search, one_line=False)
         if not batch.numbers and batch in self._batches:
             self._batches.remove(batch)
 
@@ -739,6 +737,11 @@ class _Prompt:
         self.ids = ids
         self.max_length = search.max_length
         self.seed = 0 if search.sampling is None else search.sampling.seed
+
+    @property
+    def max_positions(self) -> int:
+        """The maximum number of tokens of the prompt and a continuation together."""
+        return len(self.ids) + self.max_length
 
 
 def _texts_at_once(search: SearchSettings) -> int:

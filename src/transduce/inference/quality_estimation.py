@@ -54,11 +54,8 @@ def missing_placeholders(source: str, target: str) -> list[str]:
     spans = [span for span in find_protected(source) if _ORDINARY.fullmatch(source, *span) is None]
     texts = [source[slice(*span)] for span in spans]
     literals = [each for each in texts if each.startswith(_STARTS_OF_PLACEHOLDERS) and _BRANCHES.match(each) is None]
-    literals += [
-        match[0]
-        for match in _PLACEHOLDER_LIKE.finditer(source)
-        if not any(span.start <= match.start() < span.end for span in spans)
-    ]
+    matches = _PLACEHOLDER_LIKE.finditer(source)
+    literals += [each[0] for each in matches if not any(span.start <= each.start() < span.end for span in spans)]
     return [literal for literal, count in Counter(literals).items() if target.count(literal) < count]
 
 
@@ -401,7 +398,8 @@ def _unknown(translation: Translation) -> str | None:
 def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
     """Return the mean negative log-probability of the best alternative's tokens, in nats; 0 without tokens.
 
-    The tokens of glossary terms do not count, because the model would not have written them.
+    Tokens that spell any of `terms`, the texts of glossary terms, do not count, nor does the token after each: the
+    model would not have written them.
     """
     best = translation.alternatives[0]
     term_positions = _token_positions(best.tokens, terms)

@@ -5,10 +5,11 @@ and lines without a letter. It is copied to the translation unchanged.
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from transduce.text.files import compose, is_composed
@@ -68,12 +69,10 @@ class SegmentedText(NamedTuple):
         The list is empty for the space between two sentences of a line.
         """
         gap = self.gaps[number]
-        end = gap.start + len(gap.text)
-        if gap.is_sentence_space or not self.protected:
+        if gap.is_sentence_space:
             return []
-        return [
-            Span(span.start - gap.start, span.end - gap.start) for span in spans_between(self.protected, gap.start, end)
-        ]
+        inside = spans_between(self.protected, gap.start, gap.start + len(gap.text))
+        return [span.shifted(-gap.start) for span in inside]
 
 
 class LayoutWriter:
@@ -193,14 +192,11 @@ class Segmenter:
             protected: spans that translation must not change, in order and disjoint; None: those that `find_protected`
                 finds.
         """
-        origin = None
-        if self._composes and not is_composed(text):
-            if protected is None:
-                protected = find_protected(text, self.settings.protect)
-            origin = normalized_text(text, compose, protected)
-            protected = list(map(origin.normalized_span, protected))
-        original, text = text, text if origin is None else origin.text
+        original, origin = text, None
         spans = find_protected(text, self.settings.protect) if protected is None else protected
+        if self._composes and not is_composed(text):
+            origin = normalized_text(text, compose, spans)
+            text, spans = origin.text, list(map(origin.normalized_span, spans))
         collector = _Collector(text, spans, self._separator, self._read)
         lines = _lines(text, spans, _LINE_END_BUT_FEED if self._keeps_lines else _LINE_END)
         for line in _paragraphs(lines) if self.settings.lines == "join" else lines:
@@ -245,10 +241,9 @@ class Segmenter:
             yield Span(0, len(text))
             return
         start = 0
-        while (end := text.find("\t", start)) >= 0:
-            yield Span(start, end)
-            start = end + 1
-        yield Span(start, len(text))
+        for cell in text.split("\t"):
+            yield Span(start, start + len(cell))
+            start += len(cell) + 1
 
     def _sentences(self, text: str, body: Span, protected: Sequence[Span]) -> Iterator[Span]:
         if body.start >= body.end:
@@ -256,8 +251,7 @@ class Segmenter:
         spans = [Span(0, body.end - body.start)]
         if self._splits and not (self._keeps_lines and "\n" in text[slice(*body)]):
             spans = find_sentences(text[slice(*body)], self._source_language, _relative(protected, body))
-        for start, end in spans:
-            yield Span(body.start + start, body.start + end)
+        yield from (span.shifted(body.start) for span in spans)
 
 
 class _Line(NamedTuple):
@@ -279,7 +273,7 @@ def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterat
     yield _Line(text[start:], range(start, len(text) + 1))
 
 
-def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
+def _paragraphs(lines: Iterable[_Line]) -> Iterator[_Line]:
     """Yield paragraphs, each joined to one line from consecutive lines of wrapped text; a list mark begins a new one.
 
     An empty line ends a paragraph, and is not yielded.
@@ -312,18 +306,13 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
 
     Blank lines end a paragraph and are yielded unchanged.
     """
-    paragraph: list[_Line] = []
-    for line in lines:
-        is_blank = not line.strip()
-        if paragraph and (is_blank or list_mark_length(line)):
-            yield next(_paragraphs(iter(paragraph))).text
-            paragraph = []
+    for is_blank, group in groupby(lines, lambda line: not line.strip()):
         if is_blank:
-            yield line
+            yield from group
         else:
-            paragraph.append(_Line(line, range(len(line) + 1)))
-    if paragraph:
-        yield next(_paragraphs(iter(paragraph))).text
+            yield from (
+                paragraph.text for paragraph in _paragraphs(_Line(each, range(len(each) + 1)) for each in group)
+            )
 
 
 def list_mark_length(line: str) -> int:
@@ -387,18 +376,15 @@ def _has_letter(text: str, protected: Sequence[Span]) -> bool:
 # --- spans ---
 
 
+_start, _end = attrgetter("start"), attrgetter("end")
+
+
 def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
     """Return a list of those of some character spans that lie completely between two offsets.
 
     `spans` are in order and disjoint.
     """
-    first = bisect_left(spans, (start, start))
-    found = []
-    for index in range(first, len(spans)):
-        if spans[index].end > end:
-            break
-        found.append(spans[index])
-    return found
+    return list(spans[bisect_left(spans, start, key=_start) : bisect_right(spans, end, key=_end)])
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
@@ -406,21 +392,13 @@ def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
 
     An empty span is overlapped by a span that contains its offset.
     """
-    first = max(0, bisect_left(spans, (span.start, span.start)) - 1)
-    found = []
-    for index in range(first, len(spans)):
-        each = spans[index]
-        if each.start >= max(span.end, span.start + 1):
-            break
-        if each.end > span.start:
-            found.append(each)
-    return found
+    limit = max(span.end, span.start + 1)
+    return list(spans[bisect_right(spans, span.start, key=_end) : bisect_left(spans, limit, key=_start)])
 
 
 def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
     """Return a list of the spans that lie completely within `bounds`, as offsets from the start of `bounds`."""
-    inside = spans_between(spans, *bounds)
-    return [Span(start - bounds.start, end - bounds.start) for start, end in inside] if inside else []
+    return [span.shifted(-bounds.start) for span in spans_between(spans, *bounds)]
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
@@ -428,8 +406,6 @@ def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
 
     `offsets` are those of the line's characters, and of its end, in the source text.
     """
-    if not spans:
-        return []
     inside = spans_between(spans, offsets[0], offsets[-1])
     return [Span(bisect_left(offsets, start), bisect_left(offsets, end)) for start, end in inside]
 
@@ -576,7 +552,6 @@ class _TokenCounter:
         return sum(map(self._count_word, words))
 
     def _count_word(self, word: str) -> int:
-        count = self.known.get(word)
-        if count is None:
-            count = self.known[word] = len(self.vocabulary.encode(word))
-        return count
+        if word not in self.known:
+            self.known[word] = len(self.vocabulary.encode(word))
+        return self.known[word]

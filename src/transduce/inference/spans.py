@@ -290,10 +290,11 @@ class _Aligner:
         return [n for n, word in enumerate(self.words) if bounds.contains(word) and n not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the range of indices of target words that a marked span corresponds to; empty if it has no words.
+        """Return the range of indices of target words that a marked span corresponds to.
 
-        The range is the run of free words with the highest sum of losses above a threshold, or the word at the same
-        relative position if no word depends on the span.
+        The range is empty if the span has no words, or if no target word is free, and it has all free words if the span
+        has all words of the source. Otherwise it is the run of free words with the highest sum of losses above a
+        threshold, or the word at the same relative position if no word depends on the span.
         """
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
@@ -358,7 +359,7 @@ class _Aligner:
         return any(other.start < offset < other.end for other in self.placed.values())
 
     def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
-        """Return a span of the translation, extended by adjacent punctuation where the source span has some, too."""
+        """Return a span of the translation, extended by punctuation at each end where the source span has some, too."""
         source, text = self.marked.source, self.marked.text
         start, end = target_span
         if not source[span.end - 1].isalnum():
@@ -504,9 +505,9 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Return a target span whose ends are cut off as far as they consist of the given copies and of no other word.
+    """Cut copies of protected spans off both ends of a target span, up to its first and last other word; return it.
 
-    The span is unchanged if it contains no copy, or only copies.
+    The span is unchanged if it contains no copy, or no other word.
     """
     inside = [copy for copy in copies if span.contains(copy)]
     copied = {offset for copy in inside for offset in range(*copy)}

@@ -159,7 +159,7 @@ class Translation(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: str, text: str) -> "Translation":
-        """Create a translation from a given source and text, without tokens and with the score 0."""
+        """Create a translation of a source from its translated text, without tokens and with the score 0."""
         return cls(source, (Alternative(text=text, tokens=(), token_log_probabilities=(), score=0.0, ended=True),))
 
     @property
@@ -258,7 +258,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
         for sentence, span in zip(segmented.sentences, spans, strict=True)
     ]
     protected = copied + [
-        (sentence.source_span(source), Span(span.start + target.start, span.start + target.end))
+        (sentence.source_span(source), target.shifted(span.start))
         for sentence, span, part in zip(segmented.sentences, spans, parts, strict=True)
         for source, target in part.protected
     ]
@@ -268,8 +268,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
             for pairs in (positions, protected)
         )
     is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
-    is_split = len(parts) > 1
-    numbers = range(len(parts) if is_split else 0)
+    numbers = range(len(parts) if len(parts) > 1 else 0)
     sentences = tuple(_with_own_source(segmented, number, parts[number], positions[number][0]) for number in numbers)
     return Translation(
         segmented.original,
@@ -284,9 +283,10 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
 
 
 def _with_own_source(segmented: SegmentedText, number: int, part: Translation, span: Span) -> Translation:
-    """Return the translation of a sentence with its source as the caller wrote it, instead of as the model reads it.
+    """Return a sentence's translation whose source is what the caller wrote, instead of what the model reads.
 
-    The translation of a sentence that was joined from several lines is returned unchanged.
+    The two differ by composition (NFC), for example. The translation of a sentence that was joined from several lines
+    is returned unchanged.
 
     Args:
         segmented: the text.
@@ -300,8 +300,7 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 
     def moved(read: Span) -> Span:
         own = segmented.sentences[number].source_span(read)
-        start, end = own if segmented.origin is None else segmented.origin.original_span(own)
-        return Span(start - span.start, end - span.start)
+        return (own if segmented.origin is None else segmented.origin.original_span(own)).shifted(-span.start)
 
     protected = tuple((moved(read), target) for read, target in part.protected)
     return msgspec.structs.replace(part, source=source, protected=protected)
@@ -310,7 +309,8 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:
     """Return a tuple of at most as many alternatives as `former` has, with `best` in front.
 
-    The new best alternative replaces the first sample, or alternatives of equal text; the last one may be dropped.
+    If `former` are samples (`sampled`), `best` replaces the first. Otherwise it replaces those of equal text, and the
+    last one may be dropped.
     """
     return (best, *(former[1:] if sampled else (each for each in former if each.text != best.text)))[: len(former)]
 
@@ -332,18 +332,13 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation], *
         # Sources of protected spans stay, in the sentence and in the layout before it.
         inside = [pair[0] for pair in translation.protected if source.start <= pair[0].start < source.end]
         before = [pair for pair in translation.protected if end <= pair[1].start < target.start]
-        protected += [(pair, Span(at.start + shift, at.end + shift)) for pair, at in before]
+        protected += [(pair, at.shifted(shift)) for pair, at in before]
         start = target.start + shift
-        protected += [
-            (pair, Span(start + at.start, start + at.end))
-            for pair, (_, at) in zip(inside, sentence.protected, strict=False)
-        ]
+        protected += [(pair, at.shifted(start)) for pair, (_, at) in zip(inside, sentence.protected, strict=False)]
         written += [translation.text[end : target.start], sentence.text]
         moved.append((source, Span(start, start + len(sentence.text))))
         end, shift = target.end, moved[-1][1].end - target.end
-    protected += [
-        (pair, Span(at.start + shift, at.end + shift)) for pair, at in translation.protected if at.start >= end
-    ]
+    protected += [(pair, at.shifted(shift)) for pair, at in translation.protected if at.start >= end]
     best = _joined_alternative("".join([*written, translation.text[end:]]), chosen)
     return msgspec.structs.replace(
         translation,
@@ -373,16 +368,16 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
         return [[0] * len(parts)]
     if len(parts) == 1:
         return [[index] for index in range(len(parts[0].alternatives))]
-    # Each entry has its rank and a linked list of indices, from the last part to the first.
-    best: list[tuple[tuple[int, float], tuple[object, int] | None]] = [((0, 0.0), None)]
+    best: list[tuple[tuple[int, float], list[int]]] = [((0, 0.0), [])]  # ranks and combinations of the parts so far
     for part in parts:
         extended = [
-            ((truncated + (not each.ended), cost + lost), (chain, index))
-            for (truncated, cost), chain in best
+            ((truncated + (not each.ended), cost + lost), indices, index)
+            for (truncated, cost), indices in best
             for index, (each, lost) in enumerate(zip(part.alternatives, _costs(part), strict=True))
         ]
-        best = nsmallest(n_best, extended, key=lambda entry: entry[0])
-    return [_unlinked(chain) for _, chain in best]
+        chosen = nsmallest(n_best, extended, key=lambda entry: entry[0])
+        best = [(rank, [*indices, index]) for rank, indices, index in chosen]
+    return [indices for _, indices in best]
 
 
 def _costs(part: Translation) -> list[float]:
@@ -392,18 +387,6 @@ def _costs(part: Translation) -> list[float]:
     """
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
-
-
-def _unlinked(chain: object) -> list[int]:
-    """Return a list of alternatives' indices in the order of the parts, from a linked list with the last part first.
-
-    The linked list consists of pairs (earlier parts, index), and None at its end.
-    """
-    indices: list[int] = []
-    while isinstance(chain, tuple):
-        chain, index = chain
-        indices.append(index)
-    return indices[::-1]
 
 
 def _join(
@@ -419,10 +402,7 @@ def _join(
     writer, written, length = LayoutWriter(segmented), list[str](), 0
     spans, copied = list[Span](), list[tuple[Span, Span]]()
     for number, gap in enumerate(segmented.gaps):
-        copied += [
-            (Span(gap.start + start, gap.start + end), Span(length + start, length + end))
-            for start, end in segmented.protected_in_gap(number)
-        ]
+        copied += [(each.shifted(gap.start), each.shifted(length)) for each in segmented.protected_in_gap(number)]
         text = chosen[number].text if number < len(chosen) else ""
         written += [writer.next_gap(), writer.write(text)]
         length += len(written[-2]) + len(written[-1])
@@ -477,13 +457,13 @@ def join_sentences(
 
 
 class PartsObserver:
-    """An `Observer` of a batch of sentences that reports each step of the search to an observer of whole texts."""
+    """An `Observer` of a search for sentences, which reports each step to an observer of whole texts."""
 
     def __init__(
         self,
         observer: Observer | None,
         texts: Sequence[SegmentedText] = (),
-        decode: Callable[[TextPart, list[int]], str] | None = None,
+        decode: Callable[[TextPart, list[int]], str] = lambda _part, _ids: "",
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
         """Wrap an observer of whole texts, which may be None.
@@ -491,7 +471,7 @@ class PartsObserver:
         Args:
             observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
             texts: the texts that the parts (sentences) of the batches belong to.
-            decode: returns the text of a part's first target tokens; None: no partial texts are reported.
+            decode: function from a part and its first target tokens to their text.
             hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
                 not reported.
         """
@@ -524,8 +504,8 @@ class PartsObserver:
         indices = sentence_indices.tolist()
         sentences = sentence_indices.new_tensor([self.batch[index].text_index for index in indices])
         self.abandoned.update(self.observer.after_step(sentences, tokens))
-        if isinstance(self.observer, TextObserver) and self._decode is not None:
-            self._report_texts(self.observer, self._decode, indices, tokens)
+        if isinstance(self.observer, TextObserver):
+            self._report_texts(self.observer, indices, tokens)
         return [index for index, part in enumerate(self.batch) if part.text_index in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
@@ -536,13 +516,7 @@ class PartsObserver:
         if self.observer is not None and isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
-    def _report_texts(
-        self,
-        observer: TextObserver,
-        decode: Callable[[TextPart, list[int]], str],
-        indices: Sequence[int],
-        tokens: Tensor,
-    ) -> None:
+    def _report_texts(self, observer: TextObserver, indices: Sequence[int], tokens: Tensor) -> None:
         texts = set()
         for number, index in enumerate(indices):
             text, part = self.batch[index].key
@@ -551,7 +525,8 @@ class PartsObserver:
             if is_whole or (text, part) in self._hidden:
                 continue
             ids, certain = tokens[number, 0].tolist(), agreed_length(tokens[number])
-            self._drafts[text, part] = decode(self.batch[index], ids[:certain]), decode(self.batch[index], ids)
+            certain_text = self._decode(self.batch[index], ids[:certain])
+            self._drafts[text, part] = certain_text, self._decode(self.batch[index], ids)
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

@@ -77,7 +77,7 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
 SearchParts = Callable[[Sequence[TextPart]], dict[tuple[int, int], Translation]]
-"""A function that searches for the translations of parts (sentences), and returns a dict of them by part key."""
+"""A function that searches for the translations of parts (sentences), and returns them in a dict by `TextPart.key`."""
 
 
 class TranslateOptions(TypedDict, total=False):
@@ -175,12 +175,10 @@ class Translator:
         Raises:
             TransduceError: the model was not trained for several target languages, or not for these languages.
         """
+        passed = source
         if self.directions:
-            passed = source
             source, language = choose_direction(self.directions, source, language)
-            if passed is None and (self.source_language, language) in self.directions:
-                source = self.source_language
-        elif source is None:
+        if passed is None and (not self.directions or (self.source_language, language) in self.directions):
             source = self.source_language
         return self._with_tokenizer(self.tokenizer.for_target(language), (source, language))
 
@@ -334,12 +332,13 @@ class Translator:
                 list marks, tabs, and lines without a letter.
             search: the search settings.
             prefix: text that every translation must start with.
-            phrases: a list of required phrases for each text. In a text of several sentences, each phrase is required
-                in the sentence whose translation has it anyway, or else whose score it lowers least.
-            glossary: terms that must be translated as specified.
+            phrases: a list of required phrases for each text; None: no phrases. In a text of several sentences, each
+                phrase is required in the sentence whose translation has it anyway, or else whose score it lowers least.
+            glossary: terms that must be translated as specified; None: no terms.
             indices: index of each text in the whole input, which seeds sampling; None: from 0.
-            observer: called after each step with text indices from 0. The index of a split text occurs once for each
-                part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
+            observer: called after each step with text indices from 0; None: no observer. The index of a split text
+                occurs once for each part in the batch. A text that the observer stops is stopped in all its parts, and
+                marked in the result (`Translation.stopped`).
             text_settings: settings for texts; None: the translator's defaults.
             protected: spans of each text that translation must not change, in order and disjoint; None, also for a
                 single text: placeholders, URLs and other spans that `find_protected` finds.
@@ -357,12 +356,13 @@ class Translator:
         required = (
             None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
         )
-        seeds = None if indices is None else one_per_sentence("index", len(sentences), indices)
-        seeds = None if seeds is None else [as_integer(each, "indices", minimum=0) for each in seeds]
-        spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
-        if spans is not None:
-            each_with_text = zip(spans, sentences, strict=True)
-            spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
+        seeds, spans = None, list[list[Span] | None]()
+        if indices is not None:
+            checked = one_per_sentence("index", len(sentences), indices)
+            seeds = [as_integer(each, "indices", minimum=0) for each in checked]
+        if protected is not None:
+            pairs = zip(one_per_sentence("list of spans", len(sentences), protected), sentences, strict=True)
+            spans = [None if each is None else check_spans(each, text) for each, text in pairs]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
         document = self._histories(documents, len(texts), text_settings or self.text)
@@ -476,7 +476,7 @@ class Translator:
         terms, settings = as_glossary(glossary), text_settings or self.text
         required = as_phrases(phrases)
         has_terms = terms is not None and bool(terms.find(as_text(sentence)))
-        texts = self._segment([as_text(sentence)], settings, None)
+        texts = self._segment([as_text(sentence)], settings)
         translates_in_order = self.document_context is not None and self.document_context.on_target
         if has_terms or translates_in_order or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
@@ -493,16 +493,18 @@ class Translator:
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
-            batch = batch._replace(histories=[part.history])
-            for text in self._stream_batch(batch, search):
+            indices, histories = [part.seed_index(None)], [part.history]
+            batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], indices, histories=histories)
+            for text in self._stream_batch(batch, search, line_feeds="\n" in part.text):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
 
-    def _stream_batch(self, batch: SentenceBatch, search: SearchSettings) -> Iterator[str]:
-        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final."""
-        has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
-        growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
+    def _stream_batch(self, batch: SentenceBatch, search: SearchSettings, *, line_feeds: bool) -> Iterator[str]:
+        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final.
+
+        `line_feeds` is True if the sentence has some, which its translation then keeps.
+        """
+        growing = GrowingText(self.tokenizer.target, line_feeds=line_feeds)
         if search.batch_invariant:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
@@ -517,10 +519,8 @@ class Translator:
         (hypotheses,) = progress.results()
         if not hypotheses:
             return
-        ids = list(hypotheses[0].ids)
-        rest = growing.finish(decode_like(self.tokenizer.target, ids, line_feeds=has_line_feeds))
-        if rest:
-            yield rest
+        text = decode_like(self.tokenizer.target, list(hypotheses[0].ids), line_feeds=line_feeds)
+        yield from filter(None, [growing.finish(text)])
 
     def score(
         self,
@@ -562,7 +562,7 @@ class Translator:
         )
 
     def histories(self, sources: Sequence[str], targets: Sequence[str]) -> list[History] | None:
-        """Return a list of the context that the model reads before each pair; None if the model reads no context.
+        """Return a list with the context that the model reads before each pair; None if the model reads no context.
 
         Args:
             sources: consecutive sentences of documents; an empty one ends a document.
@@ -611,7 +611,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, *languages)
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores lists of sources and translations as a search with these settings ranks.
+        """Return a function of sources and translations that scores each pair as a search with these settings ranks it.
 
         In a batch-invariant search, each pair is scored alone.
         """
@@ -651,24 +651,20 @@ class Translator:
             return []
         if search.batch_invariant:
             self._proof.check(search)
-        none: list[list[int]] = [[]] * len(source_ids)
+        count = len(source_ids)
         batch = SentenceBatch(
-            source_ids,
-            prefixes or none,
-            phrases or [()] * len(source_ids),
-            indices or range(len(source_ids)),
-            histories=histories,
+            source_ids, prefixes or [[]] * count, phrases or [()] * count, indices or range(count), histories=histories
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run_search(self._begin(batch, search), observer)
 
     def _segment(
-        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
+        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[list[Span] | None] = ()
     ) -> list[SegmentedText]:
         """Divide texts into sentences and layout, and return a `SegmentedText` for each; too long sentences are cut.
 
-        The measured lines of training decide whether `auto` splits a text into sentences. If `protected`, or a text's
-        entry in it, is None, the text's protected spans are searched for.
+        The measured lines of training decide whether `auto` splits a text into sentences. If `protected` is empty, or a
+        text's entry in it is None, the text's protected spans are searched for.
         """
         lines, max_tokens, splits = self.training_lines, self.max_sentence_tokens, settings.split_sentences
         is_for_documents = max_tokens > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
@@ -688,11 +684,7 @@ class Translator:
                 cut_long_sentence, vocabulary=self.tokenizer.source, max_tokens=max_tokens, gathers=is_for_documents
             ),
         )
-        spans = protected or [None] * len(texts)
-        return [
-            segmenter(text, None if each is None else [Span(*span) for span in each])
-            for text, each in zip(texts, spans, strict=True)
-        ]
+        return list(map(segmenter, texts, protected or [None] * len(texts)))
 
     def decode_start(self, ids: Sequence[int], source: str) -> str:
         """Return the text of the first target tokens of a sentence's translation, as it begins the finished text."""
@@ -703,7 +695,7 @@ class Translator:
 
         The settings decide how texts are divided; None: the translator's defaults.
         """
-        (segmented,) = self._segment([as_text(text)], text_settings or self.text, None)
+        (segmented,) = self._segment([as_text(text)], text_settings or self.text)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))
@@ -750,7 +742,7 @@ class Translator:
             return DocumentHistories(None, continues)
         earlier = documents.before[-context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
-            parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
+            parts = encode_parts(self._segment([text], settings), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
         return DocumentHistories(memory, continues, is_sequential=context.on_target)
 
@@ -777,9 +769,9 @@ class Translator:
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """A tuple of token ids that no translation contains: the separator, if the model reads translations.
+        """A tuple of token ids that no translation may contain: the separator of sentences in a document's context.
 
-        The separator divides the sentences of a document's context.
+        The tuple is empty if the model does not read the translations of earlier sentences.
         """
         is_separated = self.document_context is not None and self.document_context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()

@@ -1,4 +1,4 @@
-"""Align words that translate each other, from cross-attention.
+"""Align words that translate each other, by cross-attention.
 
 The mean of all heads aligns poorly: heads have different functions, a word's neighbors share its attention, and some
 words (articles) have no counterpart. So heads are *chosen* with sentences whose alignment is known. A first logistic
@@ -75,13 +75,10 @@ def head_features(maps: WordMaps) -> Matrix:
     """
     heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
     attention = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _EPSILON)])
-    adjacent = np.concatenate([_shift(attention, *offset) for offset in _BESIDE])
+    adjacent = _shifted(attention, _BESIDE)
     targets, sources = maps.heads.shape[1:]
-    relative_positions = (
-        (np.arange(targets) + 0.5)[:, None] / max(targets, 1),
-        (np.arange(sources) + 0.5) / max(sources, 1),
-    )
-    distance = np.abs(relative_positions[0] - relative_positions[1])
+    positions = [(np.arange(count) + 0.5) / max(count, 1) for count in (targets, sources)]
+    distance = np.abs(np.subtract.outer(*positions))
     nowhere = np.broadcast_to(maps.nowhere, maps.heads.shape)
     return np.concatenate(
         [adjacent, np.log(adjacent + _EPSILON), nowhere, distance[None], np.ones((1, targets, sources))]
@@ -96,12 +93,10 @@ def neighbor_features(answer: Matrix) -> Matrix:
     """
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
-    around = [
-        _shift(matrix[None], *offset) for matrix in (answer, row_normalized, column_normalized) for offset in _AROUND
-    ]
-    logarithms = [np.log(_shift(answer[None], *offset) + _EPSILON) for offset in _AROUND]
+    around = [_shifted(matrix[None], _AROUND) for matrix in (answer, row_normalized, column_normalized)]
     strongest_others = np.stack([_strongest_other(answer, 0), _strongest_other(answer, 1)])
-    return np.concatenate([*around, *logarithms, strongest_others, np.log(strongest_others + _EPSILON)])
+    logarithms = [np.log(each + _EPSILON) for each in (around[0], strongest_others)]
+    return np.concatenate([*around, logarithms[0], strongest_others, logarithms[1]])
 
 
 _Counts = dict[str, tuple[int, int]]
@@ -152,32 +147,20 @@ def lexical_features(counts: Matrix) -> Matrix:
     linked, total = counts[:, :-1, :-1]
     rate = (linked + 0.3) / (total + 2.0)
     partners = (counts[0] + 0.8) / (counts[1] + 1.0)  # the share of a word's occurrences that have a partner
-    plain = np.stack(
-        [
-            rate,
-            rate / (rate.sum(axis=1, keepdims=True) + _EPSILON),
-            rate / (rate.sum(axis=0) + _EPSILON),
-            np.broadcast_to(partners[:-1, -1:], rate.shape),
-            np.broadcast_to(partners[-1, :-1], rate.shape),
-        ]
-    )
+    normalized = [rate / (rate.sum(axis=axis, keepdims=True) + _EPSILON) for axis in (1, 0)]
+    plain = np.stack([rate, *normalized, *np.broadcast_arrays(partners[:-1, -1:], partners[-1:, :-1])])
     evidence = np.stack([np.log(linked + 0.5), np.log(total - linked + 0.5), total == 0])
     return np.concatenate([plain, np.log(plain + _EPSILON), evidence])
 
 
-def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Return shifted matrices, (features, T, S): entry (t, s) is the old one at (t + target, s + source), or else 0."""
-    shifted = np.zeros_like(maps)
-    rows, columns = maps.shape[1:]
-    if abs(target) < rows and abs(source) < columns:
-        to_rows, from_rows = _overlap(target, rows)
-        to_columns, from_columns = _overlap(source, columns)
-        shifted[:, to_rows, to_columns] = maps[:, from_rows, from_columns]
-    return shifted
+def _shifted(maps: Matrix, offsets: Iterable[tuple[int, int]]) -> Matrix:
+    """Return copies of matrices, (features, T, S), shifted by each offset, (offsets × features, T, S).
 
-
-def _overlap(step: int, length: int) -> tuple[slice, slice]:
-    return slice(max(0, -step), length - max(0, step)), slice(max(0, step), length + min(0, step))
+    For the offset (target, source), each -1 to 1, entry (t, s) is the old one at (t + target, s + source), or else 0.
+    """
+    targets, sources = maps.shape[1:]
+    padded = np.pad(maps, ((0, 0), (1, 1), (1, 1)))
+    return np.concatenate([padded[:, 1 + t : 1 + t + targets, 1 + s : 1 + s + sources] for t, s in offsets])
 
 
 def _strongest_other(answer: Matrix, axis: int) -> Matrix:
@@ -194,8 +177,11 @@ def probability(features: Matrix, weights: Matrix) -> Matrix:
 
     The features are (features, target words, source words), and the weights (features,).
     """
-    total = np.einsum("fts,f->ts", features, weights)
-    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
+    return _logistic(np.einsum("fts,f->ts", features, weights))
+
+
+def _logistic(values: Matrix) -> Matrix:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(values, -30.0, 30.0))))
 
 
 def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
@@ -214,7 +200,7 @@ def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
     x = x / scale
     weights = np.zeros(x.shape[1])
     for _ in range(_MAX_ITERATIONS):
-        predicted = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
+        predicted = _logistic(x @ weights)
         gradient = x.T @ (y - predicted) - _PENALTY * weights
         curvature = (x * (predicted * (1.0 - predicted))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
         step = np.linalg.solve(curvature, gradient)
@@ -253,10 +239,7 @@ class WordPair(msgspec.Struct, frozen=True):
 
 
 def word_pair(
-    source: str,
-    target: str,
-    source_words: Sequence[str] | None = None,
-    target_words: Sequence[str] | None = None,
+    source: str, target: str, source_words: Sequence[str] | None = None, target_words: Sequence[str] | None = None
 ) -> WordPair:
     """Return a `WordPair` to align, with the words as passed or, where None, those that `split_words` finds.
 
@@ -288,7 +271,8 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
     """Yield the cross-attention between words, as a `WordMaps`, for each sentence pair, in order.
 
     Raises:
-        TransduceError: a text has too many tokens for the memory that attention needs.
+        TransduceError: a text has too many tokens for the memory that attention needs, or the model is in training
+            mode.
     """
     heads = translator.model.config.num_decoder_layers * translator.model.config.num_heads
     sides, limits = _tokenized(translator, pairs), (_MAX_WEIGHTS // heads, _MAX_PAIRS)
@@ -325,10 +309,12 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
     weights = torch.stack(trace.of_memory(), dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
-    return [
-        _word_maps(example[:, : len(target.ids), : len(source.ids)], source, target)
-        for example, source, target in zip(weights, sources, targets, strict=True)
-    ]
+    maps = []
+    for example, source, target in zip(weights, sources, targets, strict=True):
+        own = example[:, : len(target.ids), : len(source.ids)]
+        heads = attention_between_words(own, target.spelling, source.spelling)
+        maps.append(WordMaps(heads, attention_between_words(own[:, :, -1:], target.spelling, np.ones((1, 1)))))
+    return maps
 
 
 def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool) -> _Side:
@@ -340,17 +326,6 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
     # The document context and special tokens around the text, such as the end symbol, belong to no word.
     around = (len(history) + len(vocabulary.before), len(vocabulary.after))
     return _Side([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
-
-
-def _word_maps(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the `WordMaps` of a sentence pair from attention between its tokens.
-
-    `weights` is (layers × heads, target tokens, source tokens).
-    """
-    return WordMaps(
-        heads=attention_between_words(weights, target.spelling, source.spelling),
-        nowhere=attention_between_words(weights[:, :, -1:], target.spelling, np.ones((1, 1))),
-    )
 
 
 # --- choosing heads and aligning ---
@@ -382,30 +357,32 @@ class ReferenceAlignment(msgspec.Struct, frozen=True):
     """Pairs (source word, target word) of the indices of aligned words, both from 0."""
 
 
-class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Heads and word translation probabilities that `learn_word_statistics` chose for one model, to align words."""
+class _ChosenHeads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Cross-attention heads that were chosen for one model, to align words."""
 
     num_layers: int
-    """Number of decoder layers of the model, to check that the statistics fit it."""
+    """Number of decoder layers of the model, to check that the heads fit it."""
     num_heads: int
     """Number of attention heads per layer of the model."""
     chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head), from 0, of the cross-attention heads whose mean attention is used."""
+    """Pairs (layer, head), from 0, of the cross-attention heads that are used; in `HeadWeights`, best aligner first."""
+
+
+class WordStatistics(_ChosenHeads, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Heads and word translation probabilities that `learn_word_statistics` chose for one model, to align words.
+
+    The mean attention of the heads is used.
+    """
+
     targets: dict[str, dict[str, float]]
     """Dict: source word → target word → probability given the source word; "" stands for no source word."""
     sources: dict[str, dict[str, float]]
     """Dict: target word → source word → probability given the target word; "" stands for no target word."""
 
 
-class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HeadWeights(_ChosenHeads, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The heads and regression weights that `choose_heads` learned for one model, to align words."""
 
-    num_layers: int
-    """Number of decoder layers of the model, to check that the weights fit it."""
-    num_heads: int
-    """Number of attention heads per layer of the model."""
-    chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head), from 0, of the cross-attention heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the logistic regression that first predicts links, one for each feature of a word pair."""
     second: tuple[float, ...]
@@ -433,7 +410,7 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
     maps = list(word_maps(translator, [item.pair for item in known]))
     chosen = np.argsort(head_errors(maps, known), kind="stable")[:_MAX_HEADS]
     words = [(_texts(item.pair, "source"), _texts(item.pair, "target")) for item in known]
-    counts, features = LinkCounts({}, {}, {}), []
+    counts, features = LinkCounts({}, {}, {}), list[Matrix]()
     for sides, link in zip(words, links, strict=True):
         counts.add(*sides, link)
     for item, sides, link in zip(maps, words, links, strict=True):
@@ -446,17 +423,11 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
     half = len(known) // 2
     half_weights = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
     probabilities = [probability(item, half_weights[number >= half]) for number, item in enumerate(features)]
-    second = fit_logistic(
-        [
-            _second_features(item, probabilities_of_pair)
-            for item, probabilities_of_pair in zip(features, probabilities, strict=True)
-        ],
-        links,
-    )
+    second = fit_logistic(list(map(_second_features, features, probabilities)), links)
     return HeadWeights(
         num_layers=config.num_decoder_layers,
         num_heads=config.num_heads,
-        chosen=tuple((int(head) // config.num_heads, int(head) % config.num_heads) for head in chosen),
+        chosen=_by_layer(chosen, config.num_heads),
         first=tuple(first.tolist()),
         second=tuple(second.tolist()),
         words=counts,
@@ -497,10 +468,14 @@ def learn_word_statistics(translator: Translator, pairs: Sequence[WordPair]) -> 
     return WordStatistics(
         num_layers=config.num_decoder_layers,
         num_heads=config.num_heads,
-        chosen=tuple((int(head) // heads_per_layer, int(head) % heads_per_layer) for head in chosen),
+        chosen=_by_layer(chosen, heads_per_layer),
         targets=targets,
         sources=sources,
     )
+
+
+def _by_layer(heads: Matrix, heads_per_layer: int) -> tuple[tuple[int, int], ...]:
+    return tuple(divmod(head, heads_per_layer) for head in heads.tolist())
 
 
 _Table = dict[str, dict[str, float]]
@@ -537,7 +512,7 @@ def _fit_statistics(
 def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
     """Return the words of the source or target of a sentence pair as a list of texts in canonical composition (NFC)."""
     text, spans = (pair.source, pair.source_words) if side == "source" else (pair.target, pair.target_words)
-    return [compose(text[span.start : span.end]) for span in spans]
+    return [compose(text[slice(*span)]) for span in spans]
 
 
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
@@ -670,6 +645,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
 
     Raises:
         TransduceError: the file contains neither heads nor word statistics.
+        OSError: the file cannot be read.
     """
     try:
         content = path.read_bytes()
@@ -790,7 +766,7 @@ def _link_mutual(maps: WordMaps) -> Matrix:
     return np.asarray(mutual | (mean > 0.5) | (received > 0.5))
 
 
-def _check_heads(translator: Translator, heads: HeadWeights | WordStatistics) -> None:
+def _check_heads(translator: Translator, heads: _ChosenHeads) -> None:
     config = translator.model.config
     sizes = config.num_decoder_layers, config.num_heads
     if (heads.num_layers, heads.num_heads) != sizes:

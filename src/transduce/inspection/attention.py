@@ -131,7 +131,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return the weights of a kind of attention, (layers, heads, Q, L), and the tokens of queries and of keys."""
+        """Return a kind of attention: its weights, (layers, heads, Q, L), the Q query tokens and the L key tokens."""
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
@@ -172,16 +172,14 @@ def maps_of(reading: Reading) -> AttentionMaps:
             "or bahdanau."
         )
     with torch.inference_mode(), record_activations(reading.model, "*.weights") as recording:
-        reading.forward(1)
-    past = recording.layers("decoder", "self_attention.weights") or recording.layers(
-        "decoder", "past_attention.weights"
-    )
+        reading.forward()
+    past = [recording.layers("decoder", f"{name}_attention.weights") for name in ("self", "past")]
     is_pair = bool(reading.source_tokens and reading.decoder_tokens)
     return AttentionMaps(
         source_tokens=reading.source_tokens,
         target_tokens=reading.outputs if reading.decoder_tokens else (),
         encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
-        decoder=stack_layers(past),
+        decoder=stack_layers(past[0] or past[1]),
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
         ended=bool(reading.labels),
         source_ended=bool(reading.labels),

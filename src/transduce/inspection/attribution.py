@@ -179,15 +179,9 @@ def _attribute(
             if method == "integrated":
                 by_token = subject.whole_changes()
                 changes = np.array([by_token[group].sum() for group in target_groups], dtype=np.float32)
+            outputs = subject.reading.outputs
             found[method] = Attribution(
-                method,
-                subject.tokens,
-                subject.reading.outputs,
-                np.asarray(tokens, dtype=np.float32),
-                source_words,
-                target_words,
-                np.asarray(words, dtype=np.float32),
-                changes,
+                method, subject.tokens, outputs, tokens, source_words, target_words, words, changes
             )
     return found
 
@@ -203,8 +197,7 @@ def _check_reader(reader: object, method: Method) -> None:
         raise TransduceError(
             "Occlusion removes words, and a word that is removed has no tag: use the method `value` or `integrated`."
         )
-    model = getattr(reader, "model", None)
-    if isinstance(reader, Translator) and isinstance(model, Recurrent) and method not in ("occlusion",):
+    if isinstance(reader, Translator) and isinstance(reader.model, Recurrent) and method != "occlusion":
         raise TransduceError(
             f"The method `{method}` needs a Transformer, but the model is recurrent: use the method `occlusion`."
         )
@@ -257,8 +250,6 @@ class _Subject:
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
         """Return a tuple of the words whose contributions are measured, and a list of each word's token indices."""
-        if self.is_pair:
-            return group_words(self.tokens[:-1])
         positions = [number for number, is_special in enumerate(self.is_special) if not is_special]
         words, groups = group_words([self.tokens[number] for number in positions])
         return words, [[positions[number] for number in group] for group in groups]
@@ -289,18 +280,17 @@ class _Subject:
 
     def operations(self, method: Method) -> float:
         """Return roughly how many floating-point operations a method of attribution takes for this sentence."""
-        count = len(self.reading.outputs)
+        gradient = 1.0 + len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
-            "integrated": 2.0 + len(_ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS) * (1.0 + count),
-            "gradient": 1.0 + count,
-            "gradient-input": 1.0 + count,
+            "integrated": 2.0 + len(self._points) * gradient,
+            "gradient": gradient,
+            "gradient-input": gradient,
         }.get(method, 1.0)
-        lengths = {"encoder": len(self.reading.source_tokens), "decoder": len(self.reading.decoder_tokens)}
         names = ("encoder_layers", "decoder_layers") if self.is_pair else ("layers",)
         sizes = [sum(each.numel() for each in getattr(self.model, name).parameters()) for name in names]
-        tokens = [length for length in lengths.values() if length]
-        total: float = sum(2.0 * length * size for length, size in zip(tokens, sizes, strict=True))
+        lengths = filter(None, (len(self.reading.source_tokens), len(self.reading.decoder_tokens)))
+        total: float = sum(2.0 * length * size for length, size in zip(lengths, sizes, strict=True))
         return passes * total
 
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
@@ -331,6 +321,10 @@ class _Subject:
         scores = [each for each in self.model.modules() if isinstance(each, ScoredAttention)]
         return all(type(each).forward is ScoredAttention.forward and "forward" not in vars(each) for each in scores)
 
+    @property
+    def _points(self) -> tuple[float, ...]:
+        return _ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS
+
     def integrated(
         self, groups: Sequence[Sequence[int]], points: ArrayLike | None = None, weights: ArrayLike | None = None
     ) -> Weights:
@@ -352,8 +346,7 @@ class _Subject:
                 occlusion.
             weights: the weight of each point; None: equal ones.
         """
-        chosen = _ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS
-        nodes = np.asarray(chosen if points is None else points)
+        nodes = np.asarray(self._points if points is None else points)
         count = len(nodes)
         shares = np.full(count, 1 / count) if weights is None else np.asarray(weights)
         order = np.zeros(len(self.ids), dtype=np.int64)
@@ -380,8 +373,7 @@ class _Subject:
         if self.weighs_attention:
             absent = _weighted_attention(self.model, torch.where(kept, 1.0, torch.finfo(torch.float32).tiny))
         else:
-            embedded: Tensor = self._embedding().complete(self._word_vectors() * kept[:, None])
-            absent = record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded})
+            absent = self._with_word_vectors(self._word_vectors() * kept[:, None])
         with torch.inference_mode():
             whole = self.reading.log_probabilities()[0]
             with absent:
@@ -407,9 +399,7 @@ class _Subject:
         vectors = self._word_vectors()
         scale = torch.as_tensor(np.ones(len(self.ids)) if factors is None else factors).to(vectors)
         mixed = (scale[:, None] * vectors).detach().requires_grad_()
-        embedded: Tensor = self._embedding().complete(mixed)
-        recording = record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded})
-        gradients = self._backpropagate(mixed, recording)[:, 0]
+        gradients = self._backpropagate(mixed, self._with_word_vectors(mixed))[:, 0]
         if factors is None:  # two methods need it
             self._gradients = gradients
         return gradients
@@ -434,7 +424,7 @@ class _Subject:
             if prefix_states is not None:
                 hidden = prefix_states([int(part.max()) + 1 for part in parts])
             else:
-                hidden = [reading.forward(1)] * len(parts)  # (1, states, D)
+                hidden = [reading.forward()] * len(parts)  # (1, states, D)
         states = hidden[-1].detach().requires_grad_()
         scores = reading.chosen(reading.predict(states).log_softmax(dim=-1))
         (by_states,) = torch.autograd.grad(scores.sum(), states)
@@ -452,7 +442,7 @@ class _Subject:
         is multiplied by the encoder's attention.
         """
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
-            self.reading.forward(1)
+            self.reading.forward()
         through = torch.eye(len(self.ids), device=self.device)
         for weights in recording.layers(self.stack, "self_attention.weights"):
             # Half of a layer's output is its input, by the residual connection.
@@ -482,7 +472,7 @@ class _Subject:
             raise TransduceError("The method `value` needs `model.norm_order` pre or post: use the method `occlusion`.")
         points = ("*.input", "*.weights", "*.values")
         with torch.inference_mode(), record_activations(self.model, points) as recording:
-            self.reading.forward(1)
+            self.reading.forward()
             through = torch.eye(len(self.ids), device=self.device)  # tokens of the states × tokens that are read
             for moved in _moved_vectors(self.model, recording, self.stack):
                 through = moved.shares() @ through
@@ -499,6 +489,11 @@ class _Subject:
 
     def _embedding(self) -> Any:
         return self.model.source_embedding if self.is_pair else self.model.embedding
+
+    def _with_word_vectors(self, vectors: Tensor) -> AbstractContextManager[object]:
+        """Return a context in which the model reads these vectors, (1, S, D), instead of the words' embeddings."""
+        embedded: Tensor = self._embedding().complete(vectors)
+        return record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded})
 
     def _word_vectors(self) -> Tensor:
         """Return the scaled embeddings of the tokens that are read, without positions, (1, S, D)."""

@@ -7,8 +7,9 @@ Legend: C copies of a text in one batch, H heads, Q positions of queries, V widt
 model width.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -59,16 +60,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
     def panel(self, minimum: float, maximum: float, note: str = "") -> HeatMap:
         """Return the table as a `HeatMap`, for a `Chart`, with shades from `minimum` to `maximum` and a note below."""
-        return HeatMap(
-            title=self.title,
-            x_label=note,
-            y_label="",
-            values=np.array(self.values, dtype=np.float64),
-            minimum=minimum,
-            maximum=maximum,
-            row_names=self.rows,
-            column_names=self.columns,
-        )
+        values = np.array(self.values, dtype=np.float64)
+        return HeatMap(self.title, note, "", values, minimum, maximum, self.rows, self.columns)
 
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -171,19 +164,15 @@ def ablate(
         layers = []
         for stack, rows in _sublayer_points(reading).items():
             kinds = [name.split(".")[2] for name in rows[0]]
+            # Copy n lacks sub-layer n, and the last copy all sub-layers of the layer.
             values = tuple(
-                drops({name: _one_copy(fills[name], n, len(row)) for n, name in enumerate(row)}, len(row) + 1)
+                drops({name: _replacing([n, len(row)], fills[name]) for n, name in enumerate(row)}, len(row) + 1)
                 for row in rows
             )
             columns = (*(_SUBLAYERS[kind] for kind in kinds), "whole layer")
             layers.append(Grid(title=f"{stack} layers", rows=_layer_names(len(rows)), columns=columns, values=values))
     return Ablation(
-        text=text,
-        answer=reading.answer,
-        fill=fill,
-        log_probability=plain,
-        heads=heads,
-        layers=tuple(layers),
+        text=text, answer=reading.answer, fill=fill, log_probability=plain, heads=heads, layers=tuple(layers)
     )
 
 
@@ -205,13 +194,13 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
     """
     points = ("*.heads", "*_attention.output", "*.feed_forward.output")
     sums: dict[str, Tensor] = {}
-    positions: dict[str, int] = {}
+    positions = Counter[str]()
     for each in references if fill == "mean" else [reading]:
         with record_activations(each.model, points) as recording:
-            each.forward(1)
+            each.forward()
         for name, value in recording.items():  # (1, Q, H, V) or (1, T, D)
             sums[name] = sums.get(name, 0.0) + value[0].double().sum(dim=0)
-            positions[name] = positions.get(name, 0) + value.shape[1]
+            positions[name] += value.shape[1]
     return {
         name: torch.zeros_like(total) if fill == "zero" else total / positions[name] for name, total in sums.items()
     }
@@ -238,32 +227,24 @@ def _head_grids(
     )
 
 
+def _replacing(index: Any, values: Tensor) -> Edit:
+    """Return a function that edits a batch of copies of a text: it replaces the activations at `index` by `values`."""
+
+    def edit(activations: Tensor) -> Tensor:
+        edited = activations.clone()
+        edited[index] = values.to(activations.dtype)
+        return edited
+
+    return edit
+
+
 def _one_head_each(values: Tensor) -> Edit:
-    """Return a function that edits heads' outputs in a batch with one copy of a text per head.
+    """Return a function that replaces the output of head h in copy h of a text by `values[h]`.
 
-    `values[h]` replaces the output of head h in copy h, so that one forward pass measures every head.
+    One forward pass then measures every head.
     """
-
-    def edit(outputs: Tensor) -> Tensor:
-        edited, numbers = outputs.clone(), torch.arange(len(values), device=outputs.device)
-        edited[numbers, :, numbers] = values.to(outputs.dtype)
-        return edited
-
-    return edit
-
-
-def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return a function that replaces a sub-layer's output by `fill` in two copies of a batch of copies of a text.
-
-    In the copy `copy` only this sub-layer is replaced, in the copy `last` all sub-layers of its layer.
-    """
-
-    def edit(outputs: Tensor) -> Tensor:
-        edited = outputs.clone()
-        edited[[copy, last]] = fill.to(outputs.dtype)
-        return edited
-
-    return edit
+    heads = list(range(len(values)))
+    return _replacing((heads, slice(None), heads), values)
 
 
 def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
@@ -286,7 +267,7 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
     return {stack: list(layers.values()) for stack, layers in points.items()}
 
 
-def _residual_points(reading: Reading, stack: str) -> list[str]:
+def residual_points(reading: Reading, stack: str) -> list[str]:
     """Return a list of the hook points at a stack's residual stream: at the embedding, and after each layer.
 
     A recurrent model has no such point at the embedding.
@@ -390,7 +371,8 @@ def patch_activations(
 
         clean_heads = {name: recording[name][0].transpose(0, 1) for name in recording if name.endswith(".heads")}
         heads = _head_grids(second, clean_heads, recovered)
-        residual = tuple(_patched_residual(first, second, stack, recording, recovered) for stack in _stacks(second))
+        stacks = [stack for stack in ("encoder", "decoder") if residual_points(second, stack)]
+        residual = tuple(_patched_residual(first, second, stack, recording, recovered) for stack in stacks)
     answer_names = tuple(first.column_name(column) for column in columns)
     return Patching(
         clean=clean,
@@ -402,10 +384,6 @@ def patch_activations(
         residual=residual,
         heads=heads,
     )
-
-
-def _stacks(reading: Reading) -> list[str]:
-    return [stack for stack in ("encoder", "decoder") if _residual_points(reading, stack)]
 
 
 def _aligned(
@@ -466,14 +444,12 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
     Raises:
         TransduceError: the model has no column with the name of an answer.
     """
+    with torch.inference_mode():
+        one, other = first.logits()[0, row], second.logits()[0, row]
     if answers is None:
         # A translator's own answers are the best tokens after what both translations begin with.
-        with torch.inference_mode():
-            best = [int(each.logits()[0, row].argmax()) for each in (first, second)]
-        return best[0], best[1]
-    with torch.inference_mode():
-        width = first.logits().shape[-1]
-    names = {first.column_name(column): column for column in range(width)}
+        return int(one.argmax()), int(other.argmax())
+    names = {first.column_name(column): column for column in range(len(one))}
     for answer in answers:
         if answer not in names:
             raise TransduceError(
@@ -493,21 +469,6 @@ def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[floa
     return differences
 
 
-def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
-    """Return a function that edits a batch of copies of a text, by activations of another (clean) text.
-
-    In copy n, the activation at position `positions[n]` is replaced by that of `clean`, (1, T, D), at the same
-    position.
-    """
-
-    def edit(stream: Tensor) -> Tensor:
-        edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
-        edited[copies, list(positions)] = clean[0, list(positions)]
-        return edited
-
-    return edit
-
-
 def _patched_residual(
     first: Reading,
     second: Reading,
@@ -521,17 +482,17 @@ def _patched_residual(
     the corrupted one (`second`). `recovered` returns the shares for edits of some copies of the corrupted text;
     `recording` is of the clean text.
     """
-    tokens = [first.source_tokens, second.source_tokens]
-    if stack == "decoder":
-        tokens = [first.decoder_tokens, second.decoder_tokens]
-    names = _residual_points(second, stack)
+    tokens = [each.decoder_tokens if stack == "decoder" else each.source_tokens for each in (first, second)]
+    names = residual_points(second, stack)
     size = max(1, _BATCH_TOKENS // max(1, len(second.source_tokens) + len(second.decoder_tokens)))
     columns = []
     for name in names:
         shares: list[float] = []
         for start in range(0, len(tokens[0]), size):
-            positions = range(start, min(start + size, len(tokens[0])))
-            shares += recovered({name: _patch_positions(recording[name], positions)}, len(positions))
+            # Copy n has the clean activation at the n-th position.
+            positions = list(range(start, min(start + size, len(tokens[0]))))
+            edit = _replacing((list(range(len(positions))), positions), recording[name][0, positions])
+            shares += recovered({name: edit}, len(positions))
         columns.append(shares)
     return Grid(
         title=f"{stack}, residual stream",
@@ -571,11 +532,8 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
         Each cell also has the token's probability in percent.
         """
         cells = [
-            [
-                f"{_cut(best.token)} {100 * best.probability:3.0f}"
-                for best in (layer[row][0] for layer in self.candidates)
-            ]
-            for row in range(len(self.outputs))
+            [f"{_cut(best.token)} {100 * best.probability:3.0f}" for best, *_ in row]
+            for row in zip(*self.candidates, strict=True)
         ]
         title = f"{self.text}  →  {self.answer}\nmost probable after each layer of the {self.stack}, in per cent"
         return f"{localized(title)}\n\n{draw_cells(self.outputs, self.layers, cells)}"
@@ -610,16 +568,17 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
     reading = read(reader, text, target)
     _check_layers(reading)
     assert reading.finish is not None
-    names = _residual_points(reading, reading.stack)
+    names = residual_points(reading, reading.stack)
     found, probabilities, ranks = [], [], []
     with torch.inference_mode():
         with record_activations(reading.model, names) as recording:
-            reading.forward(1)
+            reading.forward()
         for name in names:
             chances = reading.predict(reading.finish(recording[name])).softmax(dim=-1)  # (1, R, V)
             best = chances[0].topk(min(candidates, chances.shape[-1]), dim=-1)
             own = reading.chosen(chances)[0]  # (R,)
-            found.append(_candidates(reading, best.indices.tolist(), best.values.tolist()))
+            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found.append(tuple(_candidates(reading, *row) for row in rows))
             probabilities.append(tuple(round(value, 6) for value in own.tolist()))
             ranks.append(tuple((1 + (chances[0] > own[:, None]).sum(dim=-1)).tolist()))
     return LogitLens(
@@ -634,14 +593,7 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
     )
 
 
-def _candidates(
-    reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
-) -> tuple[tuple[Candidate, ...], ...]:
-    """Return, for each prediction, a tuple of its most probable tokens, classes or tags, with rounded probabilities.
-
-    `columns` are the indices of these in the logits, and `chances` their probabilities, for each prediction.
-    """
-    return tuple(
-        tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))
-        for row, values in zip(columns, chances, strict=True)
-    )
+def _candidates(reading: Reading, columns: Sequence[int], chances: Sequence[float]) -> tuple[Candidate, ...]:
+    """Return the tokens, classes or tags at these indices of the logits, with their probabilities, rounded."""
+    pairs = zip(columns, chances, strict=True)
+    return tuple(Candidate(reading.column_name(column), round(chance, 6)) for column, chance in pairs)

@@ -56,8 +56,11 @@ class LayerType(NamedTuple):
 
     name: str
     complexity: str
+    """The paper's formula of the operations of one layer, such as "O(n² · d)"."""
     sequential: str
+    """The paper's formula of the operations that must wait for one another."""
     path: str
+    """The paper's formula of the longest path between two positions, in layers or steps."""
     run: Callable[[Tensor, int], Tensor]
     """A function of x (n, d) and a layer's index from 0, which selects its weights, that returns the layer's output (n,
     d).
@@ -95,20 +98,11 @@ def compare_layers(
         rows = [_measure(each, lengths, timed_lengths, timed_widths) for each in layer_types(kernel, radius)]
     finally:
         torch.set_num_threads(before)
-    sizes = "/".join(map(str, lengths))
+    paper, sizes = ("complexity", "sequential", "path"), "/".join(map(str, lengths))
     times = [f"{timed_lengths[-1]}×{timed_widths[0]}", f"{timed_lengths[0]}×{timed_widths[-1]}"]
     return PaperReport(
         title=f"Table 1: n positions of width d, kernel k = {kernel}, neighborhood r = {2 * radius + 1}",
-        columns=(
-            "layer type",
-            "complexity",
-            "sequential",
-            "path",
-            f"path, n={sizes}",
-            "chain, the same n",
-            "time",
-            *times,
-        ),
+        columns=("layer type", *paper, f"path, n={sizes}", "chain, the same n", "time", *times),
         rows=tuple(rows),
         notes=(
             "complexity, sequential, path: the paper's. Then, measured: how many layers (recurrent: steps) until the",
@@ -263,14 +257,19 @@ _REPETITIONS = 7
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    """Return the median processor time of 7 runs of a function, in milliseconds, in this thread; one run warms up."""
+    """Return the median processor time of 7 runs of a function, in milliseconds, in this thread."""
+    return 1e3 * _median_time(run, time.thread_time)
+
+
+def _median_time(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Return the median time of 7 runs of a function, in seconds, by a clock; one run before warms up."""
     run()
     times = []
     for _ in range(_REPETITIONS):
-        before = time.thread_time()
+        before = clock()
         run()
-        times.append(time.thread_time() - before)
-    return 1e3 * statistics.median(times)
+        times.append(clock() - before)
+    return statistics.median(times)
 
 
 def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
@@ -289,44 +288,29 @@ def _measure(
     layer: LayerType, lengths: Sequence[int], timed_lengths: Sequence[int], timed_widths: Sequence[int]
 ) -> tuple[Cell, ...]:
     by_length, by_width = _times(layer, timed_lengths, timed_widths)
+    paths = "/".join(str(path_length(layer, n)) for n in lengths)
+    chains = "/".join(str(_chain_of(layer, n)) for n in lengths)
     exponents = _exponent(timed_lengths, by_length), _exponent(timed_widths, by_width)
-    return (
-        layer.name,
-        layer.complexity,
-        layer.sequential,
-        layer.path,
-        "/".join(str(path_length(layer, n)) for n in lengths),
-        "/".join(str(_chain_of(layer, n)) for n in lengths),
-        f"n^{exponents[0]:.1f} · d^{exponents[1]:.1f}",
-        by_length[-1],
-        by_width[-1],
-    )
+    time_needed = f"n^{exponents[0]:.1f} · d^{exponents[1]:.1f}"
+    return (*layer[:4], paths, chains, time_needed, by_length[-1], by_width[-1])
 
 
 # --- Table 2: training cost ---
 
 
-class PublishedModel(NamedTuple):
-    """A row of Table 2 of the paper: a model's BLEU on newstest2014 and its training cost in operations, as printed."""
-
-    name: str
-    en_de: float | None
-    en_fr: float | None
-    en_de_flops: float | None
-    en_fr_flops: float | None
-
-
-TABLE_2 = (
-    PublishedModel("ByteNet", 23.75, None, None, None),
-    PublishedModel("Deep-Att + PosUnk", None, 39.2, None, 1.0e20),
-    PublishedModel("GNMT + RL", 24.6, 39.92, 2.3e19, 1.4e20),
-    PublishedModel("ConvS2S", 25.16, 40.46, 9.6e18, 1.5e20),
-    PublishedModel("MoE", 26.03, 40.56, 2.0e19, 1.2e20),
-    PublishedModel("Deep-Att + PosUnk Ensemble", None, 40.4, None, 8.0e20),
-    PublishedModel("GNMT + RL Ensemble", 26.30, 41.16, 1.8e20, 1.1e21),
-    PublishedModel("ConvS2S Ensemble", 26.36, 41.29, 7.7e19, 1.2e21),
-    PublishedModel("Transformer (base model)", 27.3, 38.1, 3.3e18, 3.3e18),
-    PublishedModel("Transformer (big)", 28.4, 41.8, 2.3e19, 2.3e19),
+# A model's BLEU on newstest2014 (EN-DE, EN-FR) and its training cost in operations (EN-DE, EN-FR), as the paper prints
+# them; None: not reported.
+TABLE_2: tuple[tuple[Cell, ...], ...] = (
+    ("ByteNet", 23.75, None, None, None),
+    ("Deep-Att + PosUnk", None, 39.2, None, 1.0e20),
+    ("GNMT + RL", 24.6, 39.92, 2.3e19, 1.4e20),
+    ("ConvS2S", 25.16, 40.46, 9.6e18, 1.5e20),
+    ("MoE", 26.03, 40.56, 2.0e19, 1.2e20),
+    ("Deep-Att + PosUnk Ensemble", None, 40.4, None, 8.0e20),
+    ("GNMT + RL Ensemble", 26.30, 41.16, 1.8e20, 1.1e21),
+    ("ConvS2S Ensemble", 26.36, 41.29, 7.7e19, 1.2e21),
+    ("Transformer (base model)", 27.3, 38.1, 3.3e18, 3.3e18),
+    ("Transformer (big)", 28.4, 41.8, 2.3e19, 2.3e19),
 )
 _P100_FLOPS = 9.5e12  # sustained single precision, footnote 5 of the paper
 _GPUS = 8
@@ -351,13 +335,7 @@ def measure_flops() -> float:
     Processor time, divided by the number of threads, is measured, so that other programs do not count.
     """
     one, other = torch.randn(_SIZE, _SIZE), torch.randn(_SIZE, _SIZE)
-    one @ other
-    times = []
-    for _ in range(_REPETITIONS):
-        before = time.process_time()
-        one @ other
-        times.append(time.process_time() - before)
-    return 2.0 * _SIZE**3 / statistics.median(times) * torch.get_num_threads()
+    return 2.0 * _SIZE**3 / _median_time(lambda: one @ other, time.process_time) * torch.get_num_threads()
 
 
 def training_costs(model: str | None = None, bleu: float | None = None, scores: Sequence[str] = ()) -> PaperReport:
@@ -370,8 +348,8 @@ def training_costs(model: str | None = None, bleu: float | None = None, scores: 
         bleu: the BLEU of that model on a test set of yours.
         scores: lines that describe the score, with sacreBLEU's signature.
     """
-    columns = ("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR")
-    own = () if model is None else (None,)
+    columns: tuple[str, ...] = ("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR")
+    rows = TABLE_2
     speed = measure_flops()
     notes = [f"This machine multiplies matrices with {speed / 1e9:,.0f} Gflop/s in float32."]
     for preset, hours in _HOURS.items():
@@ -382,15 +360,9 @@ def training_costs(model: str | None = None, bleu: float | None = None, scores: 
             f"multiplications have {counted:.1e} ({counted / paper:.0%}), here at least "
             f"{counted / speed / 86_400:,.0f} days."
         )
-    return PaperReport(
-        title="Table 2: BLEU on newstest2014 and training cost in floating-point operations, as the paper reports them",
-        columns=(*columns, *([] if model is None else ["your test set"])),
-        rows=(
-            *((*row, *own) for row in TABLE_2),
-            *([] if model is None else [(model, None, None, None, None, bleu)]),
-        ),
-        notes=(
-            *notes,
-            *([] if model is None else ["BLEU of another test set cannot be compared with the paper's.", *scores]),
-        ),
-    )
+    if model is not None:
+        columns = (*columns, "your test set")
+        rows = (*((*row, None) for row in rows), (model, None, None, None, None, bleu))
+        notes += ["BLEU of another test set cannot be compared with the paper's.", *scores]
+    title = "Table 2: BLEU on newstest2014 and training cost in floating-point operations, as the paper reports them"
+    return PaperReport(title=title, columns=columns, rows=rows, notes=tuple(notes))

@@ -38,7 +38,6 @@ _FUNCTION_WORDS = {
     wollte darf mag nicht nie nur auch noch schon sehr zu so in im an am auf aus bei beim mit nach von vom zum zur vor
     für über unter um durch gegen ohne zwischen hinter neben""",
 }
-_FUNCTION_WORD_SETS = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
 
 
 class _Reading(NamedTuple):
@@ -84,13 +83,13 @@ def pronoun_attention(
     words = [sentence[span.start : span.end] for span in spans]
     pronoun_index = _find_pronoun(words, pronoun, sentence)
     antecedent_words = None if antecedent is None else _find_before(sentence, spans, pronoun_index, antecedent)
-    candidate_set: set[tuple[int, ...]]
+    found = set() if antecedent_words is None else {antecedent_words}
     if among is None:
         nouns = _candidate_words(words[:pronoun_index], _language(reader, translation_of))
-        candidate_set = {(number,) for number in nouns if antecedent_words is None or number not in antecedent_words}
+        found |= {(number,) for number in nouns if number not in (antecedent_words or ())}
     else:
-        candidate_set = {_find_before(sentence, spans, pronoun_index, text) for text in among}
-    candidates = sorted(candidate_set if antecedent_words is None else {*candidate_set, antecedent_words})
+        found |= {_find_before(sentence, spans, pronoun_index, text) for text in among}
+    candidates = sorted(found)
     if not candidates:
         raise TransduceError(
             f"A pronoun refers to an earlier word, but no word before `{pronoun}` in `{sentence}` names something: "
@@ -145,7 +144,8 @@ def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) 
     Raises:
         TransduceError: `text` does not occur before the pronoun.
     """
-    folded_words = [word.casefold() for word in _split_texts(compose(text))]
+    text_of = compose(text)
+    folded_words = [text_of[slice(*span)].casefold() for span in _split(text_of)]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
     for first in range(pronoun - len(folded_words), -1, -1):
         if folded_words and words[first : first + len(folded_words)] == folded_words:
@@ -156,31 +156,18 @@ def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) 
     )
 
 
-def _split_texts(text: str) -> list[str]:
-    return [text[span.start : span.end] for span in _split(text)]
-
-
 def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, ...]:
     """Return the indices of the words that may name something: those with letters that are not function words.
 
     Function words are known for `en` and `de`; if `language` is None, the lists of both apply, and for others none.
     """
-    word_lists = (
-        [_FUNCTION_WORD_SETS[language]]
-        if language in _FUNCTION_WORD_SETS
-        else []
-        if language
-        else list(_FUNCTION_WORD_SETS.values())
-    )
+    languages = _FUNCTION_WORDS if language is None else _FUNCTION_WORDS.keys() & {language}
+    function_words = {word for each in languages for word in _FUNCTION_WORDS[each].split()}
     return tuple(
         number
         for number, word in enumerate(words)
-        if any(map(str.isalpha, word)) and not any(_normalize_word(word) in word_list for word_list in word_lists)
+        if any(map(str.isalpha, word)) and word.lower().replace("’", "'") not in function_words
     )
-
-
-def _normalize_word(word: str) -> str:
-    return word.lower().replace("’", "'")
 
 
 def _language(reader: object, translation_of: str | None) -> str | None:
@@ -206,27 +193,25 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
     """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
+    left_to_right = translation_of is not None or isinstance(reader, Generator)
     if isinstance(reader, Translator):
         source = sentence if translation_of is None else translation_of
         sentence_ids(reader, source)  # raises an error for models and sentences that cannot be inspected
-        maps = attention_maps(reader, source, "" if translation_of is None else sentence)
-        vocabulary = reader.tokenizer.source if translation_of is None else reader.tokenizer.target
-        # The decoder reads the start symbol before the sentence.
-        first = len(vocabulary.before) + (translation_of is not None)
-        weights = maps.encoder if translation_of is None else maps.decoder
-        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), first, translation_of is not None)
-    if isinstance(reader, Generator):
-        ids, weights = reader.vocabulary.encode(sentence), attention_maps(reader, sentence).decoder
-        first = len(reader.prompt_ids(sentence)) - len(ids)
-        return _Reading(weights, reader.vocabulary.token_texts(ids), first, left_to_right=True)
-    if isinstance(reader, Filler):
-        vocabulary = reader.tokenizer.source
-        weights = attention_maps(reader, sentence).encoder
-        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), 1, left_to_right=False)
-    raise TransduceError(
-        "Attention from a pronoun needs a translator, a language model or a masked language model, but this model is "
-        f"a {type(reader).__name__.lower()}: pass another folder."
-    )
+        maps = attention_maps(reader, source, sentence if left_to_right else "")
+        vocabulary = reader.tokenizer.target if left_to_right else reader.tokenizer.source
+        first = len(vocabulary.before) + left_to_right  # the decoder reads the start symbol before the sentence
+    elif isinstance(reader, Generator):
+        maps, vocabulary = attention_maps(reader, sentence), reader.vocabulary
+        first = len(reader.prompt_ids(sentence)) - len(vocabulary.encode(sentence))
+    elif isinstance(reader, Filler):
+        maps, vocabulary, first = attention_maps(reader, sentence), reader.tokenizer.source, 1
+    else:
+        raise TransduceError(
+            "Attention from a pronoun needs a translator, a language model or a masked language model, but this model "
+            f"is a {type(reader).__name__.lower()}: pass another folder."
+        )
+    tokens = vocabulary.token_texts(vocabulary.encode(sentence))
+    return _Reading(maps.decoder if left_to_right else maps.encoder, tokens, first, left_to_right)
 
 
 def _from_pronoun(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:

@@ -4,6 +4,7 @@ import importlib.util
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,6 +200,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     measure: str
     """The name of the score, such as "BLEU", by which the variants are compared: the first that all runs have."""
     measures: tuple[str, ...]
+    """The names of all scores in the report, in the order of its columns; a variant may lack some."""
     variants: tuple[VariantResult, ...]
     """The results of the variants that have a finished run, the baseline first."""
     differences: tuple[VariantDifference, ...]
@@ -206,8 +208,11 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     tested_on: str
     """The path of the test set's source, or a description of the dev set, on which the variants are compared."""
     notes: tuple[str, ...] = ()
+    """Notes on how the scores were computed, such as sacreBLEU's signatures."""
     warnings: tuple[str, ...] = ()
+    """Sentences on what makes the comparison less reliable, such as missing runs or too few seeds."""
     failures: tuple[Failure, ...] = ()
+    """The runs that failed, each with the reason."""
 
     def __str__(self) -> str:
         lines = aligned(self._rows())
@@ -238,37 +243,26 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         """
         title = localized("Scores by seed, and dev loss by step")
         plot = f"```\n{drawn}\n```" if drawn else f"![{title}]({PLOT})"
-        seeds = [
-            [localized("variant"), localized("seed"), *map(localized, self.measures)],
-            *(
-                [
-                    each.name,
-                    str(seed),
-                    *(f"{each.values[m][i]:.4f}" if m in each.values else "–" for m in self.measures),
-                ]
-                for each in self.variants
-                for i, seed in enumerate(each.seeds)
-            ),
-        ]
-        changes = [
-            [each.name, ", ".join(f"`{key} = {value}`" for key, value in each.changes.items()) or "–"]
-            for each in self.variants
-        ]
+        seeds = [[localized("variant"), localized("seed"), *map(localized, self.measures)]]
+        changes = [[localized("variant"), localized("differs by")]]
+        for each in self.variants:
+            for number, seed in enumerate(each.seeds):
+                values = (f"{each.values[m][number]:.4f}" if m in each.values else "–" for m in self.measures)
+                seeds.append([each.name, str(seed), *values])
+            changed = ", ".join(f"`{key} = {value}`" for key, value in each.changes.items())
+            changes.append([each.name, changed or "–"])
+        significance = [f"## {localized('Significance')}", _table(self._difference_rows()), localized(_EXPLANATION)]
         parts = [
             f"# {localized('Experiment')}",
             localized(f"Mean ± standard deviation between runs, measured on {self.tested_on}."),
             _table(self._rows()),
-            *(
-                [f"## {localized('Significance')}", _table(self._difference_rows()), localized(_EXPLANATION)]
-                if self.differences
-                else []
-            ),
+            *(significance if self.differences else []),
             *(f"* {localized(warning)}" for warning in self.warnings),
             plot,
             f"## {localized('Runs')}",
             _table(seeds),
             f"## {localized('Settings')}",
-            _table([[localized("variant"), localized("differs by")], *changes]),
+            _table(changes),
             *(f"    {note}" for note in self.notes),
             *(f"* {localized(f'failed: `{failure.run}`: {failure.reason}')}" for failure in self.failures),
         ]
@@ -306,11 +300,10 @@ def _report(
     if not measured:
         reason = f": {failures[0].run}: {failures[0].reason}" if failures else "."
         raise TransduceError(f"No run of the experiment in {experiment.out} has finished{reason}")
-    by_variant = {
-        name: [measured[name, seed] for seed in experiment.seeds if (name, seed) in measured]
-        for name in dict.fromkeys(run.variant for run in runs)
-    }
-    by_variant = {name: each for name, each in by_variant.items() if each}
+    by_variant: dict[str, list[tuple[ExperimentRun, _Measured]]] = {}
+    for name, seed in product(dict.fromkeys(run.variant for run in runs), experiment.seeds):
+        if (name, seed) in measured:
+            by_variant.setdefault(name, []).append(measured[name, seed])
     variants = [_variant_result(name, each) for name, each in by_variant.items()]
     first = next(iter(by_variant.values()))[0]
     measures = tuple(first[1].values)
@@ -451,9 +444,8 @@ def experiment(
         TransduceError: settings are wrong, or no run has finished.
     """
     content = make_experiment(settings) if isinstance(settings, Mapping) else read_experiment(settings)
-    return train_and_compare(
-        content, ExperimentOptions(jobs=jobs, device=device, threads=threads, precision=precision), say
-    )
+    options = ExperimentOptions(jobs=jobs, device=device, threads=threads, precision=precision)
+    return train_and_compare(content, options, say)
 
 
 def train_and_compare(
@@ -465,9 +457,8 @@ def train_and_compare(
         TransduceError: settings of variants are wrong, or no run has finished.
     """
     runs = expand(content)
-    failures = run_all(
-        content, runs, options, say or (lambda line: print(localized(line), file=sys.stderr, flush=True))
-    )
+    say = say or (lambda line: print(localized(line), file=sys.stderr, flush=True))
+    failures = run_all(content, runs, options, say)
     report = _report(content, runs, failures)
     _write(content, runs, report)
     return report
@@ -479,10 +470,9 @@ def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: E
     Without matplotlib, the Markdown page has the plot as text.
     """
     out = Path(content.out)
-    finished = {each.name: set(each.seeds) for each in report.variants}
     folders = {
-        name: [run.folder for run in runs if run.variant == name and run.seed in seeds]
-        for name, seeds in finished.items()
+        each.name: [run.folder for run in runs if run.variant == each.name and run.seed in each.seeds]
+        for each in report.variants
     }
     scores = {each.name: dict(zip(each.seeds, each.values[report.measure], strict=True)) for each in report.variants}
     chart, drawn = plot_variants(folders, scores, report.measure), ""

@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -89,7 +89,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     """The operating system and processor architecture."""
     device: str
-    """The device that is used by default or was requested: "cpu" or "cuda"."""
+    """The device that was requested or, with "auto", is used: "cpu", "cuda" or "mps"."""
     threads: int
     """The number of compute threads that would be used."""
     processor: tuple[str, ...]
@@ -145,6 +145,8 @@ def check_install(
 ) -> InstallReport:
     """Report versions, hardware, extras and the selected backends, with the reason why a faster one is refused.
 
+    The number of PyTorch's threads in this process is set to `threads`.
+
     Args:
         model: a model folder; the report then has the backend that decodes this model. None: no model is examined.
         precision: the precision of that model: "fp32", "bf16", "int8" or "auto".
@@ -195,9 +197,10 @@ def _what_is_slower(machine: Machine) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    names = {"transduce": "transduce", "PyTorch": "torch", "NumPy": "numpy", "sentencepiece": "sentencepiece"}
-    versions = {shown: importlib.metadata.version(name) for shown, name in names.items()}
-    return {"transduce": versions.pop("transduce"), "Python": platform.python_version(), **versions}
+    version = importlib.metadata.version
+    names = {"PyTorch": "torch", "NumPy": "numpy", "sentencepiece": "sentencepiece"}
+    required = {shown: version(name) for shown, name in names.items()}
+    return {"transduce": version("transduce"), "Python": platform.python_version(), **required}
 
 
 def _processor(machine: Machine) -> tuple[str, ...]:
@@ -244,9 +247,7 @@ def _extra_status(extra: str) -> ExtraStatus:
 
 def _packages_of(extra: str) -> list[tuple[str, str]]:
     """Return a list of the packages of an extra: pairs of name and lowest version that works ("0": any version)."""
-    matches: Sequence[re.Match[str] | None] = [
-        _REQUIREMENT.match(line) for line in importlib.metadata.requires("transduce") or ()
-    ]
+    matches = map(_REQUIREMENT.match, importlib.metadata.requires("transduce") or ())
     return [(match["name"], match["minimum"] or "0") for match in matches if match and match["extra"] == extra]
 
 
@@ -258,12 +259,6 @@ def _model_status(folder: str | Path, precision: str, device: str, threads: int 
     loaded = load(folder, precision=precision, device=device, threads=threads)
     decoding = None
     if isinstance(loaded, Translator | Generator | Classifier | Tagger | Filler | Embedder):
-        decoding = BackendChoice(*_selection(loaded))
+        backend, refused = select_decoder(loaded.model)
+        decoding = BackendChoice(backend, refused=refused)
     return ModelStatus(folder=str(folder), description=repr(loaded), decoding=decoding)
-
-
-def _selection(
-    loaded: Translator | Generator | Classifier | Tagger | Filler | Embedder,
-) -> tuple[str, str, dict[str, str]]:
-    backend, refused = select_decoder(loaded.model)
-    return backend, "", refused

@@ -139,21 +139,14 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
     numbers: dict[str, list[int]] = {}
     for head in heads:
         numbers.setdefault(_hook_point(model, head), []).append(head.head)
-    edit = {name: torch.clone if keep_outputs else without_heads(heads_of) for name, heads_of in numbers.items()}
+    edit = {name: torch.clone if keep_outputs else _without_heads(heads_of) for name, heads_of in numbers.items()}
     with record_activations(model, (), edit=edit):
         yield
 
 
-def without_heads(heads: Sequence[int]) -> Edit:
-    """Return a function that replaces the outputs of some heads by zeros, for edits of `record_activations`.
-
-    The function takes the outputs of all heads, (B, Q, H, V), and returns a changed copy.
-    """
-
-    def edit(outputs: Tensor) -> Tensor:
-        return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
-
-    return edit
+def _without_heads(heads: Sequence[int]) -> Edit:
+    """Return a function that replaces the outputs of some heads, of (B, Q, H, V), by zeros in a copy."""
+    return lambda outputs: outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
 
 
 def _hook_point(model: Transformer, head: Head) -> str:

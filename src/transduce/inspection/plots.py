@@ -31,36 +31,36 @@ class Curve(msgspec.Struct, frozen=True):
     x: Numbers
     y: Numbers
     color: int | None = None
-    """Number of the color; None: the curve's number in its panel. Curves with equal numbers share a color."""
+    """Number of the color, from 0; None: the curve's index in its panel. Curves with equal numbers share a color."""
     dashed: bool = False
     """True to draw dashes, which also leave a curve below them visible."""
     marked: bool = False
     """True to mark each point, for curves with few points."""
 
 
-class Curves(msgspec.Struct, frozen=True, kw_only=True):
+class Curves(msgspec.Struct, frozen=True):
     """A panel of a chart with any number of curves, a title, and labels of its axes."""
 
     title: str
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
-    marked: bool = False
-    """True to mark each point of every curve."""
 
 
-class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
+class HeatMap(msgspec.Struct, frozen=True):
     """A panel of a chart with a table of numbers as shades from `minimum` to `maximum`; the first row is on top."""
 
     title: str
     x_label: str
     y_label: str
     values: Numbers
-    minimum: float
-    maximum: float
+    """The numbers, (rows, columns)."""
+    minimum: float = 0.0
+    maximum: float = 1.0
     row_names: tuple[str, ...] = ()
     """Names of the rows; if empty, rows are numbered from 0."""
     column_names: tuple[str, ...] = ()
+    """Names of the columns; if empty, columns are numbered from 0."""
 
 
 class WordLines(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,16 +77,19 @@ class WordLines(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the heads in the legend; empty: no legend."""
 
 
+Panel = Curves | HeatMap | WordLines
+
+
 class Chart(msgspec.Struct, frozen=True):
     """A picture of one or more panels (curves, heat maps or lines between words)."""
 
-    panels: tuple[Curves | HeatMap | WordLines, ...]
+    panels: tuple[Panel, ...]
     columns: int = 3
     """Maximum number of panels beside each other."""
 
 
 def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
-    """Return a `Curve` from coordinates that NumPy can convert to arrays; `look` are other fields, as `dashed`."""
+    """Return a `Curve` from coordinates that NumPy can convert to arrays; `look` has other fields, such as `dashed`."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 
@@ -112,7 +115,7 @@ def localized_chart(chart: Chart) -> Chart:
     """
     if ui_language() == "en":
         return chart
-    panels: list[Curves | HeatMap | WordLines] = []
+    panels: list[Panel] = []
     for panel in chart.panels:
         if isinstance(panel, WordLines):
             names = tuple(map(localized, panel.head_names))
@@ -171,9 +174,12 @@ _CHINESE_FONT_FILES = (
 _ONE_PANEL_INCHES = (6.4, 4.4)
 _PANEL_INCHES = (4.6, 3.7)
 _SMALL_PANEL_INCHES = (3.1, 3.1)  # for more than three panels
+_SHORT_NAME = 24  # maximum number of characters of names that stand side by side in a legend
 _MAX_NAMES = 60  # more are illegible next to a heat map
 _MAX_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
+# Metadata without date and version, so that equal charts give equal files.
+_WITHOUT_DATE = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def check_picture(path: Path) -> None:
@@ -200,12 +206,14 @@ def save_chart(chart: Chart, path: Path) -> None:
         TransduceError: the suffix is not supported, matplotlib is missing, or no font has the characters.
     """
     check_picture(path)
-    content = render_chart(chart, path.suffix.lower().removeprefix("."))
-    write_file(path, content)
+    write_file(path, render_chart(chart, path.suffix.lower().removeprefix(".")))
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
     """Return the bytes of a picture of a chart in `format` ("png", "svg" or "pdf"); equal charts give equal bytes.
+
+    Titles and labels are in the user's language. If that is Chinese and no installed font has its characters, the
+    labels stay English, with a warning.
 
     Raises:
         TransduceError: matplotlib is missing, or no font has the Chinese characters.
@@ -234,7 +242,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about rare characters that no font has; the picture shows boxes
-        rows, columns = _grid(chart)
+        columns = min(chart.columns, len(chart.panels))
+        rows = math.ceil(len(chart.panels) / columns)
         width, height = _panel_size(len(chart.panels))
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=_DOTS_PER_INCH)
         for number, panel in enumerate(chart.panels, 1):
@@ -248,13 +257,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
         buffer = io.BytesIO()
         # Square cells of a heat map may leave much of the width or height empty, or push titles out of the picture.
         margins = "tight" if any(isinstance(panel, HeatMap) for panel in chart.panels) else None
-        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format), bbox_inches=margins)
+        figure.savefig(buffer, format=format, metadata=_WITHOUT_DATE[format], bbox_inches=margins)
     return buffer.getvalue()
-
-
-def _grid(chart: Chart) -> tuple[int, int]:
-    columns = min(chart.columns, len(chart.panels))
-    return math.ceil(len(chart.panels) / columns), columns
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
@@ -262,10 +266,6 @@ def _panel_size(panels: int) -> tuple[float, float]:
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
-
-
-def _metadata_without_date(format: str) -> dict[str, None]:
-    return {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[format]
 
 
 def _plot_curves(axes: Any, panel: Curves) -> None:
@@ -278,7 +278,7 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
             linewidth=1.8,
             linestyle=(0, (4, 2.5)) if each.dashed else "-",
             zorder=3 if each.dashed else 2,
-            marker="o" if panel.marked or each.marked else None,
+            marker="o" if each.marked else None,
             markersize=4,
         )
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
@@ -286,9 +286,8 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     if panel.curves:
-        axes.legend(
-            frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
-        )
+        names_in_row = 2 if all(len(each.name) <= _SHORT_NAME for each in panel.curves) else 1
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=names_in_row)
 
 
 _FAINTEST = 0.02  # lines of less weight are not drawn
@@ -317,18 +316,12 @@ def _plot_word_lines(axes: Any, panel: WordLines) -> None:
         )
 
 
-def _has_short_names(panel: Curves) -> bool:
-    """Return whether the names of all curves have at most 24 characters, so that two fit on a line of the legend."""
-    return all(len(each.name) <= 24 for each in panel.curves)
-
-
 def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) -> None:
-    colors = "RdBu_r" if panel.minimum < 0.0 else "Blues"
     rows, columns = panel.values.shape
     has_few_cells = max(rows, columns) <= _MAX_SQUARES
     picture = axes.imshow(
         panel.values,
-        cmap=colors,
+        cmap="RdBu_r" if panel.minimum < 0.0 else "Blues",
         vmin=panel.minimum,
         vmax=panel.maximum,
         aspect="equal" if has_few_cells else "auto",
@@ -415,7 +408,7 @@ def draw_chart(chart: Chart, *, columns: int = 80) -> str:
     return "\n\n".join(_draw_panel(each, columns) for each in localized_chart(chart).panels)
 
 
-def _draw_panel(panel: Curves | HeatMap | WordLines, columns: int) -> str:
+def _draw_panel(panel: Panel, columns: int) -> str:
     if isinstance(panel, WordLines):
         return _draw_word_lines(panel)
     return _draw_curves(panel, columns) if isinstance(panel, Curves) else _draw_heat_map(panel, columns)
@@ -434,9 +427,7 @@ def _draw_word_lines(panel: WordLines) -> str:
         lines += [panel.head_names[head]] if panel.head_names else []
         for row, word in enumerate(panel.left):
             best = [int(each) for each in np.argsort(-weights[row], kind="stable")[:_LISTED]]
-            shown = [
-                f"{panel.right[each]} {weights[row, each]:.2f}" for each in best if weights[row, each] >= _FAINTEST
-            ]
+            shown = [f"{panel.right[n]} {weights[row, n]:.2f}" for n in best if weights[row, n] >= _FAINTEST]
             if shown:
                 lines.append(f"  {padded(word, width)} → {', '.join(shown)}")
     return "\n".join(lines)
@@ -464,12 +455,8 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     lines = [f"{label:>{margin - 1}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
     left, right = (f"{value:,.4g}" for value in _limits(x))
     axis = " " * margin + "└" + "─" * width
-    below = (
-        " " * (margin + 1)
-        + left
-        + panel.x_label.center(max(0, width - len(left) - columns_of(panel.x_label) + len(panel.x_label) - len(right)))
-        + right
-    )
+    label_columns = width - len(left) - len(right) - columns_of(panel.x_label) + len(panel.x_label)
+    below = f"{'':{margin + 1}}{left}{panel.x_label.center(max(0, label_columns))}{right}"
     legend = [f"  {_MARKS[number % len(_MARKS)]} {each.name}" for number, each in enumerate(panel.curves)]
     return "\n".join([f"{panel.title}  [{panel.y_label}]", *lines, axis, below.rstrip(), *legend])
 
@@ -531,7 +518,6 @@ def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, 
     """Return the block means of a table, at most `max_rows` × `max_columns`, and the rows and columns of a block."""
     row_step = math.ceil(values.shape[0] / max_rows)
     column_step = math.ceil(values.shape[1] / max_columns)
-    by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]
-    table = np.stack(by_rows)
-    by_columns = [table[:, first : first + column_step].mean(axis=1) for first in range(0, table.shape[1], column_step)]
-    return np.stack(by_columns, axis=1), row_step, column_step
+    table = np.stack([values[n : n + row_step].mean(axis=0) for n in range(0, values.shape[0], row_step)])
+    columns = [table[:, n : n + column_step].mean(axis=1) for n in range(0, table.shape[1], column_step)]
+    return np.stack(columns, axis=1), row_step, column_step

@@ -1,8 +1,11 @@
 """Make `Chart` objects of losses, BLEU and attention, and those that explain the parts of a Transformer."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,10 +39,10 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def plot_training(runs: Sequence[Path]) -> Chart:
-    """Return a chart of losses and BLEU over the steps of one or several runs.
+    """Return a chart of losses and BLEU over the steps of one or several runs, of which `runs` are the folders.
 
     Raises:
-        TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
+        TransduceError: a folder has no `metrics.jsonl`, the file is damaged, or no run has a measurement yet.
     """
     lines = {name: _read_metrics(run) for name, run in zip(unique_suffixes(runs), runs, strict=True)}
     losses, bleu = list[Curve](), list[Curve]()
@@ -47,28 +50,24 @@ def plot_training(runs: Sequence[Path]) -> Chart:
         prefix = f"{name}: " if len(lines) > 1 else ""
         for event, label in (("train", localized("training")), ("validation", localized("dev"))):
             is_dev = event == "validation"
-            found = _curve_of(f"{prefix}{label}", run_lines, event, "loss", color)
-            losses.append(msgspec.structs.replace(found, dashed=not is_dev, marked=is_dev))
-        bleu.append(_curve_of(name, run_lines, "validation", "bleu", color))
+            points = [(line.step, line.loss) for line in run_lines if line.event == event]
+            losses += _curve_of(f"{prefix}{label}", points, color=color, dashed=not is_dev, marked=is_dev)
+        points = [(line.step, line.bleu) for line in run_lines if line.event == "validation"]
+        bleu += _curve_of(name, points, color=color, marked=True)
     panels = [
-        Curves(title=localized("Loss"), x_label="step", y_label="nats per token", curves=tuple(losses)),
-        Curves(title="Dev BLEU", x_label="step", y_label="BLEU", curves=tuple(bleu), marked=True),
+        Curves(localized("Loss"), "step", "nats per token", tuple(losses)),
+        Curves("Dev BLEU", "step", "BLEU", tuple(bleu)),
     ]
-    shown = [
-        msgspec.structs.replace(panel, curves=tuple(each for each in panel.curves if len(each.x)))
-        for panel in panels
-        if any(len(each.x) for each in panel.curves)
-    ]
+    shown = tuple(panel for panel in panels if panel.curves)
     if not shown:
         raise TransduceError(f"{runs[0]} has no measurements yet: let the run go on until its first report.")
-    return Chart(tuple(shown))
+    return Chart(shown)
 
 
-def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str, color: int) -> Curve:
-    chosen = [line for line in lines if line.event == event]
-    values = [(line.step, line.bleu if field == "bleu" else line.loss) for line in chosen]
-    points = [(step, value) for step, value in values if value is not None]
-    return curve(name, [step for step, _ in points], [value for _, value in points], color=color)
+def _curve_of(name: str, points: Iterable[tuple[int, float | None]], **look: Any) -> list[Curve]:
+    """Return a list with a curve through points (step, value); points of None are left out, and a curve without any."""
+    known = [point for point in points if point[1] is not None]
+    return [curve(name, *zip(*known, strict=True), **look)] if known else []
 
 
 def _read_metrics(run: Path) -> list[_Line]:
@@ -86,19 +85,20 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
         scores: the score of each variant's runs, by the variant's name and by seed.
         measure: the name of the score.
     """
-    by_seed = [curve(name, list(values), list(values.values())) for name, values in scores.items()]
-    losses = []
+    by_seed = [curve(name, list(values), list(values.values()), marked=True) for name, values in scores.items()]
+    losses = list[Curve]()
     for name, folders in runs.items():
         of_runs = [
             {line.step: line.loss for line in _read_metrics(folder) if line.event == "validation" and line.loss}
             for folder in folders
         ]
         common = sorted(set.intersection(*(set(each) for each in of_runs))) if of_runs else []
-        losses.append(curve(name, common, [np.mean([each[step] for each in of_runs]) for step in common]))
-    panels = [Curves(title=f"{measure} by seed", x_label="seed", y_label=measure, curves=tuple(by_seed), marked=True)]
-    if any(len(each.x) for each in losses):
-        shown = tuple(each for each in losses if len(each.x))
-        panels.append(Curves(title="Mean dev loss", x_label="step", y_label="nats", curves=shown, marked=True))
+        losses += _curve_of(
+            name, [(step, float(np.mean([each[step] for each in of_runs]))) for step in common], marked=True
+        )
+    panels = [Curves(f"{measure} by seed", "seed", measure, tuple(by_seed))]
+    if losses:
+        panels.append(Curves("Mean dev loss", "step", "nats", tuple(losses)))
     return Chart(tuple(panels))
 
 
@@ -133,19 +133,10 @@ def plot_lengths(
             bleu.corpus_score([hypotheses[line] for line in group], [[references[line] for line in group]]).score
             for group in groups
         ]
-        curves.append(curve(name, [float(lengths[group].mean()) for group in groups], scores))
+        curves.append(curve(name, [float(lengths[group].mean()) for group in groups], scores, marked=True))
     counts = " / ".join(str(len(group)) for group in groups)
-    return Chart(
-        (
-            Curves(
-                title=f"BLEU by length ({counts} sentences)",
-                x_label="source words (characters where there are no spaces)",
-                y_label="BLEU",
-                curves=tuple(curves),
-                marked=True,
-            ),
-        )
-    )
+    title, length = f"BLEU by length ({counts} sentences)", "source words (characters where there are no spaces)"
+    return Chart((Curves(title, length, "BLEU", tuple(curves)),))
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
@@ -194,31 +185,23 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
     if layer is not None and not 1 <= layer <= layers:
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
-    names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
-    query, key = "source token" if kind == "encoder" else "target token", names[kind]
+    key = "target token" if kind == "decoder" else "source token"
+    query = "source token" if kind == "encoder" else "target token"
     if len(maps.kinds) == 1:
         query = key = "token"
-    return Chart(
-        tuple(
-            HeatMap(
-                title=f"layer {chosen}, head {head + 1}",
-                x_label=key,
-                y_label=query,
-                values=weights[chosen - 1, head].astype(np.float64),  # (Q, L)
-                minimum=0.0,
-                maximum=1.0,
-                row_names=rows,
-                column_names=columns,
-            )
-            for head in range(heads)
-        ),
-        columns=panels_in_row(heads),
+    panels = tuple(
+        HeatMap(
+            f"layer {chosen}, head {head + 1}",
+            key,
+            query,
+            weights[chosen - 1, head].astype(np.float64),  # (Q, L)
+            row_names=rows,
+            column_names=columns,
+        )
+        for head in range(heads)
     )
-
-
-def panels_in_row(heads: int) -> int:
-    """Return how many panels, at most 4, to draw in a row for this many heads, so that rows are about equally long."""
-    return min(4, math.ceil(heads / math.ceil(heads / 4)))
+    # Rows of at most four panels, about equally long.
+    return Chart(panels, columns=min(4, math.ceil(heads / math.ceil(heads / 4))))
 
 
 # --- charts that explain the parts of a Transformer, computed with the model's own modules ---
@@ -236,33 +219,18 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
     """
     _check_even(d_model)
     table = sinusoids(length, d_model, interleaved=True).double().numpy()  # (T, D)
-    return Chart(
-        (
-            HeatMap(
-                title="Sinusoidal positions",
-                x_label="dimension",
-                y_label="position",
-                values=table,
-                minimum=-1.0,
-                maximum=1.0,
-            ),
-            Curves(
-                title="Sines of some dimensions",
-                x_label="position",
-                y_label="value",
-                curves=tuple(
-                    curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
-                    for dimension in _readable(length, d_model)
-                ),
-            ),
-        )
+    curves = tuple(
+        curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
+        for dimension in _readable(length, d_model)
     )
+    heat_map = HeatMap("Sinusoidal positions", "dimension", "position", table, minimum=-1.0)
+    return Chart((heat_map, Curves("Sines of some dimensions", "position", "value", curves)))
 
 
 def _readable(length: int, d_model: int) -> list[int]:
     """Return a sorted list of at most four even dimensions, whose sinusoids are readable in a plot.
 
-    They have about 8, 4, 2 and 1 periods in `length` positions.
+    The sinusoids of these dimensions have about 8, 4, 2 and 1 periods in `length` positions.
     """
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
@@ -278,27 +246,15 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
     vector = torch.full((1, 1, length, d_k), d_k**-0.5, dtype=torch.float64)
     rotated = RotaryPositions(d_k)(torch.arange(length), torch.float64).apply(vector)[0, 0]  # (T, K)
     products = (rotated @ rotated.T).numpy()  # (T, T)
-    return Chart(
-        (
-            HeatMap(
-                title="Query · key after the rotation",
-                x_label="position of the key",
-                y_label="position of the query",
-                values=products,
-                minimum=-1.0,
-                maximum=1.0,
-            ),
-            Curves(
-                title="Query · key by distance",
-                x_label="key's position − query's position",
-                y_label="query · key",
-                curves=(
-                    curve("from the first query", np.arange(length), products[0]),
-                    curve("from the last query", np.arange(length) - length + 1, products[-1]),
-                ),
-            ),
-        )
+    heat_map = HeatMap(
+        "Query · key after the rotation", "position of the key", "position of the query", products, minimum=-1.0
     )
+    curves = (
+        curve("from the first query", np.arange(length), products[0]),
+        curve("from the last query", np.arange(length) - length + 1, products[-1]),
+    )
+    by_distance = Curves("Query · key by distance", "key's position − query's position", "query · key", curves)
+    return Chart((heat_map, by_distance))
 
 
 def plot_masks(*, length: int, padding: int) -> Chart:
@@ -318,27 +274,12 @@ def plot_masks(*, length: int, padding: int) -> Chart:
         "Padding mask": padding_mask(ids, 0).allowed[0, 0].expand(length, length),
         "Both: the target's mask": target_mask(ids, 0).allowed[0, 0],
     }
-    return Chart(
-        tuple(
-            HeatMap(
-                title=title,
-                x_label="key (shaded: may be attended to)",
-                y_label="query",
-                values=allowed.double().numpy(),
-                minimum=0.0,
-                maximum=1.0,
-            )
-            for title, allowed in masks.items()
-        )
-    )
+    key = "key (shaded: may be attended to)"
+    return Chart(tuple(HeatMap(title, key, "query", each.double().numpy()) for title, each in masks.items()))
 
 
 def plot_schedules(
-    *,
-    schedules: Sequence[ScheduleName],
-    warmups: Sequence[int],
-    widths: Sequence[int],
-    steps: int,
+    *, schedules: Sequence[ScheduleName], warmups: Sequence[int], widths: Sequence[int], steps: int
 ) -> Chart:
     """Return a chart of learning rates by step: a curve for each combination of schedule, width and warm-up.
 
@@ -346,16 +287,11 @@ def plot_schedules(
     """
     x = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype(np.int64))
     curves = []
-    for schedule in schedules:
-        for width in widths:
-            for warmup in warmups:
-                peak = paper_peak(width, warmup)
-                rates = [
-                    learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps)
-                    for step in x.tolist()
-                ]
-                curves.append(curve(f"{schedule}, d_model {width}, warm-up {warmup:,}", x, rates))
-    return Chart((Curves(title="Learning rate", x_label="step", y_label="rate", curves=tuple(curves)),))
+    for schedule, width, warmup in product(schedules, widths, warmups):
+        peak = paper_peak(width, warmup)
+        rate = partial(learning_rate, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps)
+        curves.append(curve(f"{schedule}, d_model {width}, warm-up {warmup:,}", x, list(map(rate, x.tolist()))))
+    return Chart((Curves("Learning rate", "step", "rate", tuple(curves)),))
 
 
 def plot_activations() -> Chart:
@@ -369,17 +305,8 @@ def plot_activations() -> Chart:
         look = {"dashed": len(values) % 2 == 1}
         values.append(curve(name, x.detach().numpy(), y.detach().numpy(), **look))
         slopes.append(curve(name, x.detach().numpy(), slope.numpy(), **look))
-    return Chart(
-        (
-            Curves(
-                title="Activation functions",
-                x_label="input",
-                y_label="output",
-                curves=tuple(values),
-            ),
-            Curves(title="Their slopes", x_label="input", y_label="slope", curves=tuple(slopes)),
-        )
-    )
+    functions = Curves("Activation functions", "input", "output", tuple(values))
+    return Chart((functions, Curves("Their slopes", "input", "slope", tuple(slopes))))
 
 
 def _check_even(width: int) -> None:

@@ -23,17 +23,17 @@ from transduce.inference.generator import Generator
 from transduce.inference.parser import Parser
 from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
-from transduce.inspection.causal import draw_cells
+from transduce.inspection.causal import draw_cells, residual_points
 from transduce.inspection.plots import Chart, Curves, curve
 from transduce.inspection.reading import Reader, Reading, read
-from transduce.inspection.recorder import hook_points, record_activations
+from transduce.inspection.recorder import record_activations
 from transduce.text.word_spans import overlap, split_words, token_spans
 from transduce.ui_language import localized
 
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""Factor of half the squared weights (L2 penalty) of a probe, added to the sum of the losses of all examples."""
+"""Factor of the L2 penalty, half the sum of a probe's squared weights, which is added to the sum of the losses."""
 _STEPS = 60
 
 
@@ -90,15 +90,13 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
         """Return a chart with curves by layer: the probes' accuracy, that of the control task, and the baselines."""
         x = np.arange(len(self.layers)) + (self.layers[0] != "embedding")
         curves = (
-            curve("probe", x, self.accuracy),
-            curve("control task", x, self.control_accuracy),
-            curve("most frequent label", x, [self.majority] * len(x)),
-            *([curve("most frequent label of the word", x, [self.word_majority] * len(x))] if self.of_words else []),
+            curve("probe", x, self.accuracy, marked=True),
+            curve("control task", x, self.control_accuracy, marked=True),
+            curve("most frequent label", x, [self.majority] * len(x), marked=True),
+            curve("most frequent label of the word", x, [self.word_majority] * len(x), marked=True),
         )
         title = "Accuracy of linear probes on held-out text"
-        return Chart(
-            (Curves(title=title, x_label="layer (0: embedding)", y_label="share", curves=curves, marked=True),)
-        )
+        return Chart((Curves(title, "layer (0: embedding)", "share", curves if self.of_words else curves[:-1]),))
 
 
 @explain_wrong_types
@@ -179,18 +177,13 @@ def _word_states(reader: Reader, text: str) -> tuple[list[str], Tensor, tuple[st
     """Return a text's words, the words' states after each layer, (layers, words, D), and the layers' names."""
     reading = read(reader, text, "") if isinstance(reader, Translator) else read(reader, text)
     stack = "encoder" if reading.source_tokens else "decoder"
-    names = [
-        point.name
-        for point in hook_points(reading.model)
-        if point.name.startswith(f"{stack}.") and point.name.endswith((".embedding", ".residual"))
-    ]
+    names = residual_points(reading, stack)
     with torch.inference_mode(), record_activations(reading.model, names) as recording:
-        reading.forward(1)
+        reading.forward()
     states = torch.stack([recording[name][0].float().cpu() for name in names])  # (layers, T, D)
     words, weights = _words_of_tokens(reader, reading, text)
-    shown = tuple(
-        f"layer {1 + int(name.split('.')[1])}" if name.endswith(".residual") else "embedding" for name in names
-    )
+    first = int(names[0].endswith(".residual"))
+    shown = tuple(f"layer {number}" if number else "embedding" for number in range(first, first + len(names)))
     return words, torch.einsum("wt,ltd->lwd", weights, states), shown
 
 
@@ -205,10 +198,7 @@ def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[
     count = len(reading.source_tokens or reading.decoder_tokens)
     if isinstance(reader, Tagger):
         return list(reading.outputs), F.one_hot(torch.tensor(reading.positions), count).float()
-    if isinstance(reader, Parser):
-        vocabulary = reader.tokenizer.source
-    else:
-        vocabulary = reader.vocabulary if isinstance(reader, Generator) else reader.tokenizer.source  # type: ignore[union-attr]
+    vocabulary = reader.vocabulary if isinstance(reader, Generator) else reader.tokenizer.source  # type: ignore[union-attr]
     text = vocabulary.normalize(text)
     ids, spans = vocabulary.encode(text), split_words(text)
     shared = torch.from_numpy(overlap(spans, token_spans(vocabulary.token_texts(ids), text))).float()  # (words, tokens)

@@ -6,7 +6,7 @@ D model width, V tokens, classes or tags to choose from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,29 +47,29 @@ class Reading:
     """The tokens that the encoder reads, special tokens included; empty without an encoder."""
     decoder_tokens: tuple[str, ...] = ()
     """The tokens that the decoder reads, the start symbol included; empty without a decoder."""
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
     """A name for each prediction: the predicted token, the tagged word, the class, …; empty without predictions."""
-    labels: tuple[int, ...] = ()
+    labels: Sequence[int] = ()
     """For each prediction, the index of its token, class or tag in the logits; empty for vectors and numbers."""
     column_name: Callable[[int], str] = str
     """Function from an index in the logits to the name of its token, class or tag."""
-    forward: Callable[[int], Tensor]
-    """Function from a number of copies of the text to the states that predict, (copies, positions, d_model)."""
+    states_of: Callable[[Sequence[Sequence[int]]], Tensor]
+    """Function from the token ids of texts to the states that predict for them, (texts, positions, d_model). A
+    forecaster's function takes only the number of its lists, which must be empty, and repeats the history.
+    """
     finish: Callable[[Tensor], Tensor] | None = None
     """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model), and keeps the
     shape; None for models without Transformer layers.
     """
-    positions: tuple[int, ...] = ()
+    positions: Sequence[int] = ()
     """For each prediction, the position of the state that it is computed from."""
     head: Callable[[Tensor], Tensor] | None = None
     """Function from predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns); None
     for models without probabilities (vectors, numbers).
     """
     ids: tuple[int, ...] = ()
-    """The ids of the tokens that the encoder reads (in a decoder-only model, the decoder), with special tokens."""
-    states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
-    """Function from token ids of other texts to the states that predict for them, (texts, positions, d_model); None for
-    models that read numbers.
+    """The ids of the tokens that the encoder reads (in a decoder-only model, the decoder), with special tokens; empty
+    in a forecaster, which reads numbers.
     """
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
     """Function from lengths to a list of the decoder's states of that many first positions, (1, length, d_model) each.
@@ -89,6 +89,10 @@ class Reading:
     def tokens(self) -> tuple[str, ...]:
         """The text of each token that the predicting stack (encoder or decoder) reads, special tokens included."""
         return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
+
+    def forward(self, copies: int = 1) -> Tensor:
+        """Return the states that predict for `copies` of the text in one batch, (copies, positions, d_model)."""
+        return self.states_of([self.ids] * copies)
 
     def logits(self, copies: int = 1) -> Tensor:
         """Return the logits of each prediction for `copies` of the text in one batch, float32.
@@ -131,7 +135,6 @@ class Reading:
                 token or a special token was removed, has the log-probability NaN.
         """
         assert self.head is not None
-        assert self.states_of is not None
         states = self.states_of(texts)
         if self.source_tokens and self.decoder_tokens:
             return self.chosen(self.predict(states).log_softmax(dim=-1))
@@ -255,21 +258,16 @@ def _encoder_decoder(
     `source_ids` and `target_ids` have special tokens around them.
     """
     config, device = model.config, model.source_weight.device
-    source = pad([source_ids], config.pad_id, device)  # (1, S)
     inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
     vocabulary = reader.tokenizer.target
     targets = tuple(vocabulary.tokens(target_ids))
-
-    def forward(copies: int) -> Tensor:
-        memory, mask = model.encode(source.expand(copies, -1))
-        return model.decode(inputs.expand(copies, -1), memory, mask)  # type: ignore[no-any-return]
 
     def states_of(texts: Sequence[Sequence[int]]) -> Tensor:
         memory, mask = model.encode(pad(texts, config.pad_id, device))
         return model.decode(inputs.expand(len(texts), -1), memory, mask)  # type: ignore[no-any-return]
 
     def prefix_states(lengths: Sequence[int]) -> list[Tensor]:
-        memory, mask = model.encode(source)
+        memory, mask = model.encode(pad([source_ids], config.pad_id, device))
         return [model.decode(inputs[:, :length], memory, mask) for length in lengths]
 
     excluded = torch.tensor(excluded_tokens(config, reader.search.generate), dtype=torch.int64, device=device)
@@ -290,7 +288,6 @@ def _encoder_decoder(
         outputs=targets,
         labels=tuple(target_ids),
         column_name=vocabulary.token,
-        forward=forward,
         finish=finish if hasattr(model, "decoder_norm") else None,
         positions=tuple(range(len(target_ids))),
         head=head,
@@ -309,10 +306,9 @@ def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
     past, predicted = forecaster.normalized(history)  # (1, S, C), (1, T, C)
     inputs = torch.cat([past[:, -1:], predicted[:, :-1]], dim=1)
 
-    def forward(copies: int) -> Tensor:
-        memory = model.encode(past.expand(copies, -1, -1))
-        inputs_of = inputs.expand(copies, -1, -1)
-        return model.decode(inputs_of, memory, first_position=past.shape[1]).means
+    def states_of(texts: Sequence[Sequence[int]]) -> Tensor:
+        memory = model.encode(past.expand(len(texts), -1, -1))
+        return model.decode(inputs.expand(len(texts), -1, -1), memory, first_position=past.shape[1]).means
 
     count, steps = past.shape[1], predicted.shape[1]
     return Reading(
@@ -323,7 +319,7 @@ def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
         source_tokens=tuple(f"t-{count - 1 - point}" if point < count - 1 else "t" for point in range(count)),
         decoder_tokens=("t", *(f"t+{step}" for step in range(1, steps))),
         outputs=tuple(f"t+{step}" for step in range(1, steps + 1)),
-        forward=forward,
+        states_of=states_of,
     )
 
 
@@ -335,9 +331,8 @@ def _read_text(generator: Generator, text: str) -> Reading:
     model, vocabulary = generator.model, generator.vocabulary
     ids = generator.prompt_ids(text)
     check_length(len(ids), generator.context)
-    inputs = torch.tensor([ids], device=generator.device)
     with torch.inference_mode():
-        last = model.project(model.decode(inputs))[0, -1].float()
+        last = model.project(model.decode(torch.tensor([ids], device=generator.device)))[0, -1].float()
         last[list(model.config.forbidden_tokens)] = float("-inf")
         following = int(last.argmax())
     labels = [*ids[1:], following]
@@ -350,7 +345,6 @@ def _read_text(generator: Generator, text: str) -> Reading:
         outputs=tuple(vocabulary.tokens(labels)),
         labels=tuple(labels),
         column_name=vocabulary.token,
-        forward=lambda copies: model.decode(inputs.expand(copies, -1)),
         finish=lambda x: model.finish(normalize(model.norm, x, None)),
         positions=tuple(range(len(ids))),
         head=model.project,
@@ -361,16 +355,6 @@ def _read_text(generator: Generator, text: str) -> Reading:
 
 
 # --- encoder alone ---
-
-
-class _Predictions(NamedTuple):
-    """The predictions of an encoder's head, as fields of a `Reading`; all are empty for an encoder without a head."""
-
-    outputs: tuple[str, ...] = ()
-    labels: Sequence[int] = ()
-    positions: Sequence[int] = ()
-    column_name: Callable[[int], str] = str
-    head: Callable[[Tensor], Tensor] | None = None
 
 
 def _read_masked(filler: Filler, text: str) -> Reading:
@@ -393,8 +377,17 @@ def _read_masked(filler: Filler, text: str) -> Reading:
     filled = dict(zip(positions, labels, strict=True)) if masked else {}
     answer = vocabulary.decode([filled.get(position, id) for position, id in enumerate(framed)][1:-1])
     names = tuple(vocabulary.tokens(labels))
-    predictions = _Predictions(names, labels, positions, vocabulary.token, head)
-    return _encoder_reading(filler, text, answer, framed, predictions)
+    return _encoder_reading(
+        filler,
+        text,
+        answer,
+        framed,
+        outputs=names,
+        labels=labels,
+        positions=positions,
+        column_name=vocabulary.token,
+        head=head,
+    )
 
 
 def _read_classified(classifier: Classifier, text: str) -> Reading:
@@ -407,8 +400,10 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
 
     (label,) = _best(model, framed, [0], head)
     name = classifier.labels[label]
-    predictions = _Predictions((name,), [label], [0], classifier.labels.__getitem__, head)
-    return _encoder_reading(classifier, text, name, framed, predictions)
+    name_of = classifier.labels.__getitem__
+    return _encoder_reading(
+        classifier, text, name, framed, outputs=(name,), labels=[label], positions=[0], column_name=name_of, head=head
+    )
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
@@ -426,8 +421,17 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
 
     labels = _best(model, framed, positions, model.label_tokens)
     answer = " ".join(f"{word}/{tagger.tags[label]}" for word, label in zip(words, labels, strict=True))
-    predictions = _Predictions(tuple(words), labels, positions, tagger.tags.__getitem__, model.label_tokens)
-    return _encoder_reading(tagger, sentence, answer, framed, predictions)
+    return _encoder_reading(
+        tagger,
+        sentence,
+        answer,
+        framed,
+        outputs=tuple(words),
+        labels=labels,
+        positions=positions,
+        column_name=tagger.tags.__getitem__,
+        head=model.label_tokens,
+    )
 
 
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
@@ -435,7 +439,7 @@ def _read_embedded(embedder: Embedder, text: str) -> Reading:
     vocabulary = embedder.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(vocabulary.readable(text)), embedder.length)
     answer = f"a vector of {embedder.model.config.d_model} numbers"
-    return _encoder_reading(embedder, text, answer, framed, _Predictions())
+    return _encoder_reading(embedder, text, answer, framed)
 
 
 def _encoder_reading(
@@ -443,10 +447,15 @@ def _encoder_reading(
     text: str,
     answer: str,
     framed: list[int],
-    predictions: _Predictions,
+    **predictions: Any,
 ) -> Reading:
+    """Return the `Reading` of an encoder.
+
+    `framed` are the token ids that the model reads, with special tokens, and `predictions` are fields of the `Reading`
+    that describe the predictions, if the model has a head.
+    """
     model, vocabulary = reader.model, reader.tokenizer.source
-    inputs, mask = torch.tensor([framed], device=model.source_weight.device), vocabulary.special_token_names[2]
+    device, mask = model.source_weight.device, vocabulary.special_token_names[2]
     return Reading(
         model=model,
         reader=reader,
@@ -454,16 +463,11 @@ def _encoder_reading(
         answer=answer,
         # A mask replaces the space before it, but is a word of its own.
         source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.tokens(framed)),
-        outputs=predictions.outputs,
-        labels=tuple(predictions.labels),
-        column_name=predictions.column_name,
-        forward=lambda copies: model.encode(inputs.expand(copies, -1))[0],
+        states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, device))[0],
         finish=lambda x: normalize(model.norm, x, None),
-        positions=tuple(predictions.positions),
-        head=predictions.head,
         ids=tuple(framed),
-        states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
         special_tokens=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
+        **predictions,
     )
 
 

@@ -35,7 +35,7 @@ class HookPoint(NamedTuple):
     """The dotted name, such as `decoder.1.memory_attention.weights`; layers are counted from 0."""
     shape: str
     """The dimensions as letters, such as `B T D` for batch, positions and model width."""
-    can_edit: bool
+    can_edit: bool = True
     """False for attention weights, which the model reports and does not read back."""
 
 
@@ -321,16 +321,10 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
             raise no_weights(f"`{type(module).__name__}`")
         act(received[-1])
 
-    hooks = [
-        module.register_forward_pre_hook(of_this_thread(ask), with_kwargs=True),
-        module.register_forward_hook(of_this_thread(take), with_kwargs=True),
-    ]
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return remove
+    hooks = ExitStack()
+    hooks.callback(module.register_forward_pre_hook(of_this_thread(ask), with_kwargs=True).remove)
+    hooks.callback(module.register_forward_hook(of_this_thread(take), with_kwargs=True).remove)
+    return hooks.close
 
 
 _EDITED_PROJECT_LOCK = Lock()
@@ -405,12 +399,12 @@ def _sites(model: nn.Module) -> list[_Site]:
             f"Activations are recorded in the models of this package, but this is a {type(model).__name__}: pass the "
             "attribute `model` of what `transduce.load` returns."
         )
-    logits = HookPoint("logits", "B T V", can_edit=True)
+    logits = HookPoint("logits", "B T V")
     if isinstance(model, SeriesTransformer):
         return [*found, _Site(logits, model.head, _at_output)]
     if isinstance(model, Encoder) and model.classifier is not None:
         shape = "B T C" if model.config.token_labels else "B C"
-        return [*found, _Site(HookPoint("logits", shape, can_edit=True), model.classifier, _at_output)]
+        return [*found, _Site(HookPoint("logits", shape), model.classifier, _at_output)]
     return [*found, _Site(logits, model, _at_projected_logits)]
 
 
@@ -423,7 +417,7 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
     if not count:
         return
     calls = count if len(layers) < count else 1  # layers that share their weights are one module
-    first = HookPoint(f"{stack}.embedding", "B T D", can_edit=True)
+    first = HookPoint(f"{stack}.embedding", "B T D")
     yield _Site(first, layers[0], _at_input, 0, calls)
     for number in range(count):
         layer, turn = layers[number % len(layers)], number if calls > 1 else 0
@@ -432,10 +426,10 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
                 residual, part = getattr(layer, f"{name}_residual"), getattr(layer, name)
                 for point, module, register in _sublayer(f"{stack}.{number}.{name}", residual, part):
                     yield _Site(point, module, register, turn, calls)
-        after = HookPoint(f"{stack}.{number}.residual", "B T D", can_edit=True)
+        after = HookPoint(f"{stack}.{number}.residual", "B T D")
         yield _Site(after, layer, _at_output, turn, calls)
     if not isinstance(norm, nn.Identity):
-        yield _Site(HookPoint(f"{stack}.norm", "B T D", can_edit=True), norm, _at_output)
+        yield _Site(HookPoint(f"{stack}.norm", "B T D"), norm, _at_output)
 
 
 def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
@@ -471,7 +465,7 @@ def _recurrent(model: Recurrent) -> Iterator[_Site]:
             if attention is not None:
                 weights = HookPoint(f"{stack}.{number}.past_attention.weights", "B H Q L", can_edit=False)
                 yield _Site(weights, attention, _at_weights)
-            yield _Site(HookPoint(f"{stack}.{number}.residual", "B T D", can_edit=True), layer, _at_output)
+            yield _Site(HookPoint(f"{stack}.{number}.residual", "B T D"), layer, _at_output)
     if model.memory_attention is not None:
         weights = HookPoint("decoder.memory_attention.weights", "B H Q L", can_edit=False)
         yield _Site(weights, model.memory_attention, _at_weights)

@@ -141,7 +141,7 @@ def path_log_probabilities(
     for first in range(0, len(leaves), batch_size):
         batch = leaves[first : first + batch_size]
         for leaf, sums in zip(batch, _cumulative(model, memory, mask, batch, excluded), strict=True):
-            values_by_path |= {leaf[: number + 1]: value for number, value in enumerate(sums[: len(leaf)])}
+            values_by_path |= {leaf[:length]: value for length, value in enumerate(sums[: len(leaf)], 1)}
     return values_by_path
 
 
@@ -170,6 +170,7 @@ def _allowed_logits(model: Transformer, hidden: Tensor, excluded: Sequence[int])
 
 
 _CANDIDATES = 6
+_DIGITS = 5  # of probabilities, as a page can show them
 
 
 @explain_wrong_types
@@ -375,18 +376,13 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
     return tuple(
         Step(
             token=name_of(id),
-            probability=_rounded(float(row[id])),
+            probability=round(float(row[id]), _DIGITS),
             candidates=tuple(
-                Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)
+                Candidate(name_of(each), round(value, _DIGITS)) for each, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows
     )
-
-
-def _rounded(value: float) -> float:
-    """Return a probability rounded to the five decimals that a page can show."""
-    return round(value, 5)
 
 
 def _words(maps: AttentionMaps) -> WordAlignment:
@@ -405,8 +401,8 @@ def describe(model: nn.Module) -> str:
         outline = build_any_model(config)  # an int8 model has other parameters
     count = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
     millions = f"{count:,.1f}" if count >= 1.0 else f"{count:.2f}"
-    counts = {"encoder": (config.num_encoder_layers,), "decoder": (config.num_decoder_layers,)}
-    layers = " + ".join(map(str, counts.get(config.kind, (config.num_encoder_layers, config.num_decoder_layers))))
+    stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    layers = str(stacks[config.kind]) if config.kind in stacks else " + ".join(map(str, stacks.values()))
     if config.kind == "recurrent":
         return f"{layers} layers × {config.d_model}, {millions} million parameters"
     return f"{layers} layers × {config.d_model}, {config.num_heads} heads, {millions} million parameters"

@@ -25,7 +25,7 @@ from transduce.ui_language import columns_of, localized, padded, ui_language
 _MARK = "◀"
 
 
-class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+class Pointer(msgspec.Struct, frozen=True):
     """For one attention head, the word and the candidate antecedent that it attends to most from a pronoun."""
 
     layer: int
@@ -78,25 +78,14 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         word = int(np.argmax(weights))
         sums = [sum(weights[number] for number in candidate) for candidate in self.candidates]
         best = int(np.argmax(sums))
-        return Pointer(
-            layer=layer,
-            head=head,
-            word=word,
-            weight=weights[word],
-            candidate=best,
-            candidate_weight=sums[best],
-            points=best == self.antecedent,
-        )
+        return Pointer(layer, head, word, weights[word], best, sums[best], points=best == self.antecedent)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The candidate antecedents (words that the pronoun may refer to) as texts."""
-        return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
-
-    @staticmethod
-    def _name(parts: list[str]) -> str:
-        """Return the words of a candidate joined, without spaces if each word is a single character."""
-        return ("" if all(len(part) == 1 for part in parts) else " ").join(parts)
+        parts = [[self.words[number] for number in candidate] for candidate in self.candidates]
+        # Words of a single character are Chinese and have no spaces between.
+        return tuple(("" if all(len(part) == 1 for part in each) else " ").join(each) for each in parts)
 
     @property
     def chance(self) -> float:
@@ -154,10 +143,10 @@ class PronounPair(msgspec.Struct, frozen=True):
 
         The difference is infinite if the sentences differ in a word up to the pronoun.
         """
-        if self.one.words[: self.one.pronoun + 1] != self.other.words[: self.other.pronoun + 1]:
+        end = self.one.pronoun + 1
+        if self.one.words[:end] != self.other.words[: self.other.pronoun + 1]:
             return math.inf
-        indices = list(range(self.one.pronoun + 1))
-        return float(np.abs(self.one.array[..., indices] - self.other.array[..., indices]).max())
+        return float(np.abs(self.one.array[..., :end] - self.other.array[..., :end]).max())
 
     def _heads(self) -> Iterator[tuple[Pointer, Pointer]]:
         return zip(self.one.pointers, self.other.pointers, strict=True)
@@ -289,7 +278,18 @@ class WordAttribution(msgspec.Struct, frozen=True):
         )
 
 
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+class _Html(msgspec.Struct, frozen=True):
+    """Data that are shown as an HTML page, in a notebook too."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the data without further files or network access."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
+
+
+class Inspection(_Html, frozen=True, kw_only=True):
     """An inspected sentence: its translation, and how the model and the search produced it."""
 
     model: str
@@ -329,11 +329,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
         return InspectionPage(inspections=(self,)).to_html()
 
-    def _repr_html_(self) -> str:
-        return page_in_iframe(self.to_html())
 
-
-class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
+class TextInspection(_Html, frozen=True, kw_only=True):
     """An inspected text of a model of any kind: what the model predicts, and the attention between its tokens."""
 
     model: str
@@ -362,9 +359,6 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
         return TextInspectionPage(inspections=(self,)).to_html()
 
-    def _repr_html_(self) -> str:
-        return page_in_iframe(self.to_html())
-
     def draw(self, title: str | None = None) -> str:
         """Return the predictions, and the attention between words as a table, as text for a terminal.
 
@@ -372,37 +366,28 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         """
         shape = len(self.words.target_words), len(self.words.source_words)
         words = np.array(self.words.weights, dtype=np.float32).reshape(shape)
-        title = (
-            title
-            or {
-                "memory": "attention: a darker column was read more when the word of the row was written",
-                "encoder": "attention: a darker column was read more by the word of the row",
-                "decoder": "attention: a darker column was read more by the word of the row; later words are hidden",
-            }[self.attention]
-        )
         rows, columns = self.words.target_words, self.words.source_words
         table = draw_attention(WordAttention(columns, rows, words))
         if len(columns) > _MAX_COLUMNS:  # such as points in time
-            maximum = float(words.max(initial=0.0)) or 1.0
-            panel = HeatMap(
-                title="",
-                x_label=f"{columns[0]} to {columns[-1]}",
-                y_label="",
-                values=words.astype(np.float64),
-                minimum=0.0,
-                maximum=maximum,
-                row_names=rows,
-            )
+            maximum, label = float(words.max(initial=0.0)) or 1.0, f"{columns[0]} to {columns[-1]}"
+            panel = HeatMap("", label, "", words.astype(np.float64), maximum=maximum, row_names=rows)
             table = draw_chart(Chart((panel,)))
         steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
         shown = [self.text, self.answer]
         if self.model.startswith("Forecaster: "):  # the texts describe numbers; those of other models are the user's
             shown = [localized(text) for text in shown]
         head = ["  →  ".join(shown), localized(self.model)]
-        return "\n\n".join([*head, *steps, localized(title), table])
+        return "\n\n".join([*head, *steps, localized(title or _HEADINGS[self.attention]), table])
 
 
-class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+_HEADINGS = {
+    "memory": "attention: a darker column was read more when the word of the row was written",
+    "encoder": "attention: a darker column was read more by the word of the row",
+    "decoder": "attention: a darker column was read more by the word of the row; later words are hidden",
+}
+
+
+class InspectionPage(_Html, frozen=True, kw_only=True):
     """Inspections of several sentences or models for one page, which shows any two of them side by side."""
 
     inspections: tuple[Inspection, ...]
@@ -418,11 +403,8 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
         content = _page_content(self)
         return render_page(f"{self.inspections[0].source} → {self.inspections[0].translation}", content)
 
-    def _repr_html_(self) -> str:
-        return page_in_iframe(self.to_html())
 
-
-class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+class TextInspectionPage(_Html, frozen=True, kw_only=True):
     """Inspections of several texts by models of any kind for one page, which shows one of them at a time."""
 
     inspections: tuple[TextInspection, ...]
@@ -438,9 +420,6 @@ class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
         content = _page_content(self)
         first = self.inspections[0]
         return render_text_page(" → ".join(filter(None, (first.text, first.answer))), content)
-
-    def _repr_html_(self) -> str:
-        return page_in_iframe(self.to_html())
 
 
 def _page_content(page: InspectionPage | TextInspectionPage) -> str:
@@ -500,19 +479,10 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
     `attention`, the table's content, is drawn below the heading `title`, which may be empty.
     """
     ended = [node for node in inspection.tree if node.ended]
-    return "\n".join(
-        [
-            f"{inspection.source}  →  {inspection.translation}",
-            localized(
-                f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended"
-            ),
-            "",
-            draw_steps(inspection.steps),
-            "",
-            *([localized(title), ""] if title else []),
-            draw_attention(attention),
-        ]
-    )
+    count = f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended"
+    head = f"{inspection.source}  →  {inspection.translation}\n{localized(count)}"
+    heading = [localized(title)] if title else []
+    return "\n\n".join([head, draw_steps(inspection.steps), *heading, draw_attention(attention)])
 
 
 def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
@@ -526,14 +496,10 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
     width = max(map(columns_of, names), default=0)
     lines = []
     for name, step in zip(names, steps, strict=True):
-        alternatives = [candidate for candidate in step.candidates if candidate.token != step.token][:_MAX_ALTERNATIVES]
-        alternatives_text = "  ".join(
-            f"{candidate.token} {100 * candidate.probability:.1f}" for candidate in alternatives
-        )
-        bar = draw_bar(step.probability, _BAR_CELLS)
-        lines.append(
-            f"{padded(name, width)}  {100 * step.probability:5.1f} %  {padded(bar, _BAR_CELLS)}  {alternatives_text}"
-        )
+        others = [f"{each.token} {100 * each.probability:.1f}" for each in step.candidates if each.token != step.token]
+        bar = padded(draw_bar(step.probability, _BAR_CELLS), _BAR_CELLS)
+        percent = f"{100 * step.probability:5.1f} %"
+        lines.append("  ".join([padded(name, width), percent, bar, *others[:_MAX_ALTERNATIVES]]))
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -207,7 +207,7 @@ def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtyp
 
 
 def compiled_state(state: DecodingState) -> "CompiledState | None":
-    """Return a decoding state if it is a `CompiledState` (of the CPU kernels), else None; nothing is imported."""
+    """Return a decoding state if it is a `CompiledState` (of the CPU kernels), else None, without loading kernels."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
     from transduce.kernels.cpu.decoding.state import CompiledState

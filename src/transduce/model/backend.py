@@ -99,7 +99,11 @@ class Component(nn.Module):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
+        """Return the module's output: computed by the backend in use, or by `forward` if there is none.
+
+        Raises:
+            TransduceError: an argument breaks a rule of `forward`, as `_check_call` reports it.
+        """
         try:
             # `torch.compile` can trace a class attribute, but no context variable.
             if _InUse.backend is not None and (kernels := _BACKEND.get()) is not None:

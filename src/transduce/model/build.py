@@ -260,9 +260,10 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
-    """Return whether two attributes of modules are equal; values that are not plain, such as tensors, need equal types.
+    """Return whether two attributes of modules are equal.
 
-    Functions are equal if `is_same_function` says so.
+    Functions are equal if `is_same_function` says so. Of values that are not plain, such as tensors, only the types are
+    compared.
     """
     if isinstance(expected, partial | _FUNCTIONS):
         return is_same_function(value, expected, _is_equal)
@@ -350,8 +351,9 @@ def check_registered(config: ModelConfig) -> None:
     A small model of the configuration reads random input. A configuration without registered components is not checked.
 
     Raises:
-        TransduceError: decoding with a cache, or padding, changes the model's output; stored weights are not all that
-            it needs; or an attention or score ignores another setting, such as the positions.
+        TransduceError: the model cannot be built or fails in decoding; decoding with a cache, or padding, changes its
+            output; stored weights are not all that it needs; or an attention or score ignores another setting, such as
+            the positions.
     """
     registered = [name for name, names in REGISTERED_NAMES.items() if getattr(config, name) in names]
     if not registered:

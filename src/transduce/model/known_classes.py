@@ -45,7 +45,7 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global
 
 
 class Fact(NamedTuple):
-    """A property of a model's component that changes the computed function: ("encoder_norm", "norm", "layer")."""
+    """A property of a model's component that changes the computed function, such as ("encoder_norm", "norm", "rms")."""
 
     path: str
     """The component's dotted name; empty for the model or layer itself."""
@@ -249,7 +249,10 @@ for _file in sorted({_kind.__module__ for _kind in KNOWN if _kind.__module__.sta
 
 
 class Check:
-    """The result of `replaced_function` that `global_change` returns in the body of `checked_once`."""
+    """A holder, without instances, of the result of `replaced_function` at the start of the body of `checked_once`.
+
+    `global_change` returns this result in the body.
+    """
 
     is_open = False
     """True in the body of `checked_once`."""

@@ -58,7 +58,7 @@ class AttentionMask:
         return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """Return the mask that allows attention where two masks do; additional terms for the scores are added."""
+        """Return the mask that allows attention where both masks do; it has the sum of their additional score terms."""
         if isinstance(other, BiasedMask):
             return other & self
         return AttentionMask(self.allowed & other.allowed)

@@ -67,7 +67,7 @@ class PhraseMatcher:
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
 
     def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
-        """Return the `PhraseProgress` through the required phrases of a hypothesis that is extended by `token`."""
+        """Return the `PhraseProgress` of a hypothesis after `token` is appended; `progress` is the one before."""
         cached = self._next.get((progress, token))
         if cached is None:
             after = self._follow(progress, token)

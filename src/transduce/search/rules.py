@@ -223,9 +223,10 @@ class ForcedContext(Rule):
 
 
 def rules_for_log_probabilities(rules: Iterable[Rule], normalizer: Callable[[], Tensor | None]) -> list[Rule]:
-    """Return rules in which a `RepetitionPenalty` of logits has the `normalizer` that recovers them.
+    """Return a list of these rules in which each `RepetitionPenalty` gets the function `normalizer`.
 
-    A penalty that another rule wraps is replaced, too; all other rules are the same objects.
+    The penalty then applies to logits, although the rules get log-probabilities. Penalties, and rules that wrap others,
+    are replaced by new objects; the other rules are the same objects.
     """
     replaced: list[Rule] = []
     for rule in rules:
@@ -269,7 +270,7 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def ranking_of(generate: GenerateSettings | None) -> Ranking:
-    """Return the `Ranking` of hypotheses: that of Hugging Face's `generate` for such settings, the paper's for None."""
+    """Return the `Ranking` of hypotheses: that of Hugging Face's `generate`, or the paper's if `generate` is None."""
     return PAPER_RANKING if generate is None else GENERATE_RANKING
 
 

@@ -295,8 +295,9 @@ BY_SOURCE = ("max_length_factor", "max_length_extra")
 def override_search(
     search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None] | None = None
 ) -> SearchSettings:
-    """Return search settings changed by the options that are not None; any sampling option makes search sample.
+    """Return search settings changed by the options that are not None.
 
+    Sampling options make search sample, except that a temperature of 0 makes it greedy.
     An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
     stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
     example, `n_best` is 1, too. A stored `max_length` that does not exceed the option `min_length` is dropped, so

@@ -220,7 +220,7 @@ class Batcher:
         return tokens >= self.batch_tokens or self.running + self.waiting >= self.max_running
 
     def _drop_late(self) -> None:
-        """Remove jobs (clients' requests) from the queue for which no client waits or whose deadline has passed."""
+        """Remove jobs (clients' requests) whose deadline has passed, or for which no client waits, from the queue."""
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
@@ -362,7 +362,7 @@ class Batcher:
             self._dequeue(job)
 
     def finish(self, batch: JobBatch, results: list[Any] | Exception) -> None:
-        """Deliver the results of a decoded batch to its jobs (clients' requests); complete those that have all.
+        """Deliver the results of a decoded batch to its jobs (clients' requests), and complete jobs that lack none.
 
         Args:
             batch: the batch.

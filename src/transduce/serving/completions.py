@@ -125,10 +125,6 @@ class Completions:
             raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
         return found
 
-    def context_before(self, name: str) -> int:
-        """Return how many earlier texts of a conversation the translation model called `name` reads."""
-        return self.service.routes.by_name[name].context_before
-
     async def complete(
         self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
     ) -> Completion:

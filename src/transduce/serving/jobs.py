@@ -32,7 +32,7 @@ class QueuedModel(Protocol):
 
 
 class TranslateOptions(TypedDict):
-    """What the translation of a batch depends on, besides its sentences and the search settings."""
+    """The keyword arguments of `Model.translate`, on which a translation depends besides the search settings."""
 
     indices: Sequence[int]
     """Index of each sentence in the client's request, on which the sentence's random draws depend."""

@@ -462,7 +462,7 @@ def read_conversation(
         return prompt, []
     if name in completions.service.generators:
         return conversation_text(messages), []
-    return last_user_message(messages), earlier_turns(messages, completions.context_before(name))
+    return last_user_message(messages), earlier_turns(messages, completions.service.routes.by_name[name].context_before)
 
 
 _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

@@ -8,12 +8,13 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
 
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 
@@ -288,18 +289,7 @@ _IDLE_SECONDS = 1.0  # a client that sends nothing for so long seems to wait for
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-class ReadableRequest(Protocol):
-    """An HTTP request whose body can be read: the part of Starlette's `Request` that this module uses."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """A mapping from the name of each header, in lower case, to its value."""
-
-    def stream(self) -> AsyncIterator[bytes]:
-        """Yield the request's body in chunks as they arrive."""
-
-
-async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) -> bytes:
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Return the whole body of a request, decompressed.
 
     Args:

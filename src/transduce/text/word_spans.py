@@ -26,6 +26,10 @@ class Span(NamedTuple):
     start: int
     end: int
 
+    def shifted(self, offset: int) -> "Span":
+        """Return the span with `offset` added to its start and its end."""
+        return Span(self.start + offset, self.end + offset)
+
     def contains(self, other: "Span") -> bool:
         """Return whether the span contains all characters of another span of the same text; equal spans do."""
         return self.start <= other.start and other.end <= self.end

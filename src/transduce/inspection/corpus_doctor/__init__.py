@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from transduce.errors import count_noun
 from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, LineRange, align, side_features
 from transduce.inspection.corpus_doctor.findings import (
@@ -18,9 +20,9 @@ from transduce.inspection.corpus_doctor.report import (
     CorpusText,
     Example,
     Finding,
+    count_finding,
     first_examples,
     read_corpus,
-    severity_of,
 )
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
@@ -43,14 +45,14 @@ def examine_corpus(
 ) -> CorpusReport:
     """Check a parallel corpus for faults, and return a `CorpusReport`.
 
-    The corpus is files that correspond line by line, or files of pairs.
+    The corpus is two lists of files whose lines correspond, or files of pairs.
 
     Args:
         source: files of the source side, plain or compressed; without a target, files of pairs in any form
             that training reads.
-        target: files of the target side.
+        target: files of the target side; empty for files of pairs.
         test_source: source side of the test set, to find its sentences in the training text; empty: not checked.
-        test_target: target side of the test set.
+        test_target: target side of the test set; empty: `test_source` has files of pairs.
         languages: codes of both languages, if columns of tables or keys of JSON lines are named after them.
         columns: the columns or fields of files of pairs that hold source and target, by name or number.
         tokenizer: a model's tokenizer; None: one is trained on the corpus.
@@ -100,16 +102,10 @@ def _line_counts(text: CorpusText) -> Finding:
 def _malformed_lines(text: CorpusText) -> list[Finding]:
     """Return a list with a finding about table lines without two columns; the list is empty if there are none."""
     count = len(text.malformed)
-    return [
-        Finding(
-            name="table lines",
-            severity=severity_of(count, text.pairs + count, 0.05),
-            count=count,
-            share=count / (text.pairs + count),
-            message=f"{count_noun(count, 'line')} without two columns; training leaves them out",
-            examples=tuple(Example(side="source", location=each, text="") for each in text.malformed[:EXAMPLES]),
-        )
-    ][:count]
+    message = f"{count_noun(count, 'line')} without two columns; training leaves them out"
+    finding = count_finding("table lines", count, text.pairs + count, message, 0.05)
+    examples = tuple(Example(side="source", location=each, text="") for each in text.malformed[:EXAMPLES])
+    return [msgspec.structs.replace(finding, examples=examples)] if count else []
 
 
 def _alignment_findings(text: CorpusText) -> tuple[tuple[LineRange, ...], list[Finding]]:
@@ -162,28 +158,20 @@ def _describe(shifted: LineRange, lag_before: int) -> str:
     lines = f"source lines {shifted.first_line:,} to {shifted.last_line:,}"
     if shifted.lag is None:
         return f"{lines} have no translations nearby"
-    lines_off = f"{abs(shifted.lag):,} line{'s' * (abs(shifted.lag) > 1)}"
+    lines_off = count_noun(abs(shifted.lag), "line")
     where = f"{lines_off} {'later' if shifted.lag > 0 else 'earlier'} in the target"
     if shifted.lag == lag_before:
         return f"{lines} have their translations {where}"
-    wrong = (
-        "just before, the target has extra lines or the source lacks some"
-        if shifted.lag > lag_before
-        else ("just before, the source has extra lines or the target lacks some")
-    )
+    wrong = "just before, the source has extra lines or the target lacks some"
+    if shifted.lag > lag_before:
+        wrong = "just before, the target has extra lines or the source lacks some"
     return f"{lines} have their translations {where} ({wrong})"
 
 
 def _unlikely_pairs(text: CorpusText, alignment: Alignment) -> Finding:
-    numbers = [line - 1 for line in alignment.unlikely_lines]
     count = alignment.unlikely_count
-    return Finding(
-        name="unlikely pairs",
-        severity=severity_of(count, text.pairs, 0.05),
-        count=count,
-        share=count / text.pairs,
-        message=f"{count_noun(count, 'pair')} less like translations than most unrelated lines are; the least likely:"
-        if count
-        else "none",
-        examples=tuple(text.pair_example(number) for number in numbers[:EXAMPLES] if number < text.pairs),
-    )
+    message = f"{count_noun(count, 'pair')} less like translations than most unrelated lines are; the least likely:"
+    finding = count_finding("unlikely pairs", count, text.pairs, message, 0.05)
+    numbers = [line - 1 for line in alignment.unlikely_lines[:EXAMPLES]]
+    examples = tuple(text.pair_example(number) for number in numbers if number < text.pairs)
+    return msgspec.structs.replace(finding, examples=examples)

@@ -39,7 +39,7 @@ _QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), 
 
 
 class SideFeatures(NamedTuple):
-    """Numeric features of all lines of one side of a corpus that translation preserves, for the alignment of lines."""
+    """Numbers that describe the lines of a corpus side, and that are alike in a line and its translation."""
 
     length: Floats
     """Number of characters of each line, (lines,)."""
@@ -58,7 +58,7 @@ class SideFeatures(NamedTuple):
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
-    """Return a `SideFeatures` with length, marks, numbers and words of all lines of one side, to align lines."""
+    """Return the `SideFeatures` (lengths, marks, numbers and words) of the lines of one side, to align the lines."""
     return SideFeatures(
         length=np.array([len(line) for line in lines], dtype=np.float32),
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
@@ -85,26 +85,28 @@ def _hash(text: str) -> int:
 
 
 def _codes(lines: Sequence[str]) -> NDArray[np.int64]:
-    table = np.zeros((len(lines), CODES), dtype=np.int64)
-    for row, line in enumerate(lines):
+    rows = []
+    for line in lines:
         words = [word for word in _WORD.findall(line.casefold()) if len(word) >= _MIN_CODE_CHARACTERS]
         codes = sorted({word for word in words if _DIGITS.search(word)}, key=lambda word: (-len(word), word))
-        hashes = [_hash(code) for code in codes[:CODES]]
-        table[row, : len(hashes)] = hashes
-    return table
+        rows.append(list(map(_hash, codes[:CODES])))
+    return _padded_table(rows, CODES)
 
 
 def _rare_words(lines: Sequence[str]) -> Ints:
     words = [set(_WORD.findall(line.casefold())) for line in lines]
-    counts: Counter[str] = Counter()
-    for line_words in words:
-        counts.update(sorted(line_words))
+    counts = Counter(word for line_words in words for word in line_words)
     frequent = sorted((word for word, count in counts.items() if count >= _MIN_LINES), key=lambda w: (-counts[w], w))
-    rank_by_word = {word: rank for rank, word in enumerate(frequent[: VOCABULARY - 1], 1)}
-    table = np.zeros((len(lines), WORDS), dtype=np.int32)
-    for row, line_words in enumerate(words):
-        ranks = sorted((rank_by_word[word] for word in line_words if word in rank_by_word), reverse=True)[:WORDS]
-        table[row, : len(ranks)] = ranks
+    ranks = {word: rank for rank, word in enumerate(frequent[: VOCABULARY - 1], 1)}
+    rows = [sorted((ranks[word] for word in line_words if word in ranks), reverse=True) for line_words in words]
+    return _padded_table(rows, WORDS).astype(np.int32)
+
+
+def _padded_table(rows: Sequence[Sequence[int]], width: int) -> NDArray[np.int64]:
+    """Return the first `width` numbers of each row, padded with 0, (rows, width)."""
+    table = np.zeros((len(rows), width), dtype=np.int64)
+    for cells, row in zip(table, rows, strict=True):
+        cells[: len(row)] = row[:width]
     return table
 
 
@@ -164,18 +166,16 @@ class Evidence:
         The features are length, marks, commas, numbers and words of both lines; each cell has a weight as evidence.
         """
         a, b = self._source, self._target
-        digits = np.where(
-            (a.digits[sources] == 0) & (b.digits[targets] == 0),
-            0,
-            np.where(
+        has_digits, has_other_digits = a.digits[sources] != 0, b.digits[targets] != 0
+        digits = np.select(
+            [
+                ~has_digits & ~has_other_digits,
                 a.digits[sources] == b.digits[targets],
-                1,
-                np.where(
-                    (a.digits[sources] == 0) | (b.digits[targets] == 0),
-                    2,
-                    np.where(_have_one_in_common(a.codes[sources], b.codes[targets]), 4, 3),
-                ),
-            ),
+                ~has_digits | ~has_other_digits,
+                _have_one_in_common(a.codes[sources], b.codes[targets]),
+            ],
+            [0, 1, 2, 4],
+            default=3,
         )
         return [
             self._length_cells(sources, targets),
@@ -229,11 +229,8 @@ class Evidence:
         sizes = int(self._source.words.max(initial=0)) + 1, int(self._target.words.max(initial=0)) + 1
         table = np.zeros(sizes[0] * sizes[1], dtype=np.float32)
         for start in range(0, len(left), _CHUNK):
-            codes = (
-                left[start : start + _CHUNK, :, None].astype(np.int64) * sizes[1]
-                + right[start : start + _CHUNK, None, :]
-            )
-            table += np.bincount(codes.ravel(), minlength=len(table))
+            rows, columns = left[start : start + _CHUNK, :, None], right[start : start + _CHUNK, None, :]
+            table += np.bincount((rows.astype(np.int64) * sizes[1] + columns).ravel(), minlength=len(table))
         table = table.reshape(sizes)
         np.maximum(table - 1.0, 0.0, out=table)
         counts = [np.bincount(words.ravel(), minlength=size) for words, size in zip((left, right), sizes, strict=True)]
@@ -258,9 +255,7 @@ class Evidence:
         self._weights = [_log_ratio(a, b) for a, b in zip(corresponding_counts, unrelated_counts, strict=True)]
         scores = self._score_chunk(sources[inside][:_CHUNK], unrelated[inside][:_CHUNK])
         self.nats_of_unrelated = float(np.quantile(scores, _UNRELATED_SHARE)) if len(scores) else _BAD_PAIR_NATS
-        """The 35 % quantile of the evidence, in nats, of unrelated pairs of lines, for `unlikely_count` of an
-        alignment.
-        """
+        """The evidence in nats that 35 % of the pairs of unrelated lines do not reach; less is an unlikely pair."""
 
     def _count_cells(self, sources: Indices, targets: Indices, sizes: tuple[int, ...]) -> list[Floats]:
         counts = [np.zeros(size, dtype=np.float32) for size in sizes]
@@ -437,7 +432,7 @@ def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int)
         sources = np.arange(max(0, -lag), max(0, -lag, min(size, target_size - lag)))
         nats[:, column] = _BEYOND_NATS
         nats[sources, column] = evidence.score(sources, sources + lag)
-    backpointers = np.empty(nats.shape, dtype=np.int8)
+    backpointers = np.zeros(nats.shape, dtype=np.int8)
     best_nats = nats[0].copy()
     unchanged = np.arange(nats.shape[1], dtype=np.int8)
     for line in range(1, size):
@@ -450,8 +445,7 @@ def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int)
     chosen = np.empty(size, dtype=np.int64)
     for line in range(size - 1, -1, -1):
         chosen[line] = column
-        if line:
-            column = int(backpointers[line, column])
+        column = int(backpointers[line, column])
     return _Path(np.array([*lags, NO_LAG])[chosen], nats[np.arange(size), chosen])
 
 

@@ -13,6 +13,7 @@ from transduce.inspection.corpus_doctor.report import (
     CorpusText,
     Finding,
     Side,
+    count_finding,
     first_examples,
     line_finding,
     severity_of,
@@ -89,20 +90,26 @@ _PATTERNS = (
 )
 
 
+_BLANK = (
+    _Pattern("empty lines", lambda line: not line, "{count} empty; training leaves such pairs out", 0.05),
+    _Pattern(
+        "white space only",
+        lambda line: line and not line.strip(),
+        "{count} of white space only; training leaves such pairs out",
+        0.05,
+    ),
+)
+
+
 def character_findings(text: CorpusText) -> list[Finding]:
     """Return a list of findings about characters: suspicious ones by kind, empty lines, punctuation and quotes."""
-    findings = []
-    for name, matches, message, problem_share in _PATTERNS:
-        source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
-        findings.append(line_finding(text, name, (source, target), message, problem_share))
-    return [
-        *findings,
-        _windows_files(text),
-        _empty_lines(text),
-        _white_space(text),
-        _punctuation(text),
-        _quoted_side(text),
-    ]
+    suspicious, blank = ([_pattern_finding(text, each) for each in kind] for kind in (_PATTERNS, _BLANK))
+    return [*suspicious, _windows_files(text), *blank, _punctuation(text), _quoted_side(text)]
+
+
+def _pattern_finding(text: CorpusText, pattern: _Pattern) -> Finding:
+    source, target = ([n for n, line in enumerate(side.lines) if pattern.matches(line)] for side in text.sides)
+    return line_finding(text, pattern.name, (source, target), pattern.message, pattern.problem_share)
 
 
 def _windows_files(text: CorpusText) -> Finding:
@@ -118,17 +125,6 @@ def _windows_files(text: CorpusText) -> Finding:
         if marks + returns
         else "none",
     )
-
-
-def _empty_lines(text: CorpusText) -> Finding:
-    source, target = ([n for n, line in enumerate(side.lines) if not line] for side in text.sides)
-    return line_finding(text, "empty lines", (source, target), "{count} empty; training leaves such pairs out", 0.05)
-
-
-def _white_space(text: CorpusText) -> Finding:
-    source, target = ([n for n, line in enumerate(side.lines) if line and not line.strip()] for side in text.sides)
-    message = "{count} of white space only; training leaves such pairs out"
-    return line_finding(text, "white space only", (source, target), message, 0.05)
 
 
 def _quoted_side(text: CorpusText) -> Finding:
@@ -199,16 +195,8 @@ def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
 
 def _pair_finding(text: CorpusText, name: str, numbers: list[int], message: str, problem_share: float) -> Finding:
     count = len(numbers)
-    return Finding(
-        name=name,
-        severity=severity_of(count, text.pairs, problem_share),
-        count=count,
-        share=count / text.pairs,
-        message=message.format(count=f"{count:,} pair{'s' * (count > 1)}", share=f"{count / text.pairs:.1%}")
-        if count
-        else "none",
-        examples=first_examples((text.source, number) for number in numbers),
-    )
+    shown = message.format(count=count_noun(count, "pair"), share=f"{count / text.pairs:.1%}")
+    return count_finding(name, count, text.pairs, shown, problem_share, ((text.source, number) for number in numbers))
 
 
 def _duplicates(text: CorpusText) -> Finding:
@@ -232,9 +220,6 @@ def _copies(text: CorpusText) -> Finding:
 def _retranslated(text: CorpusText) -> Finding:
     pairs = dict.fromkeys(zip(text.source.lines, text.target.lines, strict=False))
     counts = Counter(source for source, _ in pairs)
-    first_lines: dict[str, int] = {}
-    for number, line in enumerate(text.source.lines):
-        first_lines.setdefault(line, number)
     most_translated, max_translations = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     num_sources = sum(count > 1 for count in counts.values())
     return Finding(
@@ -243,7 +228,7 @@ def _retranslated(text: CorpusText) -> Finding:
         count=num_sources,
         share=num_sources / max(1, len(counts)),
         message=f"{count_noun(num_sources, 'source')} with more than one target, up to {max_translations:,}",
-        examples=(text.source.example(first_lines[most_translated]),) if max_translations > 1 else (),
+        examples=(text.source.example(text.source.lines.index(most_translated)),) if max_translations > 1 else (),
     )
 
 
@@ -265,9 +250,7 @@ def _overlap(side: Side, test: Side) -> Finding:
     Case, spaces and punctuation are ignored; the count is of different sentences.
     """
     test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
-    line_numbers = [
-        number for number, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences
-    ]
+    line_numbers = [n for n, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences]
     num_leaked = len({normalized_line(side.lines[number]) for number in line_numbers})
     share = num_leaked / max(1, len(test_sentences))
     message = (
@@ -366,19 +349,16 @@ def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_train
     `sides` has the counts of source and target.
     """
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
-    tokens, odd = (
-        sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
-    )
-    share = odd / max(1, tokens)
+    tokens, odd = sum(sum(side.counts) for side in sides), sum(sum(side.odd) for side in sides)
     lines = [[n for n, (a, b) in enumerate(zip(s.odd, s.counts, strict=True)) if a > _ODD_SHARE * b] for s in sides]
-    line_examples = line_finding(text, "unknown tokens", (lines[0], lines[1]), "{count}")
-    return Finding(
-        name="unknown tokens",
+    finding = line_finding(text, "unknown tokens", (lines[0], lines[1]), "{count}")
+    share = odd / max(1, tokens)
+    return msgspec.structs.replace(
+        finding,
         severity=severity_of(odd, tokens, math.inf if is_trained_here else 0.01),
         count=odd,
         share=share,
         message=f"{share:.2%} of the tokens are bytes of characters or unknown (by {source})",
-        examples=line_examples.examples,
     )
 
 
@@ -429,24 +409,19 @@ def chinese_finding(text: CorpusText) -> Finding:
 
 
 def _rarer_script_lines(side: Side) -> list[int]:
-    simplified, traditional, both = [], [], []
+    simplified, traditional, both = list[int](), list[int](), list[int]()
     for number, line in enumerate(side.lines):
         if line.isascii():
             continue
-        characters = set(line)
-        kinds = not SIMPLIFIED.isdisjoint(characters), not TRADITIONAL.isdisjoint(characters)
-        if kinds == (True, False):
-            simplified.append(number)
-        elif kinds == (False, True):
-            traditional.append(number)
-        elif all(kinds):
-            both.append(number)
+        has_simplified, has_traditional = not SIMPLIFIED.isdisjoint(line), not TRADITIONAL.isdisjoint(line)
+        if has_simplified or has_traditional:
+            kind = simplified if not has_traditional else traditional if not has_simplified else both
+            kind.append(number)
     if sum(_KANA.search(side.lines[number]) is not None for number in both) > 0.1 * len(both):
         return []  # Japanese text mixes both forms
     if len(simplified) + len(traditional) + len(both) < _CHINESE_SHARE * len(side.lines):
         return []
-    rarer = min(simplified, traditional, key=len)
-    return sorted([*rarer, *both])
+    return sorted([*min(simplified, traditional, key=len), *both])
 
 
 # --- languages ---
@@ -462,15 +437,9 @@ def language_findings(text: CorpusText) -> list[Finding]:
     """Return a list of findings about lines in a wrong script or, if both sides share one, in the other's language."""
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
     misplaced = _misplaced_lines(text, scripts)
-    own_scripts = [
-        _own_scripts(side, misplaced_lines) for side, misplaced_lines in zip(scripts, misplaced, strict=True)
-    ]
+    own_scripts = list(map(_own_scripts, scripts, misplaced))
     source, target = (
-        [
-            number
-            for number, script in enumerate(side)
-            if number in misplaced_lines or (script is not None and script not in expected)
-        ]
+        [n for n, script in enumerate(side) if n in misplaced_lines or (script is not None and script not in expected)]
         for side, misplaced_lines, expected in zip(scripts, misplaced, own_scripts, strict=True)
     )
     names = f"source: {_join_names(own_scripts[0])}; target: {_join_names(own_scripts[1])}"

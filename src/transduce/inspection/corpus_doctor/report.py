@@ -22,6 +22,7 @@ from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
 _MARKS: dict[Severity, str] = {"fine": "ok", "look": "look", "problem": "FAULT"}
+_LABELS: dict[Severity, str] = {"problem": "to fix", "look": "to check", "fine": "in order"}
 _MAX_WIDTH = 60
 
 
@@ -51,6 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """Message that says what was found, and what to do."""
     examples: tuple[Example, ...] = ()
+    """At most three affected lines or pairs."""
 
     def __str__(self) -> str:
         head = f"{column(_MARKS[self.severity], 6)}{column(self.name, 22)} {localized(self.message)}"
@@ -63,9 +65,13 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     """True if no finding is a problem."""
     source: tuple[str, ...]
+    """The paths of the files of the source side, or of pairs."""
     target: tuple[str, ...]
+    """The paths of the files of the target side; those of `source` if these are files of pairs."""
     source_lines: int
+    """The number of lines of the source side."""
     target_lines: int
+    """The number of lines of the target side."""
     line_ranges: tuple[LineRange, ...]
     """Ranges of source lines whose translations are shifted equally; empty if files are too short or unrelated."""
     findings: tuple[Finding, ...]
@@ -77,16 +83,17 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         sides = f"{' '.join(self.source)} ({count_noun(self.source_lines, 'line')}) and {' '.join(self.target)}"
-        order = {"problem": 0, "look": 1, "fine": 2}
-        findings = sorted(self.findings, key=lambda finding: order[finding.severity])
-        problems = sum(finding.severity == "problem" for finding in findings)
-        looks = sum(finding.severity == "look" for finding in findings)
-        verdict = f"{problems} to fix, {looks} to check, {len(findings) - problems - looks} in order"
+        problems, looks, fine = (sum(each.severity == severity for each in self.findings) for severity in _LABELS)
+        verdict = f"{problems} to fix, {looks} to check, {fine} in order"
         return "\n".join([
             localized(f"The doctor on {sides} ({count_noun(self.target_lines, 'line')})"),
-            *map(str, findings),
+            *map(str, _worst_first(self.findings)),
             noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s")),
         ])  # fmt: skip
+
+
+def _worst_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: list(_LABELS).index(finding.severity))
 
 
 def shortened(text: str) -> str:
@@ -114,13 +121,11 @@ table{border-collapse:collapse;width:100%}td{padding:.3rem .6rem;vertical-align:
 .problem{color:#a00;font-weight:bold}.look{color:#850}.fine{color:#070}code{font-size:85%;color:#555}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td{border-color:#444}code{color:#aaa}
 .problem{color:#f77}.look{color:#fc6}.fine{color:#7d7}}"""
-_LABELS = {"problem": "to fix", "look": "to check", "fine": "in order"}
 
 
 def html_page(report: CorpusReport) -> str:
     """Return a self-contained HTML page with the findings of a report, worst first."""
-    order = {"problem": 0, "look": 1, "fine": 2}
-    rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
+    rows = "\n".join(map(_row, _worst_first(report.findings)))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
     heading = localized("The doctor on a corpus")
     sides = localized(f"{title}: {report.source_lines:,} and {count_noun(report.target_lines, 'line')}.")
@@ -156,6 +161,7 @@ class Side:
     starts: tuple[int, ...]
     """For each file, the index of its first line in `lines`."""
     notes: LineNotes
+    """Counts of what reading removed, such as byte order marks."""
     numbers: Sequence[int] | None = None
     """The number of each line in its file, from 1, if it differs from the order, as lines of tables may be left out;
     None: the lines are numbered in order.
@@ -190,7 +196,7 @@ class CorpusText:
     source: Side
     target: Side
     malformed: tuple[str, ...] = ()
-    """Locations (FILE:LINE) of table lines without two columns, which are therefore on neither side."""
+    """Locations (FILE:LINE) of the lines of tables that lack two columns, and are therefore on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -259,6 +265,29 @@ def _one_line(text: str) -> str:
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
+def count_finding(
+    name: str, count: int, total: int, message: str, problem_share: float, examples: Iterable[tuple[Side, int]] = ()
+) -> Finding:
+    """Return a finding that affects `count` of `total` lines, pairs or tokens.
+
+    Args:
+        name: name of the finding.
+        count: number of affected lines, pairs or tokens.
+        total: number of all of them.
+        message: used if anything is affected; otherwise the message is "none".
+        problem_share: the share from which the finding is a problem; more than 1: never.
+        examples: affected lines, each a pair (side, index), of which the first ones are shown.
+    """
+    return Finding(
+        name=name,
+        severity=severity_of(count, total, problem_share),
+        count=count,
+        share=count / total,
+        message=message if count else "none",
+        examples=first_examples(examples),
+    )
+
+
 def line_finding(
     text: CorpusText, name: str, found: tuple[Sequence[int], Sequence[int]], message: str, problem_share: float = 2.0
 ) -> Finding:
@@ -268,21 +297,12 @@ def line_finding(
         text: the corpus.
         name: name of the finding.
         found: indices of the affected source lines and target lines.
-        message: used if any line is affected; `{count}` is replaced.
+        message: used if any line is affected; `{count}` is replaced by a text such as "2 lines".
         problem_share: the share of affected lines from which the finding is a problem; more than 1: never.
     """
-    count = len(found[0]) + len(found[1])
-    total = len(text.source.lines) + len(text.target.lines)
-    return Finding(
-        name=name,
-        severity=severity_of(count, total, problem_share),
-        count=count,
-        share=count / total,
-        message=message.format(count=f"{count:,} line{'s' * (count > 1)}") if count else "none",
-        examples=first_examples(
-            (side, number) for side, numbers in zip(text.sides, found, strict=True) for number in numbers
-        ),
-    )
+    count, total = sum(map(len, found)), sum(len(side.lines) for side in text.sides)
+    lines = ((side, number) for side, numbers in zip(text.sides, found, strict=True) for number in numbers)
+    return count_finding(name, count, total, message.format(count=count_noun(count, "line")), problem_share, lines)
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:

@@ -24,7 +24,7 @@ from transduce.inspection.doctor.checks import (
     refuse_wrong_fresh,
 )
 from transduce.inspection.doctor.known_mistakes import KnownMistake, WithoutDropout, recognize
-from transduce.inspection.doctor.subject import Check, ResidualLayer, SplitModel, Subject
+from transduce.inspection.doctor.subject import Check, Measurement, ResidualLayer, SplitModel, Subject
 from transduce.ui_language import column, labeled, localized, noted
 
 __all__ = [
@@ -231,20 +231,22 @@ def _run_check(check: Check, subject: Subject) -> CheckResult:
             f"PyTorch's fast path of attention raised an error ({error}). Most likely a padding mask hides every "
             "position. In `nn.Transformer`, True in a mask means hidden: perhaps `~mask` was meant."
         )
-        return _result(check, None, "", passed=False, meaning=meaning)
+        return _result(check, None, passed=False, meaning=meaning)
     except MODEL_ERRORS as error:
         meaning = f"The model raised {type(error).__name__} ({error}), so this check could not run."
-        return _result(check, None, "", passed=False, meaning=meaning)
+        return _result(check, None, passed=False, meaning=meaning)
     if figure is None:
         return _result(
-            check, None, "", passed=None, meaning="Skipped: the subject has no such part, or does not expose it."
+            check, None, passed=None, meaning="Skipped: the subject has no such part, or does not expose it."
         )
     meaning = check.if_passed if figure.holds else check.if_failed
     if math.isnan(figure.value) and check.name != "all padding":
         meaning = _NAN_MEANING
-    result = _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
-    return msgspec.structs.replace(result, weights=figure.names)
+    return _result(check, figure, passed=figure.holds, meaning=meaning)
 
 
-def _result(check: Check, figure: float | None, bar: str, *, passed: bool | None, meaning: str) -> CheckResult:
-    return CheckResult(name=check.name, tested=check.tested, figure=figure, bar=bar, passed=passed, meaning=meaning)
+def _result(check: Check, figure: Measurement | None, *, passed: bool | None, meaning: str) -> CheckResult:
+    value, bar, _, weights = figure or (None, "", None, ())
+    return CheckResult(
+        name=check.name, tested=check.tested, figure=value, bar=bar, passed=passed, meaning=meaning, weights=weights
+    )

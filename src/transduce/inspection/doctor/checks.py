@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transduce.inspection.doctor.subject import (
     RandomTokens,
     ResidualLayer,
     Subject,
+    at_most,
     change,
     changed,
     largest,
@@ -111,12 +113,11 @@ def _check_repeatability(subject: Subject) -> Measurement:
 def _check_future(subject: Subject) -> Measurement:
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    worst = 0.0
+    changes = []
     for position in range(1, _TARGET):
-        changed_target = target.clone()
-        changed_target[:, position:] = samples.other_target(target[:, position:])
-        worst = largest((worst, change(before[:, :position], subject.logits(source, changed_target)[:, :position])))
-    return unchanged(subject, worst)
+        changed_target = torch.cat([target[:, :position], samples.other_target(target[:, position:])], dim=1)
+        changes.append(change(before[:, :position], subject.logits(source, changed_target)[:, :position]))
+    return unchanged(subject, largest(changes))
 
 
 def _check_past(subject: Subject) -> Measurement | None:
@@ -124,14 +125,14 @@ def _check_past(subject: Subject) -> Measurement | None:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    least = float("inf")
+    changes = []
     for position in range(1, _TARGET - 1):
         changed_target = target.clone()
         changed_target[:, position] = samples.other_target(target)[:, position]
         after = subject.logits(source, changed_target)
-        change_here = change(before[:, position : position + 1], after[:, position : position + 1])
-        least = smallest((least, change_here, change(before[:, position + 1 :], after[:, position + 1 :])))
-    return changed(subject, least)
+        parts = slice(position, position + 1), slice(position + 1, None)
+        changes += [change(before[:, part], after[:, part]) for part in parts]
+    return changed(subject, smallest(changes))
 
 
 def _check_source(subject: Subject) -> Measurement | None:
@@ -139,21 +140,19 @@ def _check_source(subject: Subject) -> Measurement | None:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    least = float("inf")
+    changes = []
     for position in range(_SOURCE - 1):
         changed_source = source.clone()
         changed_source[:, position] = samples.other_source(source)[:, position]
-        least = smallest((least, change(before, subject.logits(changed_source, target))))
-    return changed(subject, least)
+        changes.append(change(before, subject.logits(changed_source, target)))
+    return changed(subject, smallest(changes))
 
 
 def _check_source_padding(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    padded_sources = [padded(source, subject.pad_id, columns) for columns in (1, 4)]
-    return unchanged(
-        subject, largest(change(before, subject.logits(padded_source, target)) for padded_source in padded_sources)
-    )
+    after = [subject.logits(padded(source, subject.pad_id, columns), target) for columns in (1, 4)]
+    return unchanged(subject, largest(change(before, each) for each in after))
 
 
 def _check_target_padding(subject: Subject) -> Measurement:
@@ -169,14 +168,14 @@ def _check_batch_mates(subject: Subject) -> Measurement:
     The `Measurement` that is returned holds if the change is within rounding errors.
     """
     samples, source, target = _random_batch(subject)
-    worst = 0.0
+    changes = []
     for row in range(_BATCH):
         alone = subject.logits(source[row : row + 1], target[row : row + 1])
         longer = samples.source(_BATCH, _SOURCE + 2), samples.target_input(_BATCH, _TARGET + 3)
         first = padded(source[row : row + 1], subject.pad_id, 2), padded(target[row : row + 1], subject.pad_id, 3)
         batched = subject.logits(torch.cat([first[0], longer[0]]), torch.cat([first[1], longer[1]]))
-        worst = largest((worst, change(alone, batched[:1, :_TARGET])))
-    return unchanged(subject, worst)
+        changes.append(change(alone, batched[:1, :_TARGET]))
+    return unchanged(subject, largest(changes))
 
 
 def _check_source_positions(subject: Subject) -> Measurement | None:
@@ -197,10 +196,8 @@ def _check_target_positions(subject: Subject) -> Measurement | None:
         return None
     samples, source, target = _random_batch(subject)
     repeated = samples.other_target(target)[:, 1:2].expand(-1, _TARGET)
-    logits = subject.logits(source, repeated)
-    return changed(
-        subject, smallest(change(logits[:, position], logits[:, position + 1]) for position in range(_TARGET - 1))
-    )
+    logits = subject.logits(source, repeated).unbind(dim=1)
+    return changed(subject, smallest(change(*positions) for positions in pairwise(logits)))
 
 
 def _check_memory_order(subject: Subject) -> Measurement | None:
@@ -339,7 +336,7 @@ def _check_residual(subject: Subject) -> Measurement | None:
         return None
     parameter = next(subject.module.parameters())
     worst = largest(_residual_deviation(layer, parameter) for layer in subject.layers)
-    return Measurement(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
+    return at_most(worst, _MAX_DEVIATION)
 
 
 def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
@@ -363,12 +360,10 @@ def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
 @contextmanager
 def _zeroed(modules: tuple[nn.Module, ...]) -> Iterator[None]:
     """Replace the outputs of `modules` by zeros within a `with` block, to test a layer's residual stream."""
-    handles = [module.register_forward_hook(_zeros) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(_zeros).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
@@ -389,7 +384,7 @@ def _check_sinusoids(subject: Subject) -> Measurement | None:
     expected = sinusoids(_POSITIONS, table.shape[1]).double()
     distances = torch.cdist(expected.t(), table.t(), p=float("inf"))  # (D, D)
     worst = float(torch.maximum(distances.min(dim=0).values, distances.min(dim=1).values).max())
-    return Measurement(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
+    return at_most(worst, _MAX_DEVIATION)
 
 
 STRUCTURE_CHECKS = (
@@ -456,7 +451,7 @@ def _check_loss(subject: Subject) -> Measurement | None:
     source, target = _batch(subject)
     expected = float(reference_loss(subject, source, target, subject.label_smoothing))
     difference = abs(float(subject.loss(source, target)) - expected) / max(1.0, abs(expected))
-    return Measurement(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
+    return at_most(difference, subject.tolerance)
 
 
 def _new_model(subject: Subject) -> Subject | None:

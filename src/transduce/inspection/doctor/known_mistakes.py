@@ -7,8 +7,9 @@ Shapes: B batch, H heads, S source length, T target length, Q queries, L keys, D
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -260,7 +261,7 @@ class _Watch(TorchFunctionMode):
 def _sides(scores: Tensor) -> tuple[int, int] | None:
     """Return the numbers of queries and keys of attention scores, (…, queries, keys), for the test batch.
 
-    None if the shape is neither that of self-attention nor that of cross-attention over all tokens of the batch.
+    The result is None if the shape is that of no self-attention or cross-attention over all tokens of the batch.
     """
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None
@@ -280,25 +281,18 @@ class WithoutDropout(TorchFunctionMode):
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
     """Append the name, module and first input, (B, T, D), of each norm of `module` to `records`, in a `with` block."""
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].dim() == 3 and name not in seen:
-                seen.add(name)
-                records.append((name, norm, args[0].detach()))
-
-        return hook
-
     seen: set[str] = set()
-    hooks = [
-        each.register_forward_pre_hook(keep(name))
-        for name, each in module.named_modules()
-        if _is_norm(each) and not any(map(_is_norm, each.children()))
-    ]
-    try:
+
+    def keep(norm: nn.Module, args: tuple[Any, ...], *, name: str) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].dim() == 3 and name not in seen:
+            seen.add(name)
+            records.append((name, norm, args[0].detach()))
+
+    with ExitStack() as stack:
+        for name, each in module.named_modules():
+            if _is_norm(each) and not any(map(_is_norm, each.children())):
+                stack.callback(each.register_forward_pre_hook(partial(keep, name=name)).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -336,7 +330,6 @@ def _position_mistakes(subject: Subject) -> Iterator[KnownMistake]:
     exponents = {
         "2i / d_model for every dimension i": 2 * columns,
         "2i / d_model with i in steps of two": 2 * pairs,
-        "2i / d_model for the sine, and 2(i + 1) / d_model for the cosine, with i in steps of two": 2 * columns,
         "i / d_model for every dimension i": columns,
     }
     for name, exponent in exponents.items():

@@ -228,9 +228,14 @@ def smallest(values: Iterable[float]) -> float:
     return float(torch.tensor(list(values), dtype=torch.float64).min())
 
 
+def at_most(value: float, bar: float) -> Measurement:
+    """Return a `Measurement` that holds if `value` is at most `bar`."""
+    return Measurement(value, f"at most {bar:g}", value <= bar)
+
+
 def unchanged(subject: Subject, value: float) -> Measurement:
     """Return a `Measurement` that holds if `value`, the largest change of a logit, is within rounding errors."""
-    return Measurement(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
+    return at_most(value, subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Measurement:

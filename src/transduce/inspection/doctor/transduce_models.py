@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from transduce.training.choices import ChoiceLog, CorpusSize, choose_vocabulary_
 # Shapes: B batch, S source length, T target length, D model width, V vocabulary.
 
 
+_Run = Callable[[nn.Module, Tensor], Tensor]
 _MAX_FLOAT64_PARAMETERS = 100_000_000
 _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 
@@ -162,29 +164,24 @@ def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
     if order == "sandwich" or model.config.norm == "batch":
         return ()
 
-    def residual_layer(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
-        modules = tuple(layer.get_submodule(sublayer) for sublayer in sublayers)
-        return ResidualLayer(name=name, run=run, sublayers=modules, norm_order=order, d_model=width)
+    def residual_layer(name: str, layer: nn.Module, run: _Run, *sublayers: str) -> ResidualLayer:
+        modules = tuple(map(layer.get_submodule, sublayers))
+        return ResidualLayer(name=name, run=partial(run, layer), sublayers=modules, norm_order=order, d_model=width)
+
+    def decode(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x, torch.zeros_like(x), mask=None, memory_mask=None)  # type: ignore[no-any-return]
 
     encoder = (
-        residual_layer(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
+        residual_layer(
+            f"encoder layer {number}", layer, lambda layer, x: layer(x, None), "self_attention", "feed_forward"
+        )
         for number, layer in enumerate(model.encoder_layers)
     )
     decoder = (
-        residual_layer(
-            f"decoder layer {number}", layer, _decoder_run(layer), "self_attention", "memory_attention", "feed_forward"
-        )
+        residual_layer(f"decoder layer {number}", layer, decode, "self_attention", "memory_attention", "feed_forward")
         for number, layer in enumerate(model.decoder_layers)
     )
     return (*encoder, *decoder)
-
-
-def _encoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: layer(x, None)
-
-
-def _decoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: layer(x, torch.zeros_like(x), mask=None, memory_mask=None)
 
 
 # --- a model folder or a settings file as a subject ---
@@ -205,7 +202,8 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
     """
     if path.is_dir():
         model = read_model_folder(path).model
-        settings = _settings_beside(path)
+        stored = path / SETTINGS_FILE
+        settings = read_stored(stored) if stored.is_file() else Settings()
     elif path.is_file():
         refuse_weights_file(path, " To examine an `nn.Module` of your own, call `transduce.examine` in Python.")
         if path.suffix.lower() in (".ipynb", ".json", ".jsonl", ".py", ".md", ".txt"):
@@ -223,19 +221,11 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
             model = Transformer(config_from_settings(settings))
     else:
         raise TransduceError(f"The doctor examines a model folder or a settings file, but {path} does not exist.")
-    smoothing_setting, default_smoothing = (
-        settings.training.label_smoothing,
-        kind_of(settings.task.kind).label_smoothing,
-    )
-    smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
+    smoothing = settings.training.label_smoothing
+    if smoothing is None:
+        smoothing = kind_of(settings.task.kind).label_smoothing
     prepare_device(device)
     return subject_from_transformer(model.to(device), name=str(path), label_smoothing=smoothing)
-
-
-def _settings_beside(folder: Path) -> Settings:
-    """Return the training settings in a model folder, or the default settings if the folder has none."""
-    path = folder / SETTINGS_FILE
-    return read_stored(path) if path.is_file() else Settings()
 
 
 def config_from_settings(settings: Settings) -> ModelConfig:
@@ -249,9 +239,6 @@ def config_from_settings(settings: Settings) -> ModelConfig:
     size = measure_corpus(files) if data.source else _ASSUMED
     vocabulary_size = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
     preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=vocabulary_size)
-    return resolve_model(
-        settings,
-        preset,
-        VocabularyProperties(vocabulary_size, vocabulary_size, PAD_ID, EOS_ID, settings.tokenizer.joint),
-        ChoiceLog(),
-    )
+    joint = settings.tokenizer.joint
+    vocabulary = VocabularyProperties(vocabulary_size, vocabulary_size, PAD_ID, EOS_ID, joint)
+    return resolve_model(settings, preset, vocabulary, ChoiceLog())

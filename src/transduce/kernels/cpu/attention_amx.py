@@ -560,11 +560,9 @@ class _Gradients(AmxHead):
                 (scratch.weight_rows, scratch.output_gradient_pairs, scratch.value_gradient),
                 (scratch.score_gradient_rows, scratch.query_pairs, scratch.key_gradient),
             ):
-                self.multiply_and_add(
+                rows, sums = (
                     k.element_pointer(left, k.mul(key, k.lanes), I32),
-                    k.int64(amx.REGISTER_BYTES),
-                    pairs,
-                    self.pairs_of(self.remaining_queries(start, AMX_KEYS)),
                     k.element_pointer(out, k.mul(key, self.width)),
-                    fresh=k.build.or_(fresh, is_new),
                 )
+                row_bytes, count = k.int64(amx.REGISTER_BYTES), self.pairs_of(self.remaining_queries(start, AMX_KEYS))
+                self.multiply_and_add(rows, row_bytes, pairs, count, sums, fresh=k.build.or_(fresh, is_new))

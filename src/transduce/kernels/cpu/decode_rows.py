@@ -245,8 +245,8 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
             column = k.mul(head_number, heads.width)
             shared_column = column
             if heads.shared < heads.number:
-                shared = k.build.sdiv(head_number, k.int64(heads.number // heads.shared))
-                shared_column = k.mul(shared, heads.width)
+                key_head = k.build.sdiv(head_number, k.int64(heads.number // heads.shared))
+                shared_column = k.mul(key_head, heads.width)
             if kind == "run":
                 start, count = (k.load(k.element_pointer(each, row, I64), I64) for each in (first_of, count_of))
                 listed, position = first_of, k.build.sub(row, start)
@@ -257,16 +257,12 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
             bias = relative_bias
             if is_biased:
                 bias = k.element_pointer(relative_bias, k.build.sub(k.mul(head_number, near_stride), position))
-            row_args = _Row(
-                k.element_pointer(queries, k.add(k.mul(row, query_stride), column)),
-                k.element_pointer(keys, shared_column, element),
-                k.element_pointer(values, shared_column, element),
-                stride,
-                k.element_pointer(out, k.add(k.mul(row, heads.queries), column)),
-                thread_scores,
-                bias,
+            query = k.element_pointer(queries, k.add(k.mul(row, query_stride), column))
+            first_key, first_value = (k.element_pointer(each, shared_column, element) for each in (keys, values))
+            target = k.element_pointer(out, k.add(k.mul(row, heads.queries), column))
+            k.call(
+                head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
             )
-            k.call(head, *row_args, start, count, listed)
     return name
 
 
@@ -569,7 +565,7 @@ class GrowingTables:
     def until(self, position: int) -> PositionTables:
         """Return a `PositionTables` that includes `position`; longer tables are made if the present ones are too short.
 
-        The caller must keep them alive while kernels read them.
+        The caller must keep the result alive while kernels read the tables.
         """
         tables = self._tables  # another thread may replace it by longer tables
         if position >= tables.length:

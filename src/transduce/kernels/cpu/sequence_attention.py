@@ -148,18 +148,10 @@ class _SequenceAttention:
         source = k.add(row, k.mul(shared, heads.width))
         self._transpose(k.element_pointer(args.keys, source), args.stride, count, filled, transposed)
         self._gather(k.element_pointer(args.values, source), args.stride, count, values)
-        head = _Head(
-            queries=k.element_pointer(args.queries, k.add(row, column)),
-            bias=k.element_pointer(args.bias, k.mul(number, args.bias_stride)),
-            out=k.element_pointer(args.out, k.add(k.mul(start, heads.queries), column)),
-            stride=args.stride,
-            count=count,
-            filled=filled,
-            transposed=transposed,
-            values=values,
-            weights=weights,
-            scaled=scaled,
-        )
+        queries = k.element_pointer(args.queries, k.add(row, column))
+        bias = k.element_pointer(args.bias, k.mul(number, args.bias_stride))
+        out = k.element_pointer(args.out, k.add(k.mul(start, heads.queries), column))
+        head = _Head(queries, bias, out, args.stride, count, filled, transposed, values, weights, scaled)
         whole = k.mul(k.build.sdiv(count, k.int64(_ROWS)), _ROWS)
         with k.loop(0, whole, _ROWS) as query:
             k.call(f"attend_queries_{_ROWS}", *head, query)

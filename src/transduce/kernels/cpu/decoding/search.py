@@ -219,16 +219,12 @@ class CompiledBatchSearch:
         tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
         is_sampling = self.options.sampling is not None  # ended samples are still there
-        live = [
-            [
-                FoundHypothesis(
-                    tokens[of_row, : lengths[row]].clone(), values[of_row, : lengths[row]].clone(), ended=False
-                )
-                for of_row in range(row * width, (row + 1) * width)
-                if is_sampling or scores[of_row] > float("-inf")
-            ]
-            for row in rows
-        ]
+        live: list[list[FoundHypothesis]] = []
+        for row in rows:
+            rows_of_sentence, length = range(row * width, (row + 1) * width), lengths[row]
+            live_rows = [each for each in rows_of_sentence if is_sampling or scores[each] > float("-inf")]
+            histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
+            live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
         return live
 

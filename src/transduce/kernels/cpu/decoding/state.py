@@ -114,11 +114,8 @@ def _compaction_kernel() -> CompiledKernel:
             with k.loop(0, count) as index:
                 entry = k.load(k.element_pointer(k.pointer(live), index, I64), I64)
                 with k.when(k.build.icmp_signed("!=", entry, index)):
-                    k.copy(
-                        k.element_pointer(start, k.mul(entry, width)),
-                        k.element_pointer(start, k.mul(index, width)),
-                        width,
-                    )
+                    source, target = (k.element_pointer(start, k.mul(each, width)) for each in (entry, index))
+                    k.copy(source, target, width)
     return compile_kernels(k, ("move",))["move"]
 
 

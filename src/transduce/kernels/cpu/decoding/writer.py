@@ -266,12 +266,13 @@ class ModelEmitter:
     ) -> Value:
         """Emit the quantization of rows x to a linear layer's number format; return a pointer to the result.
 
-        For layers in float32 the result is `x` itself, and nothing is emitted.
+        The rows' scales are written to `StepArguments.scales`. For layers in float32 the result is `x` itself, and
+        nothing is emitted.
 
         Args:
             x: a pointer to the rows.
             linear: the layer, which has as many inputs as a row has elements.
-            rows: the number of rows; None: that of all rows.
+            rows: the number of rows; None: `StepArguments.rows`.
             quantized: where to write the result; None: `StepArguments.quantized`.
         """
         k, kind = self.k, linear.tile.kind
@@ -302,7 +303,7 @@ class ModelEmitter:
             quantized: a pointer to the rows, as `quantize` returns it.
             out: a pointer to the result.
             outputs: the range of outputs to compute; None: all.
-            rows: the number of rows; None: that of all rows.
+            rows: the number of rows; None: `StepArguments.rows`.
         """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
@@ -336,11 +337,9 @@ class ModelEmitter:
         k, pointers = self.k, self.pointers
         if not self.config.positions.startswith("rotary"):
             return
-        table = (
-            k.element_pointer(pointers.rotary_angles, k.mul(self.position, self.heads.width))
-            if kind == "all"
-            else pointers.rotary_angles
-        )
+        table = pointers.rotary_angles
+        if kind == "all":
+            table = k.element_pointer(table, k.mul(self.position, self.heads.width))
         sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
         self._call(f"rotate_{kind}", x, *sizes, table, pointers.counts if kind == "each" else pointers.firsts)
 
@@ -368,21 +367,12 @@ class ModelEmitter:
         k, pointers = self.k, self.pointers
         first_key, stride = keys
         is_biased = self.config.positions == "relative" and not to_memory
-        self._call(
-            emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type),
-            pointers.projected,
-            k.int64(query_stride),
-            first_key,
-            k.element_pointer(first_key, self.heads.keys, self.cache_type),
-            k.int64(stride),
-            *lists,
-            pointers.relative_bias,
-            self.arguments.relative_bias_stride,
-            self.arguments.rows,
-            pointers.heads,
-            pointers.scores,
-            self.arguments.score_capacity,
-        )
+        name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type)
+        queries = pointers.projected, k.int64(query_stride)
+        cache = first_key, k.element_pointer(first_key, self.heads.keys, self.cache_type), k.int64(stride)
+        bias = pointers.relative_bias, self.arguments.relative_bias_stride
+        scratch = pointers.scores, self.arguments.score_capacity
+        self._call(name, *queries, *cache, *lists, *bias, self.arguments.rows, pointers.heads, *scratch)
 
     def attend_texts(self) -> None:
         """Emit attention of every token to all tokens of its text, for encoders.

@@ -154,17 +154,13 @@ def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
         def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
             """Return the `MicroKernelArguments` for the rows from `row` on and block `block` of outputs."""
             column = k.mul(block, tile.columns)
-            return MicroKernelArguments(
-                k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
-                k.element_pointer(scales, row),
-                width,
-                k.element_pointer(weights, k.mul(column, width), tile.weight),
-                k.element_pointer(initial_sums, column, I32),
-                k.element_pointer(weight_scales, column),
-                k.element_pointer(bias, column),
-                k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(epilogue)),
-                outputs,
-            )
+            first_input = k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element)
+            inputs = first_input, k.element_pointer(scales, row), width
+            first_weight = k.element_pointer(weights, k.mul(column, width), tile.weight)
+            # These have 32 bits for each output.
+            sums, sizes, biases = (k.element_pointer(each, column) for each in (initial_sums, weight_scales, bias))
+            target = k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(epilogue))
+            return MicroKernelArguments(*inputs, first_weight, sums, sizes, biases, target, outputs)
 
         def by_vectors() -> None:
             """Emit the multiplication with vector instructions, for the case that AMX is not used."""

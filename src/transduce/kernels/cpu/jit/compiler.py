@@ -66,7 +66,8 @@ def load_cached_code(key: str) -> bytes | None:
 def cache_code(key: str, code: bytes) -> None:
     """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
 
-    The file is replaced atomically, so concurrent readers never see part of it.
+    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 1,000 files remain:
+    the least recently used ones beyond are deleted.
     """
     if (path := _path(key)) is None:
         return
@@ -97,7 +98,7 @@ def _drop_oldest(folder: Path) -> None:
 def _path(key: str) -> Path | None:
     """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder.
 
-    None too if the folder cannot be examined.
+    The result is None too if there is no home directory for the folder, or if the folder cannot be examined.
     """
     try:
         folder = _folder()
@@ -111,7 +112,7 @@ def _path(key: str) -> Path | None:
 def _folder() -> Path | None:
     """Return the folder of cached machine code; None if caching is disabled.
 
-    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else in `transduce` in the user's cache folder.
+    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else `transduce/kernels` in the user's cache folder.
 
     Raises:
         RuntimeError: there is no home directory.
@@ -140,15 +141,13 @@ class CompiledKernel:
 
     def __init__(self, name: str, engine: Any) -> None:
         """Look up a kernel by name in an LLVM execution engine, which owns the machine code and is kept alive."""
-        self.name = name
         self._engine = engine
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.address: int = engine.get_function_address(name)
         self._run_on_one = ctypes.CFUNCTYPE(None, *kinds)(self.address)
         self._on_threads = find_openmp()
-        self._entry_of_many = ctypes.c_void_p(
-            engine.get_function_address(f"{name}_together") if self._on_threads else 0
-        )
+        together = engine.get_function_address(f"{name}_together") if self._on_threads else 0
+        self._entry_of_many = ctypes.c_void_p(together)
 
     def run(self, *values: int | Tensor | None, threads: int | None = None) -> None:
         """Run the kernel with integer arguments (unchecked) on `threads` threads; None: PyTorch's number.

@@ -147,8 +147,9 @@ class KernelBuilder:
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
         """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
 
-        An iteration has `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are
-        emitted as a loop over single vectors, whose accumulator number is 0.
+        The caller's `for` loop emits the code of one vector at a time. An iteration of the emitted loop has
+        `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are emitted as a second
+        loop, over single vectors, whose accumulator number is 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
