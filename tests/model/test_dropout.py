@@ -130,10 +130,10 @@ def test_setting_p_sets_the_rate_as_in_pytorch(dtype: torch.dtype) -> None:
     assert 0.85 < float((module(x) == 0).double().mean()) < 0.95
 
 
-@pytest.mark.parametrize("p", [1.5, -0.1, math.nan])
-def test_probabilities_outside_0_to_1_are_refused(p: float) -> None:
+@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, math.nan])
+def test_probabilities_that_are_negative_or_not_below_1_are_refused(p: float) -> None:
     module = Dropout(0.5)
-    with pytest.raises(TransduceError, match=f"must be from 0 to 1, but is {p}"):
+    with pytest.raises(TransduceError, match=f"must be at least 0 and below 1, but is {p}"):
         module.p = p
     assert module.p == 0.5
 

@@ -90,13 +90,13 @@ class Dropout(Component, nn.Dropout):
 
     @property
     def p(self) -> float:
-        """The dropout probability; random bytes (on a CPU) draw it rounded to 256ths, and 255/256 if it is 1."""
+        """The dropout probability, below 1; with random bytes (on a CPU) it is rounded to 256ths, at most 255/256."""
         return self._p
 
     @p.setter
     def p(self, p: float) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise TransduceError(f"`p`, the probability of dropout, must be from 0 to 1, but is {p}.")
+        if not 0.0 <= p < 1.0:
+            raise TransduceError(f"`p`, the probability of dropout, must be at least 0 and below 1, but is {p}.")
         self._p = p
         self.drop_256ths = min(255, round(p * 256))
 
